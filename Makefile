@@ -1,0 +1,44 @@
+# Everything runs from here on a fresh machine with Python 3.11+, pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TEST_JOBS ?= auto
+
+.PHONY: setup test test-slow check lint types doctest study bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml src/onedraw/__init__.py
+	@$(PYTHON) -c 'import sys; sys.exit("onedraw needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; say make PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing onedraw and what it needs into $(VENV) (a minute or two, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $(STAMP)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+doctest: $(STAMP)
+	$(BIN)/python -m pytest --quiet --doctest-modules --doctest-glob="*.md" src README.md
+
+check: lint types doctest test
+
+study: $(STAMP)
+	$(BIN)/python examples/quickstart.py
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

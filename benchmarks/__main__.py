@@ -1,0 +1,14 @@
+"""Run every benchmark, or those named: python -m benchmarks [rejection ...]."""
+
+import sys
+from importlib import import_module
+
+ALL = ["rejection"]
+
+if __name__ == "__main__":
+    names = sys.argv[1:] or ALL
+    unknown = [name for name in names if name not in ALL]
+    if unknown:
+        sys.exit(f"there is no benchmark {unknown[0]!r}; there are {', '.join(ALL)}")
+    reached = [import_module(f"benchmarks.{name}").main() for name in names]
+    sys.exit(0 if all(reached) else 1)

@@ -1,0 +1,27 @@
+"""Interleaved timing: the jobs of a comparison take turns, and each one's best time counts."""
+
+import time
+from collections.abc import Callable
+
+
+def best_times(jobs: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
+    """The least seconds of each job over `rounds` turns; the first turn warms up and is not counted."""
+    best = dict.fromkeys(jobs, float("inf"))
+    for turn in range(rounds + 1):
+        for name, job in jobs.items():
+            began = time.perf_counter()
+            job()
+            seconds = time.perf_counter() - began
+            if turn:
+                best[name] = min(best[name], seconds)
+    return best
+
+
+def report(title: str, rows: list[tuple[str, str, str, bool | None]]) -> bool:
+    """Print (what, measured, wanted, reached) rows as a table; False where something wanted was not reached."""
+    print(f"\n{title}")
+    width = max(len(row[0]) for row in rows)
+    for what, measured, wanted, reached in rows:
+        mark = {True: "ok", False: "MISSED", None: ""}[reached]
+        print(f"  {what.ljust(width)}  {measured:>14}  {wanted:>16}  {mark}")
+    return all(reached is not False for *_, reached in rows)

@@ -1,0 +1,11 @@
+"""The command line. Commands import what they need when they run, so that `onedraw --help` is quick."""
+
+import click
+
+from onedraw import __version__
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="onedraw")
+def main() -> None:
+    """Likelihood-free Bayesian inference that spends every simulation well."""

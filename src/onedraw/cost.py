@@ -1,0 +1,33 @@
+"""What a run has spent, as a value that adds."""
+
+from typing import NamedTuple
+
+
+class Cost(NamedTuple):
+    """Counts of work done; `plus` adds field by field.
+
+    The first five are part of the promise of equal bytes: the same seed gives the same counts on any machine
+    layout. `surplus` (work thrown away, such as blocks begun when a run was stopped) and `seconds` are not.
+
+    >>> Cost(simulations=3, seconds=0.5).plus(Cost(simulations=2, failed=1))
+    Cost(simulations=5, setups=0, skipped=0, failed=1, proposals=0, surplus=0, seconds=0.5)
+    """
+
+    simulations: int = 0
+    """Pseudo-samples that were really drawn, pilot and starts included, failed ones too."""
+    setups: int = 0
+    """Calls of a staged simulator's `prepare`."""
+    skipped: int = 0
+    """Pseudo-samples that early rejection or the prior's support made unnecessary."""
+    failed: int = 0
+    """Simulations that raised or gave non-finite or wrong-shaped output; they count in `simulations`."""
+    proposals: int = 0
+    """Parameter values proposed."""
+    surplus: int = 0
+    """Simulations whose results were not used."""
+    seconds: float = 0.0
+    """Wall-clock time."""
+
+    def plus(self, other: "Cost") -> "Cost":
+        """The two costs added."""
+        return Cost(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]

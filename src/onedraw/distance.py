@@ -1,0 +1,136 @@
+"""Distances between simulated and observed summaries, in batches.
+
+A distance is a function (simulated rows (n, s), observed row (s,)) -> (n,). `scaled` and `mahalanobis` first learn
+their scale from pilot simulations: a run draws those, counts them, and keeps them apart from the draws it returns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from onedraw.arguments import whole_number
+from onedraw.arrays import Array
+
+PILOT_MEANING = "the number of simulations from which the scale is learnt"
+MAD_OF_A_NORMAL = 0.6744897501960817
+
+
+class Distance(Protocol):
+    """A distance on rows of summaries, and how many pilot simulations it needs first."""
+
+    @property
+    def pilot(self) -> int:
+        """Pilot simulations still needed; 0 when the distance is ready."""
+        ...
+
+    def learnt(self, rows: Array, labels: Sequence[str]) -> "Distance":
+        """The distance made ready from pilot rows (n, s); labels name the columns in errors."""
+        ...
+
+    def __call__(self, simulated: Array, observed: Array) -> Array:
+        """Distances (n,) of simulated rows (n, s) from the observed row (s,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Euclidean:
+    """The root of the summed squared differences."""
+
+    pilot: int = 0
+
+    def learnt(self, rows: Array, labels: Sequence[str]) -> "Euclidean":
+        return self
+
+    def __call__(self, simulated: Array, observed: Array) -> Array:
+        if simulated.shape[1] == 1:
+            difference = simulated[:, 0] - observed[0]
+            return np.abs(difference, out=difference)
+        difference = simulated - observed
+        return np.sqrt(np.einsum("ij,ij->i", difference, difference))
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Euclidean after each column is divided by its scale."""
+
+    pilot: int
+    scale: Array | None = None
+
+    def learnt(self, rows: Array, labels: Sequence[str]) -> "Scaled":
+        spread = np.median(np.abs(rows - np.median(rows, axis=0)), axis=0) / MAD_OF_A_NORMAL
+        _refuse_zero_spread(spread, rows, labels)
+        return Scaled(0, spread)
+
+    def __call__(self, simulated: Array, observed: Array) -> Array:
+        assert self.scale is not None
+        return Euclidean()(simulated / self.scale, observed / self.scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Mahalanobis:
+    """Euclidean after the columns are whitened by their covariance."""
+
+    pilot: int
+    whiten: Array | None = None
+
+    def learnt(self, rows: Array, labels: Sequence[str]) -> "Mahalanobis":
+        _refuse_zero_spread(rows.std(axis=0), rows, labels)
+        if len(rows) <= rows.shape[1]:
+            raise ValueError(
+                f"od.mahalanobis needs more pilot simulations than summaries: {len(rows)} for {rows.shape[1]}"
+            )
+        covariance = np.atleast_2d(np.cov(rows, rowvar=False))
+        deviation = np.sqrt(np.diag(covariance))
+        values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
+        if values[0] < 1e-10 * values[-1]:
+            share = np.abs(vectors[:, 0])
+            involved = [label for label, part in zip(labels, share, strict=True) if part > 0.3 * share.max()]
+            raise ValueError(
+                f"the pilot's covariance is singular: {', '.join(involved)} depend on each other linearly; drop one "
+                "of them or use od.scaled()"
+            )
+        return replace(self, pilot=0, whiten=(vectors / np.sqrt(values)).T / deviation)
+
+    def __call__(self, simulated: Array, observed: Array) -> Array:
+        assert self.whiten is not None
+        difference = (simulated - observed) @ self.whiten.T
+        return np.sqrt(np.einsum("ij,ij->i", difference, difference))
+
+
+def euclidean() -> Euclidean:
+    """The Euclidean distance, which a Model uses when none is given."""
+    return Euclidean()
+
+
+def scaled(*, pilot: int = 500, scale: Sequence[float] | Array | None = None) -> Scaled:
+    """Euclidean distance with each summary divided by its spread.
+
+    The spread is the median absolute deviation (MAD, times 1.4826 so that it estimates a normal's standard
+    deviation) over `pilot` simulations from the prior, or `scale` where you know it.
+
+    >>> scaled(scale=[1.0, 100.0])(np.array([[1.0, 100.0]]), np.zeros(2)).round(4)
+    array([1.4142])
+    """
+    if scale is None:
+        return Scaled(whole_number("pilot", pilot, PILOT_MEANING, least=10))
+    given = np.array(scale, dtype=float).reshape(-1)
+    if given.size == 0 or not (np.isfinite(given) & (given > 0)).all():
+        raise ValueError(f"scale must hold positive numbers, one for each summary, got {scale!r}")
+    return Scaled(0, given)
+
+
+def mahalanobis(*, pilot: int = 1000) -> Mahalanobis:
+    """Mahalanobis distance: correlated summaries count once. The covariance comes from `pilot` prior simulations."""
+    return Mahalanobis(whole_number("pilot", pilot, PILOT_MEANING, least=10))
+
+
+def _refuse_zero_spread(spread: Array, rows: Array, labels: Sequence[str]) -> None:
+    for column in np.flatnonzero(~(spread > 0)).tolist():
+        values, counts = np.unique(rows[:, column], return_counts=True)
+        most = int(counts.argmax())
+        raise ValueError(
+            f"{labels[column]} has no spread: it was {values[most]:.6g} in {counts[most]} of {len(rows)} pilot "
+            "simulations; drop it from the summary, or give od.scaled(scale=[...]) yourself"
+        )

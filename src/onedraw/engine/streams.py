@@ -1,0 +1,104 @@
+"""Keyed random streams: every number a run uses is a function of the seed and of where it is used.
+
+A stream is named by (seed, phase, purpose) and up to three counters, such as (chain, step, pseudo-sample). The names
+go into the key and the upper three words of the counter of a Philox generator (Salmon et al. 2011), which leaves
+2**64 blocks of numbers in each stream, so that streams never overlap and none needs to be stored or handed on.
+
+Philox pays for that with slower draws. Bulk work (a whole batch from one stream) therefore uses an SFC64 generator
+whose 256-bit state is filled with four words of the named Philox stream: the same naming, about twice the speed.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+
+
+class Blank(ISeedSequence):
+    """Zeros for generators whose state is set before use: hashing a seed would cost more than a small block."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        return np.zeros(n_words, dtype)
+
+
+BLANK = Blank()
+
+
+class Phase(IntEnum):
+    """The part of a run a stream belongs to."""
+
+    PILOT = 1
+    START = 2
+    FILL = 3
+    RUN = 4
+    PREDICT = 5
+    RESAMPLE = 6
+    SEARCH = 7
+
+
+class Purpose(IntEnum):
+    """What a stream's numbers decide."""
+
+    PRIOR = 1
+    MOVE = 2
+    SIMULATE = 3
+    ACCEPT = 4
+    HANDICAP = 5
+
+
+class Rng:
+    """The random streams of one block of chains (or of proposals) at one step.
+
+    `first` is the index of the block's first chain in the whole run: row r of the block has index first + r, and a
+    result does not depend on how the run was cut for the machine at hand.
+    """
+
+    def __init__(self, seed: int, phase: int, first: int = 0, step: int = 0) -> None:
+        self.seed, self.phase, self.first, self.step = seed, phase, first, step
+        self._philox = np.random.Philox(BLANK)
+        self._single = np.random.Generator(self._philox)
+        self._bulk: dict[int, np.random.Generator] = {}
+        # Setting a whole state empties the buffer too; plain tuples are taken over faster than arrays.
+        self._name: dict[str, tuple[int, ...]] = {"counter": (0, 0, 0, 0), "key": (0, 0)}
+        self._state: Any = {
+            "bit_generator": "Philox",
+            "state": self._name,
+            "buffer": (0, 0, 0, 0),
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+
+    def _position(self, purpose: int, a: int, b: int, c: int) -> None:
+        self._name["counter"] = (0, c, b, a)
+        self._name["key"] = (self.seed, (self.phase << 8) | purpose)
+        self._philox.state = self._state
+
+    def bulk(self, purpose: int, chunk: int = 0) -> np.random.Generator:
+        """The stream for a whole batch of rows: (first, step, chunk).
+
+        The generator is used again for the next stream of the same purpose: draw from it before asking again.
+        """
+        self._position(purpose, self.first, self.step, chunk)
+        words = self._philox.random_raw(4)
+        generator = self._bulk.get(purpose)
+        if generator is None:
+            generator = self._bulk[purpose] = np.random.Generator(np.random.SFC64(BLANK))
+        generator.bit_generator.state = {
+            "bit_generator": "SFC64",
+            "state": {"state": words},
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        return generator
+
+    def single(self, row: int, pseudo_sample: int = 0) -> np.random.Generator:
+        """The stream of one simulation: (first + row, step, pseudo_sample). The generator is used again."""
+        self._position(Purpose.SIMULATE, self.first + row, self.step, pseudo_sample)
+        return self._single
+
+    def used(self) -> bool:
+        """Whether anything was drawn since `single` was called."""
+        state = self._philox.state
+        return bool(state["buffer_pos"] != 4 or state["state"]["counter"][0] != 0 or state["has_uint32"])

@@ -1,0 +1,338 @@
+"""Unbiased, non-negative estimates of the likelihood part of the target: the ABC average, handicapped, or your own.
+
+The ABC average with M pseudo-samples at one theta is T_M / pi(theta) = (1/M) sum_i K(distance_i); its expectation is
+the integral that defines pi_K (docs/theory.md, 1). Samplers ask for it through `evaluate`, and hand over the least
+log estimate that would still be accepted, so that a pseudo-sample that cannot matter is not drawn (early rejection).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from onedraw.arguments import one_of, whole_number
+from onedraw.arrays import Array
+from onedraw.engine.streams import Purpose, Rng
+from onedraw.kernels import Kernel
+from onedraw.model import Model
+from onedraw.prior import Prior
+from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Failure, Simulated
+
+NO_DISTANCES = np.empty((0, 0))
+
+
+class Evaluation(NamedTuple):
+    """Estimates at n rows of theta, and what they cost."""
+
+    log_estimate: Array
+    """(n,), the prior not included; -inf for an estimate of zero and for rows that were skipped."""
+    distances: Array
+    """(n, M) where they are kept (inf where not simulated or failed), otherwise (0, 0)."""
+    simulations: int
+    setups: int = 0
+    failed: int = 0
+    failures: tuple[Failure, ...] = ()
+    ignored_rng: bool = False
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """What Algorithm 2 needs of an estimator. Any object with these three may be given to a sampler.
+
+    `log_bound` is a number that no log estimate passes (0 for an ABC average), or None where none is known: then
+    nothing is rejected early, and starting points must be given.
+    """
+
+    @property
+    def prior(self) -> Prior: ...
+
+    @property
+    def log_bound(self) -> float | None: ...
+
+    def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
+        """Log of an unbiased non-negative estimate at each row of theta (n, dim), and the simulations it took.
+
+        Rows where `worth` (n,) is False are rejected whatever the estimate: their value is not read. The prior is
+        not part of the estimate.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class AbcAverage:
+    """The mean of K over M pseudo-samples; made by `abc_average`."""
+
+    model: Model
+    kernel: Kernel
+    pseudo_samples: int = 1
+    on_error: str = "reject"
+    keep_distances: bool = True
+    early: bool = True
+    """Whether plain simulators stop between draws once acceptance is out of reach."""
+    log_bound: float | None = field(default=0.0, init=False)
+
+    @property
+    def prior(self) -> Prior:
+        return self.model.prior
+
+    def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
+        """The average at each row of theta, (n, dim), where an estimate of at most 1 could still be accepted.
+
+        `log_needed` (n,) is the least log estimate that would be accepted; None where every estimate is wanted.
+        """
+        if log_needed is None:
+            return self._evaluate(rng, theta, None, None)
+        worth = log_needed <= 0.0
+        if worth.all():
+            return self._evaluate(rng, theta, None, log_needed)
+        rows = np.flatnonzero(worth)
+        if rows.size == 0:
+            return Evaluation(np.full(len(theta), -np.inf), self._no_distances(len(theta)), 0)
+        part = self._evaluate(rng, theta[rows], rows, log_needed[rows])
+        log_estimate = np.full(len(theta), -np.inf)
+        log_estimate[rows] = part.log_estimate
+        distances = self._no_distances(len(theta))
+        if self.keep_distances:
+            distances[rows] = part.distances
+        return part._replace(log_estimate=log_estimate, distances=distances)
+
+    def _no_distances(self, n: int) -> Array:
+        return np.full((n, self.pseudo_samples), np.inf) if self.keep_distances else NO_DISTANCES
+
+    def _evaluate(self, rng: Rng, theta: Array, rows: Array | None, log_needed: Array | None) -> Evaluation:
+        if log_needed is not None and self.early and self.pseudo_samples > 1 and self.model.plain:
+            return self._one_draw_at_a_time(rng, theta, rows, log_needed)
+        return self._in_chunks(rng, theta, rows)
+
+    def _in_chunks(self, rng: Rng, theta: Array, rows: Array | None) -> Evaluation:
+        """All M draws of every row, with at most a chunk of them in memory at once."""
+        n, draws = len(theta), self.pseudo_samples
+        most = max(1, min(CHUNK_ROWS, CHUNK_VALUES // self.model.recipe.width))
+        # A staged simulator pays its set-up at each call, so its draws at one theta are never cut.
+        width = min(draws, most) if self.model.batched else draws
+        height = max(1, most // width)
+        parts: list[Simulated] = []
+        log_estimates: list[Array] = []
+        kept: list[Array] = []
+        for top in range(0, n, height):
+            some = slice(top, min(top + height, n))
+            places = np.arange(some.start, some.stop) if rows is None else rows[some]
+            log_shares: list[Array] = []
+            kept_here: list[Array] = []
+            for left in range(0, draws, width):
+                m = min(width, draws - left)
+                part = self.model.simulate_rows(rng, theta[some], places, m, left, len(parts), self.on_error)
+                distance = self.model.distances(part)
+                log_average = self.kernel.log_average(distance)
+                log_shares.append(log_average if m == draws else log_average + math.log(m / draws))
+                if self.keep_distances:
+                    kept_here.append(distance)
+                part.rows = NO_DISTANCES
+                parts.append(part)
+            if len(log_shares) == 1:
+                log_estimates.append(log_shares[0])
+            else:
+                log_estimates.append(np.minimum(np.logaddexp.reduce(log_shares), 0.0))
+            if self.keep_distances:
+                kept.append(_joined(kept_here, axis=1))
+        distances = _joined(kept, axis=0) if self.keep_distances else NO_DISTANCES
+        return _tally(_joined(log_estimates, axis=0), distances, n * draws, parts)
+
+    def _one_draw_at_a_time(self, rng: Rng, theta: Array, rows: Array | None, log_needed: Array) -> Evaluation:
+        """Draw m for all open rows, then close those whose average can no longer reach what is needed.
+
+        After m draws the average is at most (sum of K so far + M - m) / M. It is compared in a form that rounding
+        can only keep open longer, so that the decision is that of the whole average.
+        """
+        n, draws = len(theta), self.pseudo_samples
+        needed = np.exp(np.minimum(log_needed, 0.0)) * draws
+        distances = np.full((n, draws), np.inf)
+        total = np.zeros(n)
+        still = np.arange(n)
+        simulations = 0
+        parts: list[Simulated] = []
+        for m in range(draws):
+            places = still if rows is None else rows[still]
+            part = self.model.simulate_rows(rng, theta[still], places, 1, m, 0, self.on_error)
+            simulations += len(still)
+            distances[still, m] = self.model.distances(part)[:, 0]
+            total[still] += np.exp(self.kernel.log_weight(distances[still, m]))
+            part.rows = NO_DISTANCES
+            parts.append(part)
+            still = still[total[still] + (draws - 1 - m) >= needed[still] * (1.0 - 1e-12)]
+            if still.size == 0:
+                break
+        closed = np.ones(n, dtype=bool)
+        closed[still] = False
+        log_estimate = np.where(closed, -np.inf, self.kernel.log_average(distances))
+        return _tally(log_estimate, distances if self.keep_distances else NO_DISTANCES, simulations, parts)
+
+    def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
+        """The public form (see `Estimator`): streams are keyed from a number drawn from `rng`."""
+        return _public(self, rng, theta, worth)
+
+
+@dataclass(frozen=True, eq=False)
+class Handicapped:
+    """An estimator made worse on purpose; made by `handicapped`."""
+
+    estimator: Any
+    alpha: float
+
+    @property
+    def prior(self) -> Prior:
+        prior: Prior = self.estimator.prior
+        return prior
+
+    @property
+    def log_bound(self) -> float | None:
+        bound: float | None = self.estimator.log_bound
+        return None if bound is None else bound - math.log1p(-self.alpha)
+
+    def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
+        """As the estimator within, at the rows whose coin spared them."""
+        spared = rng.bulk(Purpose.HANDICAP).random(len(theta)) >= self.alpha
+        log_share = -math.log1p(-self.alpha)
+        log_needed_within = -np.inf if log_needed is None else log_needed - log_share
+        inner = evaluate(self.estimator, rng, theta, np.where(spared, log_needed_within, np.inf))
+        return inner._replace(log_estimate=np.where(spared, inner.log_estimate + log_share, -np.inf))
+
+    def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
+        """The public form (see `Estimator`)."""
+        return _public(self, rng, theta, worth)
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionEstimator:
+    """A user's function as an Estimator; made by `unbiased`."""
+
+    prior: Prior
+    function: Callable[[np.random.Generator, Array], Array]
+    log_bound: float | None = None
+    simulations: int = 1
+
+    def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
+        """The function at the rows that are worth it."""
+        log_estimate = np.full(len(theta), -np.inf)
+        rows = np.flatnonzero(worth)
+        if rows.size:
+            log_estimate[rows] = self.function(rng, theta[rows])
+        return log_estimate, self.simulations * int(rows.size)
+
+
+def abc_average(model: Model, kernel: Kernel, *, pseudo_samples: int = 1, on_error: str = "reject") -> AbcAverage:
+    """The ABC estimator T_M / pi(theta): the mean of the kernel over M pseudo-samples.
+
+    Samplers make it themselves from a model and a kernel; make it yourself to handicap it or to look at it.
+    """
+    check_model_and_kernel(model, kernel)
+    return AbcAverage(
+        model,
+        kernel,
+        whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta"),
+        one_of("on_error", on_error, ("reject", "raise")),
+    )
+
+
+def handicapped(estimator: Any, alpha: float) -> Handicapped:
+    """The estimator replaced by 0 with probability alpha and divided by 1 - alpha otherwise.
+
+    It has the same mean and is worse in the convex order, which is the paper's way of comparing M pseudo-samples
+    with one (docs/theory.md, L3). Where it is 0 nothing is simulated.
+    """
+    if not 0.0 <= alpha < 1.0:
+        raise ValueError(f"alpha must be at least 0 and below 1, got {alpha!r}: it is the chance of a zero")
+    check_estimator(estimator)
+    return Handicapped(estimator, float(alpha))
+
+
+def unbiased(
+    function: Callable[[np.random.Generator, Array], Array],
+    prior: Prior,
+    *,
+    log_bound: float | None = None,
+    simulations: int = 1,
+) -> FunctionEstimator:
+    """An estimator from a function `log_estimate(rng, theta)` of a batch of parameters (n, dim) -> (n,).
+
+    exp(log_estimate) must have the likelihood (up to one constant) as its mean, and be non-negative. `simulations`
+    is what one estimate counts for in the cost; `log_bound`, where you know one, lets proposals be rejected early.
+    """
+    if not callable(function):
+        raise ValueError(f"function must be callable as function(rng, theta), got {function!r}")
+    if not isinstance(prior, Prior):
+        raise ValueError(f"prior must be an od.Prior, got {prior!r}")
+    if log_bound is not None and not math.isfinite(log_bound):
+        raise ValueError(f"log_bound must be a finite number or None, got {log_bound!r}")
+    return FunctionEstimator(
+        prior, function, log_bound, whole_number("simulations", simulations, "the cost of one estimate")
+    )
+
+
+def _public(estimator: Any, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
+    """`Estimator.log_estimate` from `evaluate`: the streams are keyed by a number drawn from `rng`."""
+    keyed = Rng(int(rng.integers(2**63)), 0)
+    result = estimator.evaluate(keyed, np.asarray(theta, dtype=float), np.where(worth, -np.inf, np.inf))
+    return result.log_estimate, result.simulations
+
+
+def evaluate(estimator: Any, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
+    """Estimates of any estimator at rows of theta; for those of users, checked."""
+    if hasattr(estimator, "evaluate"):
+        result: Evaluation = estimator.evaluate(rng, theta, log_needed)
+        return result
+    bound = math.inf if estimator.log_bound is None else estimator.log_bound
+    worth = np.ones(len(theta), bool) if log_needed is None else (log_needed <= bound) & (log_needed < np.inf)
+    if not worth.any():
+        return Evaluation(np.full(len(theta), -np.inf), NO_DISTANCES, 0)
+    log_estimate, simulations = estimator.log_estimate(rng.bulk(Purpose.SIMULATE), theta, worth)
+    log_estimate = np.asarray(log_estimate, dtype=float)
+    if log_estimate.shape != (len(theta),):
+        raise ValueError(
+            f"log_estimate returned shape {log_estimate.shape} for {len(theta)} rows: expected ({len(theta)},)"
+        )
+    log_estimate = np.where(worth, log_estimate, -np.inf)
+    wrong = ~(log_estimate <= (math.inf if bound is math.inf else bound + 1e-9)) | (log_estimate == np.inf)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"log_estimate is {log_estimate[row]} at {estimator.prior.named(theta[row])}: it must be a number or "
+            f"-inf, and not above log_bound = {estimator.log_bound}"
+        )
+    return Evaluation(log_estimate, NO_DISTANCES, int(simulations))
+
+
+def check_model_and_kernel(model: Any, kernel: Any) -> None:
+    """A ValueError where the first two arguments of a sampler are not a model and a kernel."""
+    if not isinstance(model, Model):
+        raise ValueError(f"model must be an od.Model, got {type(model).__name__}")
+    if not isinstance(kernel, Kernel):
+        raise ValueError(f"kernel must be a kernel such as od.uniform(0.1), got {kernel!r}")
+
+
+def check_estimator(estimator: Any) -> None:
+    """A ValueError where an object is not an Estimator."""
+    missing = [name for name in ("prior", "log_bound", "log_estimate") if not hasattr(estimator, name)]
+    if missing:
+        raise ValueError(
+            f"estimator {estimator!r} has no {missing[0]}: wrap a function as od.unbiased(function, prior)"
+        )
+
+
+def _joined(arrays: list[Array], axis: int) -> Array:
+    """Arrays end to end, without a copy where there is only one."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=axis)
+
+
+def _tally(log_estimate: Array, distances: Array, simulations: int, parts: list[Simulated]) -> Evaluation:
+    return Evaluation(
+        log_estimate,
+        distances,
+        simulations,
+        setups=sum(part.setups for part in parts),
+        failed=sum(part.failed for part in parts),
+        failures=tuple(failure for part in parts for failure in part.failures[:1])[:1],
+        ignored_rng=bool(parts) and parts[0].ignored_rng,
+    )

@@ -1,0 +1,200 @@
+"""Posterior: the draws of a run with everything that says what they are worth."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.arguments import positive, seed_or_fresh, whole_number
+from onedraw.arrays import Array
+from onedraw.cost import Cost
+from onedraw.engine.streams import Phase, Purpose, Rng
+from onedraw.kernels import EPS_MEANING, Kernel
+from onedraw.model import Model
+from onedraw.simulator import Failure
+from onedraw.summary import Summary, describe
+
+
+class Status(NamedTuple):
+    """How a run ended. `reason` is "finished", "budget", "max_seconds" or "interrupted"."""
+
+    reason: str
+    message: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was asked for was done (a spent budget counts as done)."""
+        return self.reason in ("finished", "budget")
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """Draws from pi_K, the prior weighted by how well simulations match the data.
+
+    `draws[name]` has shape (chains, draws); for rejection there is one row. Arrays are read-only.
+    """
+
+    draws: Mapping[str, Array]
+    weights: Array | None
+    """None for equal weights, otherwise (chains, draws), summing to 1."""
+    distances: Array | None
+    """Distances of each draw's pseudo-samples: (chains, draws) for M = 1, (chains, draws, M) for more; None where
+    they were not kept."""
+    acceptance_rate: float
+    """Accepted share of all proposals (held steps are not proposals)."""
+    acceptance_rate_se: float
+    """Its standard error."""
+    cost: Cost
+    status: Status
+    seed: int
+    settings: Mapping[str, Any]
+    failures: tuple[Failure, ...] = ()
+    """The first failed simulations; `cost.failed` counts all."""
+    model: Model | None = field(default=None, repr=False)
+    kernel: Kernel | None = None
+    independent: bool = False
+    """Whether the draws are independent of each other (rejection)."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know, in plain words."""
+
+    def __post_init__(self) -> None:
+        for array in (*self.draws.values(), self.weights, self.distances):
+            if array is not None:
+                array.flags.writeable = False
+        object.__setattr__(self, "draws", MappingProxyType(dict(self.draws)))
+        object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters."""
+        return tuple(self.draws)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(chains, draws)."""
+        chains, draws = next(iter(self.draws.values())).shape
+        return chains, draws
+
+    def summary(self, hdi_prob: float = 0.9) -> Summary:
+        """Mean, sd, highest density interval, Monte Carlo error, ESS and R-hat of each parameter."""
+        if not 0 < hdi_prob < 1:
+            raise ValueError(f"hdi_prob must lie between 0 and 1, got {hdi_prob!r}: it is the interval's content")
+        rows = {name: describe(values, self.weights, self.independent, hdi_prob) for name, values in self.draws.items()}
+        return Summary(rows, hdi_prob, self.notes)
+
+    def at(self, eps: float) -> "Posterior":
+        """The posterior at a smaller tolerance, from the same run: the draws with new weights.
+
+        A draw with distances d_1..d_M gets the weight mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md, 5;
+        Vihola and Franks 2020). A larger tolerance would need simulations that were thrown away, and is refused.
+        """
+        kernel = self._kernel_for_at()
+        new = kernel.with_eps(positive("eps", eps, EPS_MEANING))
+        if new.eps > kernel.eps:
+            raise ValueError(
+                f"eps = {eps} is larger than the run's {kernel.eps}: the run says nothing about distances it never "
+                "accepted; run again at the larger eps, and use at() to come down"
+            )
+        assert self.distances is not None
+        distances = self.distances[..., None] if self.distances.ndim == 2 else self.distances
+        log_weights = new.log_average(distances) - kernel.log_average(distances)
+        if not np.isfinite(log_weights).any():
+            nearest = float(distances.min()) if distances.size else math.nan
+            raise ValueError(f"no draw is within eps = {eps}: the nearest simulation is at distance {nearest:.6g}")
+        weights = np.exp(log_weights - log_weights.max())
+        weights /= weights.sum()
+        note = f"weighted from a run at eps = {kernel.eps:g} to eps = {new.eps:g}"
+        return replace(
+            self,
+            weights=weights,
+            distances=self.distances,
+            kernel=self.kernel,
+            settings={**self.settings, "eps": new.eps, "run_eps": kernel.eps},
+            notes=(*self._notes_of_the_run(), note),
+        )
+
+    def _notes_of_the_run(self) -> tuple[str, ...]:
+        return tuple(note for note in self.notes if not note.startswith("weighted from a run at"))
+
+    def _kernel_for_at(self) -> Kernel:
+        if self.kernel is None or self.model is None:
+            raise ValueError("at(eps) needs a run with a kernel: this one used an estimator of its own")
+        if self.distances is None:
+            raise ValueError(
+                "at(eps) needs the distance of every pseudo-sample, which this run did not keep: run again with "
+                "keep_distances=True"
+            )
+        return self.kernel
+
+    def sample(self, n: int, *, seed: int | None = None) -> dict[str, Array]:
+        """n draws with equal weights, drawn from these with replacement: {name: (n,)}."""
+        n = whole_number("n", n, "the number of draws")
+        return {name: values.reshape(-1)[self._pick(n, seed)] for name, values in self.draws.items()}
+
+    def _pick(self, n: int, seed: int | None) -> Array:
+        size = math.prod(self.shape)
+        if size == 0:
+            raise ValueError("there are no draws to sample from: nothing was accepted")
+        rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.RESAMPLE).bulk(Purpose.MOVE)
+        if self.weights is None:
+            return rng.integers(0, size, n)
+        return rng.choice(size, n, p=self.weights.reshape(-1))
+
+    def predict(self, n: int, *, seed: int | None = None) -> Any:
+        """Posterior predictive simulations: n new pseudo-samples at n draws, in the form of the model's summary.
+
+        Failed simulations are rows of NaN. The simulations are not added to this run's cost.
+        """
+        if self.model is None:
+            raise ValueError("predict needs a model to simulate from: this run used an estimator of its own")
+        n = whole_number("n", n, "the number of predictive simulations")
+        pick = self._pick(n, seed)
+        theta = np.column_stack([values.reshape(-1)[pick] for values in self.draws.values()]).astype(float)
+        rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.PREDICT)
+        rows = self.model.simulate_rows(rng, np.asfortranarray(theta), np.arange(n)).rows[:, 0, :]
+        return self.model.recipe.layout.restore(rows)
+
+    def to_datatree(self) -> Any:
+        """The draws as an xarray DataTree in ArviZ's groups: posterior, sample_stats, observed_data."""
+        try:
+            import xarray
+        except ImportError as error:
+            raise ImportError("to_datatree needs xarray: pip install 'onedraw[arviz]'") from error
+        chains, draws = self.shape
+        coords = {"chain": np.arange(chains), "draw": np.arange(draws)}
+        dims = ("chain", "draw")
+        attrs = {
+            "inference_library": "onedraw",
+            "seed": str(self.seed),
+            "status": self.status.message,
+            "acceptance_rate": self.acceptance_rate,
+            **{f"cost_{name}": value for name, value in self.cost._asdict().items()},
+            **{f"setting_{name}": str(value) for name, value in self.settings.items()},
+        }
+        stats: dict[str, Any] = {}
+        if self.weights is not None:
+            stats["weight"] = (dims, self.weights)
+        if self.distances is not None:
+            more = ("pseudo_sample",) if self.distances.ndim == 3 else ()
+            stats["distance"] = ((*dims, *more), self.distances)
+        groups = {
+            "posterior": xarray.Dataset({k: (dims, v) for k, v in self.draws.items()}, coords, attrs),
+            "sample_stats": xarray.Dataset(stats, coords),
+        }
+        if self.model is not None:
+            observed = self.model.recipe.layout.restore(self.model.observed_row)
+            parts = observed if isinstance(observed, dict) else {"observed": observed}
+            groups["observed_data"] = xarray.Dataset(
+                {key: (tuple(f"{key}_{i}" for i in range(part.ndim)), part) for key, part in parts.items()}
+            )
+        return xarray.DataTree.from_dict(groups)
+
+    def __repr__(self) -> str:
+        chains, draws = self.shape
+        return (
+            f"Posterior({self.settings.get('algorithm')}: {', '.join(self.names)}; {chains} x {draws} draws, "
+            f"{self.cost.simulations:,} simulations, acceptance rate {self.acceptance_rate:.4g}; {self.status.message})"
+        )

@@ -1,0 +1,80 @@
+"""Pilot simulations: what a distance must learn before a run can begin.
+
+They are drawn from the prior with streams of their own and are not used again, since a tolerance or scale chosen
+from draws that are then accepted would bend the posterior (docs/theory.md, 2).
+"""
+
+import warnings
+
+import numpy as np
+
+from onedraw.arrays import Array
+from onedraw.cost import Cost
+from onedraw.engine.blocks import Deadline, cut, in_order
+from onedraw.engine.streams import Phase, Purpose, Rng
+from onedraw.model import Model
+from onedraw.progress import Progress
+from onedraw.simulator import CHUNK_ROWS, Failure, Simulated, SimulationError
+
+HOPELESS = 100
+"""Simulations that may all fail before a run stops."""
+
+
+def learn_distance(
+    model: Model, seed: int, budget: int | None, on_error: str, progress: bool | None
+) -> tuple[Model, Cost]:
+    """The model with its distance ready for use, and what that cost."""
+    if model.pilot == 0:
+        return model, Cost()
+    if budget is not None and budget <= model.pilot:
+        raise ValueError(
+            f"budget = {budget} leaves nothing after the {model.pilot} pilot simulations of the distance: raise it, "
+            f"or lower the pilot, as in od.scaled(pilot={max(10, budget // 10)})"
+        )
+    size = CHUNK_ROWS if model.batched else 32
+    rows: list[Array] = []
+    failed = setups = 0
+    first_failure: list[Failure] = []
+
+    def simulate(block: tuple[int, int]) -> Simulated:
+        first, count = block
+        rng = Rng(seed, Phase.PILOT, first)
+        theta = model.prior.sample(rng.bulk(Purpose.PRIOR), count)
+        return model.simulate_rows(rng, theta, on_error=on_error)
+
+    def take(block: tuple[int, int], result: Simulated) -> bool:
+        nonlocal failed, setups
+        rows.append(result.rows[:, 0, :])
+        failed += result.failed
+        setups += result.setups
+        first_failure.extend(result.failures[: 1 - len(first_failure)])
+        done = block[0] + block[1]
+        refuse_hopeless(done, failed, first_failure, last=done == model.pilot)
+        bar.update(done)
+        return False
+
+    bar = Progress(progress, "pilot", model.pilot, "simulations")
+    deadline = Deadline(None)
+    if in_order(simulate, cut(model.pilot, size), take, deadline, bar) == "interrupted":
+        raise KeyboardInterrupt
+    good = np.concatenate(rows)
+    good = good[~np.isnan(good[:, 0])]
+    cost = Cost(simulations=model.pilot, setups=setups, failed=failed, seconds=deadline.seconds())
+    return model.with_distance(model.distance.learnt(good, model.labels())), cost
+
+
+def refuse_hopeless(simulations: int, failed: int, failures: list[Failure], last: bool) -> None:
+    """Stop a run in which every simulation so far has failed, with the first one's own traceback."""
+    if failed == simulations > 0 and (simulations >= HOPELESS or last):
+        first = failures[0]
+        text = f"\nThe first failure's traceback:\n{first.traceback}" if first.traceback else ""
+        raise SimulationError(f"all of the first {simulations} simulations failed. The first failed {first}.{text}")
+
+
+def warn_ignored_rng() -> None:
+    """Say that a simulator does not use the generator it is given."""
+    warnings.warn(
+        "the simulator drew nothing from the rng it was given. A deterministic simulator is fine; one that draws "
+        "from numpy.random or another source of its own makes runs that cannot be repeated or resumed",
+        stacklevel=4,
+    )

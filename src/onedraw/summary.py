@@ -1,0 +1,123 @@
+"""Numbers that describe draws: mean, spread, interval, and how far the Monte Carlo error lets them be trusted.
+
+ESS, R-hat, MCSE and HDI of equally weighted draws are those of arviz-stats. Weighted draws are averages of ratios,
+sum w f / sum w; their error is that of the mean of w (f - mean) / mean(w), to which the same tools apply.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from onedraw.arrays import Array
+
+FEWEST = 4
+"""Draws a chain needs before its error can be estimated."""
+
+
+class Row(NamedTuple):
+    """One parameter's summary."""
+
+    mean: float
+    sd: float
+    hdi_low: float
+    hdi_high: float
+    mcse: float
+    """Monte Carlo standard error of the mean."""
+    ess: float
+    """Independent draws that would give the mean this accuracy (equal weights: arviz's bulk ESS)."""
+    r_hat: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A row for each parameter, `summary["mu"].mean`, and notes in plain words; printed as a table."""
+
+    rows: dict[str, Row]
+    hdi_prob: float
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Row:
+        return self.rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        percent = f"{100 * self.hdi_prob:g}%"
+        lines = [["", "mean", "sd", f"hdi {percent} low", f"hdi {percent} high", "mcse", "ess", "r_hat"]]
+        for name, row in self.rows.items():
+            lines.append([name, *(f"{value:.4g}" for value in row[:5]), f"{row.ess:.0f}", f"{row.r_hat:.3f}"])
+        if all(math.isnan(row.r_hat) for row in self.rows.values()):
+            lines = [line[:-1] for line in lines]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = [
+            "  ".join(
+                [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
+            )
+            for line in lines
+        ]
+        return "\n".join([*table, *self.notes])
+
+    __repr__ = __str__
+
+
+def describe(draws: Array, weights: Array | None, independent: bool, hdi_prob: float) -> Row:
+    """The summary of one parameter's draws (chains, n) with weights of the same shape, or None."""
+    draws = np.asarray(draws, dtype=float)
+    if weights is not None:
+        return _describe_weighted(draws, weights, independent, hdi_prob)
+    if draws.size == 0:
+        return Row(*([math.nan] * 7))
+    mean, sd = float(draws.mean()), float(draws.std(ddof=1 if draws.size > 1 else 0))
+    if sd == 0.0:
+        # arviz calls a chain that never moved perfect; it has told us nothing about its error.
+        return Row(mean, 0.0, mean, mean, math.nan, math.nan, math.nan)
+    from arviz_stats.base import array_stats
+
+    low, high = (float(end) for end in array_stats.hdi(draws.ravel(), prob=hdi_prob))
+    if draws.shape[1] < FEWEST:
+        return Row(mean, sd, low, high, math.nan, math.nan, math.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mcse, ess, r_hat = (
+            float(estimate(draws, chain_axis=0, draw_axis=1))
+            for estimate in (array_stats.mcse, array_stats.ess, array_stats.rhat)
+        )
+    return Row(mean, sd, low, high, mcse, ess, r_hat)
+
+
+def _describe_weighted(draws: Array, weights: Array, independent: bool, hdi_prob: float) -> Row:
+    mean = float((weights * draws).sum())
+    variance = float((weights * (draws - mean) ** 2).sum())
+    low, high = weighted_interval(draws.ravel(), weights.ravel(), hdi_prob)
+    mcse = ratio_error(draws, weights, independent)
+    return Row(mean, math.sqrt(variance), low, high, mcse, variance / mcse**2 if mcse > 0 else math.nan, math.nan)
+
+
+def ratio_error(values: Array, weights: Array, independent: bool) -> float:
+    """Standard error of sum w f for weights (chains, n) that sum to 1, f the values."""
+    if np.count_nonzero(weights) < 2:
+        return math.nan
+    influence = weights * (values - (weights * values).sum()) * weights.size
+    if independent or values.shape[1] < FEWEST:
+        return float(np.sqrt((influence**2).sum()) / weights.size)
+    from arviz_stats.base import array_stats
+
+    return float(array_stats.mcse(influence, chain_axis=0, draw_axis=1))
+
+
+def weighted_interval(values: Array, weights: Array, probability: float) -> tuple[float, float]:
+    """The shortest interval that holds at least `probability` of the weight of values (n,).
+
+    >>> weighted_interval(np.array([0.0, 1.0, 1.1, 1.2, 9.0]), np.full(5, 0.2), 0.6)
+    (1.0, 1.2)
+    """
+    keep = np.flatnonzero(weights)
+    order = keep[np.argsort(values[keep], kind="stable")]
+    values, mass = values[order], np.concatenate([[0.0], np.cumsum(weights[order])])
+    last = np.searchsorted(mass, mass[:-1] + probability * mass[-1] * (1 - 1e-12)) - 1
+    starts = np.flatnonzero(last < values.size)
+    best = starts[int((values[last[starts]] - values[starts]).argmin())]
+    return float(values[best]), float(values[last[best]])

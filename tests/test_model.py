@@ -1,0 +1,335 @@
+"""Model, simulators and distances: every form gives the same rows, and bad input is named."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.engine.streams import Phase, Rng
+
+PRIOR = od.Prior(mu=stats.norm(0, 1), sigma=stats.uniform(0.5, 1))
+DATA = np.linspace(-1, 1, 20)
+
+
+def simulate(rng, mu, sigma):
+    return rng.normal(mu, sigma, size=20)
+
+
+def simulate_wrong(rng, mu, sigma):
+    return rng.normal(mu, sigma, size=7)
+
+
+def rows_of(model, n=5, pseudo_samples=2):
+    rng = Rng(1, Phase.RUN)
+    theta = model.prior.sample(np.random.default_rng(0), n)
+    return theta, model.simulate_rows(rng, theta, pseudo_samples=pseudo_samples)
+
+
+def test_forms_of_summary_agree():
+    plain = od.Model(PRIOR, simulate, DATA, summary=lambda y: [y.mean(), y.std()])
+    batch = od.Model(PRIOR, simulate, DATA, summary=od.batched(lambda y: np.stack([y.mean(1), y.std(1)], axis=1)))
+    raw = od.Model(PRIOR, simulate, DATA)
+    (_, a), (_, b), (_, c) = rows_of(plain), rows_of(batch), rows_of(raw)
+    assert np.allclose(a.rows, b.rows, rtol=1e-14)
+    assert np.allclose(a.rows[..., 0], c.rows.mean(axis=2))
+    assert np.allclose(plain.observed_row, batch.observed_row)
+
+
+def test_a_batched_simulator_with_a_summary_of_one():
+    batch = od.batched(lambda rng, mu, sigma: rng.normal(mu[:, None], sigma[:, None], (mu.size, 20)))
+    plain = od.Model(PRIOR, batch, DATA, summary=lambda y: y.mean())
+    both = od.Model(PRIOR, batch, DATA, summary=od.batched(lambda y: y.mean(axis=1)))
+    assert np.allclose(rows_of(plain)[1].rows, rows_of(both)[1].rows)
+
+
+def test_dicts_are_laid_out_in_the_order_of_the_observed_data():
+    def pair(rng, mu, sigma):
+        return {"n": rng.poisson(3), "x": rng.normal(mu, sigma, 2)}
+
+    model = od.Model(PRIOR, pair, {"x": [1.0, 2.0], "n": 3})
+    assert model.labels() == ["observed'x'[0]", "observed'x'[1]", "observed'n'"]
+    assert model.observed_row.tolist() == [1.0, 2.0, 3.0]
+    _, result = rows_of(model)
+    assert result.failed == 0 and (result.rows[..., 2] == np.floor(result.rows[..., 2])).all()
+
+
+def test_a_distance_sees_the_users_own_form():
+    seen = []
+
+    def distance(simulated, observed):
+        seen.append((set(simulated), simulated["x"].shape, observed["n"]))
+        return abs(simulated["x"] - observed["x"]).max()
+
+    model = od.Model(PRIOR, lambda rng, mu, sigma: {"x": rng.normal(mu, sigma, 2), "n": 1}, {"x": [0, 0], "n": 3},
+                     distance=distance)  # fmt: skip
+    _, result = rows_of(model, 3, 1)
+    assert np.allclose(model.distances(result)[:, 0], np.abs(result.rows[:, 0, :2]).max(axis=1))
+    assert seen[0] == ({"x", "n"}, (2,), 3.0)
+
+
+def test_data_sets_of_varying_size_need_a_summary():
+    def events(rng, mu, sigma):
+        return rng.normal(mu, sigma, size=rng.poisson(5) + 1)
+
+    model = od.Model(PRIOR, events, DATA, summary=lambda y: [y.size, y.mean()])
+    assert rows_of(model)[1].failed == 0
+
+
+def test_a_staged_simulator_prepares_once_for_each_theta():
+    calls = []
+
+    def prepare(mu, sigma):
+        calls.append(mu)
+        return mu, sigma
+
+    staged = od.staged(prepare, lambda rng, state, m: rng.normal(*state, size=(m, 20)))
+    _, result = rows_of(od.Model(PRIOR, staged, DATA), n=5, pseudo_samples=4)
+    assert len(calls) == result.setups == 5
+    assert result.rows.shape == (5, 4, 20)
+
+
+def test_a_numba_function_is_a_plain_simulator():
+    numba = pytest.importorskip("numba")
+
+    @numba.njit
+    def compiled(rng, mu, sigma):
+        return mu + sigma * rng.standard_normal()
+
+    model = od.Model(PRIOR, compiled, 0.5)
+    interpreted = od.Model(PRIOR, lambda rng, mu, sigma: mu + sigma * rng.standard_normal(), 0.5)
+    a = od.rejection(model, od.uniform(0.5), draws=200, seed=1)
+    b = od.rejection(interpreted, od.uniform(0.5), draws=200, seed=1)
+    assert np.allclose(a.draws["mu"], b.draws["mu"], rtol=1e-12)
+
+
+def test_every_plain_simulation_can_be_run_again_alone():
+    model = od.Model(PRIOR, simulate, DATA)
+    theta, result = rows_of(model, n=4, pseudo_samples=3)
+    alone = simulate(Rng(1, Phase.RUN).single(2, 1), **model.prior.named(theta[2]))
+    assert np.array_equal(alone, result.rows[2, 1])
+
+
+# Distances
+
+
+def test_scaled_divides_by_the_mad_of_the_pilot():
+    def wide(rng, mu, sigma):
+        return [mu + rng.normal(), 1000 * rng.normal()]
+
+    model = od.Model(PRIOR, wide, [0.0, 0.0], distance=od.scaled(pilot=4000))
+    post = od.rejection(model, od.uniform(0.5), draws=100, seed=1)
+    scale = np.array(post.settings["distance"]["scale"])
+    # The MAD's standard error is about 1.17 sd / sqrt(n).
+    assert np.allclose(scale, [np.sqrt(2), 1000], rtol=5 * 1.17 / np.sqrt(4000))
+    assert post.cost.simulations == 4000 + post.cost.proposals
+
+
+def test_mahalanobis_whitens():
+    def correlated(rng, mu, sigma):
+        x = rng.normal(size=2)
+        return [x[0], 10 * (x[0] + 0.1 * x[1])]
+
+    model = od.Model(PRIOR, correlated, [0.0, 0.0], distance=od.mahalanobis(pilot=5000))
+    post = od.rejection(model, od.uniform(50), draws=64, seed=1)
+    rows = np.random.default_rng(3).normal(size=(4000, 2))
+    rows = np.column_stack([rows[:, 0], 10 * (rows[:, 0] + 0.1 * rows[:, 1])])
+    squared = post.model.distance(rows, np.zeros(2)) ** 2
+    assert squared.mean() == pytest.approx(2.0, abs=0.2)  # chi-squared with 2 degrees of freedom
+
+
+def test_a_column_without_spread_is_named():
+    def constant(rng, mu, sigma):
+        return {"x": rng.normal(mu, sigma, 2), "flag": 1.0}
+
+    for distance in (od.scaled(), od.mahalanobis()):
+        model = od.Model(PRIOR, constant, {"x": [0, 0], "flag": 1.0}, distance=distance)
+        with pytest.raises(ValueError, match="observed'flag' has no spread: it was 1 in"):
+            od.rejection(model, od.uniform(1), draws=10, seed=1)
+
+
+def test_dependent_columns_are_named():
+    model = od.Model(PRIOR, lambda rng, mu, sigma: [mu, 2 * mu, rng.random()], [0, 0, 0], distance=od.mahalanobis())
+    with pytest.raises(ValueError, match=r"singular: observed\[0\], observed\[1\] depend on each other"):
+        od.rejection(model, od.uniform(1), draws=10, seed=1)
+
+
+@pytest.mark.parametrize("scale", [[1.0], [1.0, 0.0], [1.0, -1.0], [np.nan, 1.0], []])
+def test_bad_scales_are_refused(scale):
+    with pytest.raises(ValueError, match="scale"):
+        od.Model(PRIOR, lambda rng, mu, sigma: rng.normal(mu, sigma, 2), [0, 0], distance=od.scaled(scale=scale))
+
+
+@pytest.mark.parametrize("distance", [lambda a, b: -1.0, lambda a, b: np.nan, od.batched(lambda a, b: 1.0)])
+def test_bad_distances_are_refused(distance):
+    with pytest.raises(ValueError, match="one number of at least 0 for each"):
+        od.rejection(od.Model(PRIOR, simulate, DATA, distance=distance), od.uniform(1), draws=10, seed=1)
+
+
+# Bad models
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prior": 3}, "prior must be an od.Prior"),
+        ({"simulate": 3}, "simulate must be a function"),
+        ({"simulate": lambda rng, mu: 0}, r"does not fit the prior's parameters .*simulate\(rng, mu, sigma\)"),
+        ({"simulate": lambda mu, sigma: 0}, "does not fit the prior's parameters"),
+        ({"simulate": od.staged(lambda mu: 0, lambda r, s, m: 0)}, r"called as prepare\(mu, sigma\)"),
+        ({"observed": [1.0, np.nan, 2.0]}, r"observed\[1\] is nan: observed data must be finite"),
+        ({"observed": {"x": [[1.0, np.inf]]}}, r"observed'x'\[0\]\[1\] is inf"),
+        ({"observed": []}, "observed is empty"),
+        ({"observed": "text"}, "observed must be numbers"),
+        ({"observed": [[1.0], [1.0, 2.0]]}, "observed must be numbers"),
+        ({"summary": lambda y: []}, "summary is empty"),
+        ({"summary": lambda y: np.nan}, "summary of the observed data is not finite"),
+        ({"observed": [0.0, np.nan], "summary": lambda y: y.mean()}, r"observed\[1\] is nan"),
+        ({"summary": lambda y: "a"}, "summary is not an array of numbers"),
+        ({"summary": 3}, "summary must be a function"),
+        ({"distance": "euclidean"}, "distance must be a function"),
+    ],
+)
+def test_bad_models_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        od.Model(**{"prior": PRIOR, "simulate": simulate, "observed": DATA} | arguments)
+
+
+def run(simulator, **more):
+    model = od.Model(PRIOR, simulator, DATA)
+    return od.rejection(model, od.uniform(8.0), **({"budget": 300, "seed": 1} | more))
+
+
+def test_a_simulator_that_raises_at_some_theta_is_a_counted_rejection():
+    def picky(rng, mu, sigma):
+        if mu > 0.5:
+            raise RuntimeError("no equilibrium")
+        return simulate(rng, mu, sigma)
+
+    post = run(picky)
+    assert 0 < post.cost.failed < post.cost.simulations == 300
+    assert post.draws["mu"].max() <= 0.5
+    failure = post.failures[0]
+    assert failure.theta["mu"] > 0.5 and "no equilibrium" in failure.traceback
+    assert "simulations failed and count as misses" in str(post.summary())
+    with pytest.raises(od.SimulationError, match=r"'mu': .*no equilibrium"):
+        run(picky, on_error="raise")
+
+
+def test_a_simulator_that_returns_nan_at_some_theta_is_a_counted_rejection():
+    def picky(rng, mu, sigma):
+        y = simulate(rng, mu, sigma)
+        return y * np.nan if mu > 0.5 else y
+
+    post = run(picky)
+    assert post.draws["mu"].max() <= 0.5 and post.cost.failed > 0
+    assert "not finite" in post.failures[0].message
+
+    @od.batched
+    def batch(rng, mu, sigma):
+        y = rng.normal(mu[:, None], sigma[:, None], (mu.size, 20))
+        y[mu > 0.5, 3] = np.nan
+        return y
+
+    post = run(batch)
+    assert post.draws["mu"].max() <= 0.5 and post.cost.failed > 0
+    with pytest.raises(od.SimulationError, match="not finite"):
+        run(batch, on_error="raise")
+
+
+def test_one_bad_pseudo_sample_of_many_counts_as_zero():
+    """E[K] with a third of the draws failing is two thirds of what it was."""
+
+    def flaky(rng, theta):
+        return np.nan if rng.random() < 1 / 3 else theta + rng.standard_normal()
+
+    from tests.reference import Exact
+
+    model = od.Model(od.Prior(theta=stats.norm()), flaky, 2.0)
+    post = od.rejection(model, od.uniform(1.0), budget=24_000, pseudo_samples=3, seed=1)
+    expected = Exact(od.uniform(1.0)).acceptance * 2 / 3
+    assert abs(post.acceptance_rate - expected) < 4 * post.acceptance_rate_se
+
+
+def test_a_shape_that_varies_with_theta_is_a_counted_rejection_naming_theta():
+    post = run(lambda rng, mu, sigma: simulate_wrong(rng, mu, sigma) if mu > 0.5 else simulate(rng, mu, sigma))
+    assert post.failures[0].theta["mu"] > 0.5
+    assert "has shape (7,), but the observed data give (20,)" in post.failures[0].message
+
+
+@pytest.mark.parametrize(
+    ("simulator", "message"),
+    [
+        (simulate_wrong, r"all of the first 128 simulations failed.*'mu': .*shape \(7,\)"),
+        (lambda rng, mu, sigma: 1 / 0, "division by zero"),
+        (lambda rng, mu, sigma: {"x": 1.0}, "not an array of numbers"),
+        (lambda rng, mu, sigma: None, "failed"),
+        (od.batched(lambda rng, mu, sigma: np.zeros(3)), r"shape \(3,\) for 300 rows: expected \(300, 20\)"),
+        (od.batched(lambda rng, mu, sigma: 1 / 0), "division by zero.*return NaN for rows"),
+        (od.staged(lambda mu, sigma: 1 / 0, lambda rng, s, m: 0), "division by zero"),
+        (od.staged(lambda mu, sigma: 0, lambda rng, s, m: np.zeros((m + 1, 20))), "expected"),
+    ],
+)
+def test_a_simulator_that_always_fails_stops_the_run(simulator, message):
+    import re
+
+    with pytest.raises(od.SimulationError, match=re.compile(message, re.DOTALL)):
+        run(simulator)
+
+
+def test_inputs_are_read_only():
+    @od.batched
+    def writes(rng, mu, sigma):
+        mu += 1
+        return np.zeros((mu.size, 20))
+
+    with pytest.raises(od.SimulationError, match="read-only"):
+        run(writes)
+
+
+def test_a_simulator_that_ignores_its_rng_is_warned_about():
+    for simulator in (
+        lambda rng, mu, sigma: np.random.default_rng(0).normal(mu, sigma, 20),
+        od.batched(lambda rng, mu, sigma: mu[:, None] + np.zeros((mu.size, 20))),
+    ):
+        with pytest.warns(UserWarning, match="drew nothing from the rng"):
+            run(simulator)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"draws": 0}, "draws must be a whole number of at least 1, got 0"),
+        ({"draws": 2.5}, "draws must be a whole number"),
+        ({"draws": True}, "draws must be a whole number"),
+        ({"budget": -5}, "budget must be a whole number"),
+        ({"pseudo_samples": 0}, "pseudo_samples must be a whole number"),
+        ({"pseudo_samples": 500}, "budget = 300 does not pay for one proposal"),
+        ({"budget": None}, "give draws=, budget= or both"),
+        ({"seed": -1}, "seed must be a whole number from 0"),
+        ({"seed": 1.0}, "seed must be a whole number"),
+        ({"seed": True}, "seed must be a whole number"),
+        ({"seed": 2**64}, "seed must be a whole number"),
+        ({"on_error": "ignore"}, "on_error must be one of 'reject', 'raise'"),
+        ({"max_seconds": 0}, "max_seconds must be positive"),
+        ({"progress": "yes"}, "progress must be True, False or None"),
+    ],
+)
+def test_bad_settings_are_refused_before_any_simulation(arguments, message):
+    def never(rng, mu, sigma):
+        raise AssertionError("simulated")
+
+    with pytest.raises(ValueError, match=message):
+        run(never, **arguments)
+
+
+def test_a_model_and_a_kernel_are_asked_for():
+    with pytest.raises(ValueError, match=r"model must be an od\.Model"):
+        od.rejection(3, od.uniform(1), draws=1)
+    with pytest.raises(ValueError, match="kernel must be a kernel"):
+        od.rejection(od.Model(PRIOR, simulate, DATA), 0.1, draws=1)
+
+
+def test_a_pilot_larger_than_the_budget_is_refused():
+    model = od.Model(PRIOR, simulate, DATA, distance=od.scaled(pilot=500))
+    with pytest.raises(ValueError, match=r"lower the pilot, as in od\.scaled\(pilot=20\)"):
+        od.rejection(model, od.uniform(1), budget=200)

@@ -1,0 +1,120 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.summary import describe, weighted_interval
+from tests.reference import toy
+
+
+@pytest.fixture(scope="module")
+def post():
+    return od.rejection(toy(), od.uniform(0.5), draws=2000, seed=3)
+
+
+def test_summary_agrees_with_arviz(post):
+    from arviz_stats.base import array_stats
+
+    draws = post.draws["theta"]
+    row = post.summary(hdi_prob=0.8)["theta"]
+    low, high = array_stats.hdi(draws.ravel(), prob=0.8)
+    assert (row.hdi_low, row.hdi_high) == (low, high)
+    assert row.ess == pytest.approx(float(array_stats.ess(draws, chain_axis=0, draw_axis=1)))
+    assert row.mcse == pytest.approx(row.sd / np.sqrt(2000), rel=0.1)
+    assert "hdi 80% low" in str(post.summary(hdi_prob=0.8))
+
+
+def test_weighted_summaries_equal_repeated_draws():
+    """Weights 1, 2, 3 stand for draws repeated so often."""
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(1, 300))
+    repeats = rng.integers(1, 4, 300)
+    weights = (repeats / repeats.sum())[None]
+    row = describe(values, weights, True, 0.9)
+    long = np.repeat(values[0], repeats)
+    assert row.mean == pytest.approx(long.mean())
+    assert row.sd == pytest.approx(long.std())
+    low, high = weighted_interval(long, np.full(long.size, 1 / long.size), 0.9)
+    assert (row.hdi_low, row.hdi_high) == (low, high)
+    inside = (long >= low) & (long <= high)
+    assert 0.9 <= inside.mean() < 0.9 + 4 / long.size
+
+
+def test_the_weighted_error_is_the_spread_over_replications():
+    rng = np.random.default_rng(2)
+    means, errors = [], []
+    for _ in range(400):
+        values = rng.normal(size=(1, 200))
+        weights = np.exp(0.5 * values)
+        weights /= weights.sum()
+        row = describe(values, weights, True, 0.9)
+        means.append(row.mean)
+        errors.append(row.mcse)
+    assert np.std(means) == pytest.approx(np.mean(errors), rel=0.15)
+
+
+def test_a_chain_that_never_moved_has_no_error_to_report():
+    row = describe(np.full((2, 50), 3.0), None, False, 0.9)
+    assert row.mean == 3.0 and np.isnan(row.ess) and np.isnan(row.mcse)
+
+
+def test_draws_cannot_be_changed(post):
+    with pytest.raises(ValueError, match="read-only"):
+        post.draws["theta"][0, 0] = 1.0
+    with pytest.raises(TypeError):
+        post.draws["theta"] = 1.0
+
+
+def test_sample_honours_weights(post):
+    weighted = post.at(0.1)
+    sample = weighted.sample(4000, seed=1)["theta"]
+    allowed = set(post.draws["theta"][post.distances < 0.1].tolist())
+    assert set(sample.tolist()) <= allowed
+    row = weighted.summary()["theta"]
+    assert abs(sample.mean() - row.mean) < 4 * row.sd / np.sqrt(4000)
+
+
+def test_predictions_come_from_the_posterior_predictive(post):
+    predicted = post.predict(5000, seed=1)
+    theta = post.draws["theta"]
+    assert predicted.shape == (5000,)
+    assert abs(predicted.mean() - theta.mean()) < 4 * np.hypot(theta.std(), 1) / np.sqrt(5000)
+    assert predicted.std() == pytest.approx(np.hypot(theta.std(), 1), rel=0.05)
+    assert np.array_equal(predicted, post.predict(5000, seed=1))
+
+
+def test_predictions_keep_the_form_of_the_data():
+    model = od.Model(
+        od.Prior(mu=stats.norm()),
+        lambda rng, mu: {"x": rng.normal(mu, 1, 3), "n": rng.poisson(2)},
+        {"x": [0, 0, 0], "n": 2},
+    )
+    predicted = od.rejection(model, od.uniform(3), draws=10, seed=1).predict(7)
+    assert predicted["x"].shape == (7, 3) and predicted["n"].shape == (7,)
+
+
+def test_datatree_round_trip(post, tmp_path):
+    xarray = pytest.importorskip("xarray")
+    weighted = post.at(0.25)
+    weighted.to_datatree().to_netcdf(tmp_path / "run.nc", engine="h5netcdf")
+    tree = xarray.open_datatree(tmp_path / "run.nc", engine="h5netcdf")
+    assert np.array_equal(tree["posterior"]["theta"], post.draws["theta"])
+    assert np.array_equal(tree["sample_stats"]["weight"], weighted.weights)
+    assert np.array_equal(tree["sample_stats"]["distance"], post.distances)
+    assert float(tree["observed_data"]["observed"]) == 2.0
+    assert tree["posterior"].attrs["cost_simulations"] == post.cost.simulations
+
+
+def test_at_refuses_what_it_cannot_know(post):
+    with pytest.raises(ValueError, match="no draw is within eps"):
+        post.at(1e-12)
+    with pytest.raises(ValueError, match="eps must be positive"):
+        post.at(0)
+    blind = od.rejection(toy(), od.uniform(0.5), draws=10, seed=1, keep_distances=False)
+    with pytest.raises(ValueError, match="keep_distances=True"):
+        blind.at(0.1)
+
+
+def test_at_twice_is_at_once(post):
+    assert np.allclose(post.at(0.4).at(0.2).weights, post.at(0.2).weights)
+    assert post.at(0.4).at(0.2).notes == post.at(0.2).notes
