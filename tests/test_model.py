@@ -333,3 +333,15 @@ def test_a_pilot_larger_than_the_budget_is_refused():
     model = od.Model(PRIOR, simulate, DATA, distance=od.scaled(pilot=500))
     with pytest.raises(ValueError, match=r"lower the pilot, as in od\.scaled\(pilot=20\)"):
         od.rejection(model, od.uniform(1), budget=200)
+
+
+def test_a_failed_row_is_a_miss_even_where_the_distance_would_not_look():
+    @od.batched
+    def half_broken(rng, mu, sigma):
+        y = np.column_stack([0 * mu, rng.standard_normal(mu.size)])
+        y[mu > 0, 1] = np.inf
+        return y
+
+    model = od.Model(PRIOR, half_broken, [0.0, 0.0], distance=lambda simulated, observed: abs(simulated[0]))
+    post = od.rejection(model, od.uniform(1.0), budget=500, seed=1)
+    assert post.draws["mu"].max() <= 0 and post.cost.failed > 100

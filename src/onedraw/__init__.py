@@ -7,7 +7,11 @@ from onedraw.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, tri
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
+from onedraw.proposal import independence, lazy, random_walk
+from onedraw.samplers.pseudo_marginal import pseudo_marginal
+from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
+from onedraw.samplers.wilkinson import wilkinson
 from onedraw.simulator import Failure, SimulationError, batched, staged
 
 __version__ = "0.1.0"
@@ -28,13 +32,19 @@ __all__ = [
     "euclidean",
     "gaussian",
     "handicapped",
+    "independence",
     "kernel",
     "laplace",
+    "lazy",
     "mahalanobis",
+    "pseudo_marginal",
+    "r_hit",
+    "random_walk",
     "rejection",
     "scaled",
     "staged",
     "triangular",
     "unbiased",
     "uniform",
+    "wilkinson",
 ]

@@ -7,7 +7,7 @@ log estimate that would still be accepted, so that a pseudo-sample that cannot m
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -77,6 +77,10 @@ class AbcAverage:
     def prior(self) -> Prior:
         return self.model.prior
 
+    def with_model(self, model: Model) -> "AbcAverage":
+        """The same estimator for a model whose distance is ready."""
+        return replace(self, model=model)
+
     def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
         """The average at each row of theta, (n, dim), where an estimate of at most 1 could still be accepted.
 
@@ -113,6 +117,11 @@ class AbcAverage:
         # A staged simulator pays its set-up at each call, so its draws at one theta are never cut.
         width = min(draws, most) if self.model.batched else draws
         height = max(1, most // width)
+        if n <= height and width == draws:
+            part = self.model.simulate_rows(rng, theta, rows, draws, on_error=self.on_error)
+            distance = self.model.distances(part)
+            kept_all = distance if self.keep_distances else NO_DISTANCES
+            return _tally(self.kernel.log_average(distance), kept_all, n * draws, [part])
         parts: list[Simulated] = []
         log_estimates: list[Array] = []
         kept: list[Array] = []
@@ -190,6 +199,10 @@ class Handicapped:
     def log_bound(self) -> float | None:
         bound: float | None = self.estimator.log_bound
         return None if bound is None else bound - math.log1p(-self.alpha)
+
+    def with_model(self, model: Model) -> "Handicapped":
+        """The same estimator for a model whose distance is ready."""
+        return replace(self, estimator=self.estimator.with_model(model))
 
     def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
         """As the estimator within, at the rows whose coin spared them."""
@@ -327,6 +340,11 @@ def _joined(arrays: list[Array], axis: int) -> Array:
 
 
 def _tally(log_estimate: Array, distances: Array, simulations: int, parts: list[Simulated]) -> Evaluation:
+    if len(parts) == 1:
+        (one,) = parts
+        return Evaluation(
+            log_estimate, distances, simulations, one.setups, one.failed, tuple(one.failures), one.ignored_rng
+        )
     return Evaluation(
         log_estimate,
         distances,

@@ -15,7 +15,9 @@ from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.kernels import EPS_MEANING, Kernel
 from onedraw.model import Model
 from onedraw.simulator import Failure
-from onedraw.summary import Summary, describe
+from onedraw.summary import Row, Summary, describe
+
+R_HAT_LIMIT, ESS_LIMIT = 1.01, 100
 
 
 class Status(NamedTuple):
@@ -78,12 +80,45 @@ class Posterior:
         chains, draws = next(iter(self.draws.values())).shape
         return chains, draws
 
+    @property
+    def longest_stall(self) -> int:
+        """The most steps in a row in which a chain did not move (a multiple of thin); 0 for independent draws."""
+        chains, draws = self.shape
+        if self.independent or draws < 2:
+            return 0
+        # Where the state changes, with sentinels at both ends: the longest gap is the longest stall.
+        moved = np.ones((chains, draws + 1), dtype=bool)
+        moved[:, 1:-1] = self._moves()
+        gaps = np.diff(np.flatnonzero(moved.ravel()))
+        return int(gaps.max() - 1) * int(self.settings.get("thin", 1))
+
+    def _moves(self) -> Array:
+        """(chains, draws - 1): whether any parameter changed from a kept draw to the next."""
+        return np.any([np.diff(values, axis=1) != 0 for values in self.draws.values()], axis=0)
+
+    def _doubts(self, rows: Mapping[str, Row]) -> list[str]:
+        """What the draws of chains give reason to doubt, in plain words."""
+        chains, draws = self.shape
+        if self.independent or self.weights is not None or draws < 2:
+            return []
+        doubts = []
+        still = chains - int(np.count_nonzero(self._moves().any(axis=1)))
+        if still:
+            doubts.append(f"{still} of {chains} chains never moved: run longer, raise eps, or use smaller steps")
+        unmixed = [name for name, row in rows.items() if row.r_hat > R_HAT_LIMIT]
+        if unmixed:
+            doubts.append(f"R-hat of {', '.join(unmixed)} is above {R_HAT_LIMIT}: the chains do not agree yet")
+        thin = [name for name, row in rows.items() if not row.ess >= ESS_LIMIT]
+        if thin:
+            doubts.append(f"ESS of {', '.join(thin)} is below {ESS_LIMIT}: the numbers above are rough; run longer")
+        return doubts
+
     def summary(self, hdi_prob: float = 0.9) -> Summary:
         """Mean, sd, highest density interval, Monte Carlo error, ESS and R-hat of each parameter."""
         if not 0 < hdi_prob < 1:
             raise ValueError(f"hdi_prob must lie between 0 and 1, got {hdi_prob!r}: it is the interval's content")
         rows = {name: describe(values, self.weights, self.independent, hdi_prob) for name, values in self.draws.items()}
-        return Summary(rows, hdi_prob, self.notes)
+        return Summary(rows, hdi_prob, (*self.notes, *self._doubts(rows)))
 
     def at(self, eps: float) -> "Posterior":
         """The posterior at a smaller tolerance, from the same run: the draws with new weights.
@@ -100,7 +135,9 @@ class Posterior:
             )
         assert self.distances is not None
         distances = self.distances[..., None] if self.distances.ndim == 2 else self.distances
-        log_weights = new.log_average(distances) - kernel.log_average(distances)
+        # A start that was given has no distance yet (inf) and no weight.
+        log_run = kernel.log_average(distances)
+        log_weights = np.where(np.isneginf(log_run), -np.inf, new.log_average(distances) - np.maximum(log_run, -1e300))
         if not np.isfinite(log_weights).any():
             nearest = float(distances.min()) if distances.size else math.nan
             raise ValueError(f"no draw is within eps = {eps}: the nearest simulation is at distance {nearest:.6g}")

@@ -27,6 +27,8 @@ class Marginal(NamedTuple):
     draw: Draw
     log_density: LogDensity
     discrete: bool
+    trusted: bool = True
+    """Whether finite draws and numbers that are not NaN are certain, as they are for the formulas of this file."""
 
 
 class Prior:
@@ -61,7 +63,8 @@ class Prior:
                 total = total + parts[column].log_density(theta[:, column])
             return total
 
-        self._set(tuple(marginals), draw, log_density, [part.discrete for part in parts], where)
+        trusted = all(part.trusted for part in parts)
+        self._set(tuple(marginals), draw, log_density, [part.discrete for part in parts], where, trusted)
 
     @classmethod
     def joint(
@@ -114,6 +117,7 @@ class Prior:
         log_density: LogDensity,
         discrete: list[bool],
         where: Callable[..., Any] | None,
+        trusted: bool = False,
     ) -> None:
         if not names:
             raise ValueError("a prior needs at least one parameter, as in od.Prior(mu=stats.norm(0, 1))")
@@ -129,8 +133,9 @@ class Prior:
         self.dim = len(names)
         self.discrete = np.array(discrete)
         self.discrete.flags.writeable = False
+        self._whole = discrete
         self.where = where
-        self._draw, self._log_density = draw, log_density
+        self._draw, self._log_density, self._trusted = draw, log_density, trusted
         # A prior that cannot be sampled or evaluated is found out here, before a simulation is spent on it.
         theta = self.sample(np.random.Generator(np.random.SFC64(0)), 64)
         log_density_there = self.logpdf(theta)
@@ -165,7 +170,7 @@ class Prior:
         log_density = self._log_density(theta)
         if self.where is not None:
             log_density = np.where(self._allowed(theta), log_density, -np.inf)
-        if np.isnan(log_density).any():
+        if not self._trusted and np.isnan(log_density).any():
             row = int(np.argmax(np.isnan(log_density)))
             raise ValueError(f"the prior's log density is NaN at {self.named(theta[row])}: it must be a number or -inf")
         return log_density
@@ -175,7 +180,8 @@ class Prior:
         columns = {}
         for index, name in enumerate(self.names):
             column = theta[:, index]
-            column = column.astype(np.int64) if self.discrete[index] else column.view()
+            if self._whole[index]:
+                column = column.astype(np.int64)
             column.flags.writeable = False
             columns[name] = column
         return columns
@@ -203,7 +209,7 @@ class Prior:
         return allowed
 
     def _checked(self, theta: Array) -> Array:
-        if not np.isfinite(theta).all():
+        if not self._trusted and not np.isfinite(theta).all():
             row, column = np.argwhere(~np.isfinite(theta))[0]
             raise ValueError(
                 f"the prior drew {theta[row, column]} for {self.names[column]!r}: draws must be finite; check the "
@@ -247,7 +253,7 @@ def _marginal(name: str, distribution: Any) -> Marginal:
         if hasattr(distribution, "dist"):
             discrete = hasattr(distribution.dist, "pmf")
             log_density = distribution.logpmf if discrete else distribution.logpdf
-            return Marginal(lambda rng, n: distribution.rvs(size=n, random_state=rng), log_density, discrete)
+            return Marginal(lambda rng, n: distribution.rvs(size=n, random_state=rng), log_density, discrete, False)
     raise ValueError(
         f"prior {name!r} is {distribution!r}: expected a frozen SciPy distribution such as stats.norm(0, 1), or use "
         "od.Prior.joint(names, sample=, logpdf=) for any other"

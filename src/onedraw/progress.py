@@ -15,8 +15,9 @@ class Progress:
     """
 
     def __init__(self, show: bool | None, label: str, total: int | None, unit: str = "") -> None:
-        if show not in (True, False, None):
+        if not (show is None or isinstance(show, bool)):
             raise ValueError(f"progress must be True, False or None, got {show!r}")
+        self.asked = show
         self.show = sys.stderr.isatty() if show is None else show
         self.label, self.total, self.unit = label, total, unit
         self._began = time.perf_counter()

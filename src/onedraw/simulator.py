@@ -146,7 +146,7 @@ def simulate_rows(
         result = _batched_rows(recipe, rng, theta, shape, chunk, watch)
     elif isinstance(recipe.simulator, Staged):
         result = Simulated(np.empty(shape))
-        _staged_rows(recipe, rng, theta, places, pseudo_samples, result, on_error)
+        _staged_rows(recipe, rng, theta, places, first_pseudo_sample, pseudo_samples, result, on_error)
     else:
         result = Simulated(np.empty(shape))
         _plain_rows(recipe, rng, theta, places, first_pseudo_sample, result, on_error, watch)
@@ -203,6 +203,7 @@ def _staged_rows(
     rng: Rng,
     theta: Array,
     index: Array,
+    first: int,
     pseudo_samples: int,
     result: Simulated,
     on_error: str,
@@ -213,11 +214,11 @@ def _staged_rows(
         result.setups += 1
         try:
             state = simulator.prepare(**dict(zip(names, values, strict=True)))
-            drawn = simulator.draw(rng.single(place), state, pseudo_samples)
+            drawn = simulator.draw(rng.single(place, first), state, pseudo_samples)
             result.rows[row] = _summaries(recipe, drawn, pseudo_samples)
         except Exception as error:
             result.rows[row] = np.nan
-            _note_failure(recipe, rng, theta[row], place, 0, error, result, on_error)
+            _note_failure(recipe, rng, theta[row], place, first, error, result, on_error)
 
 
 def _batched_rows(

@@ -13,6 +13,8 @@ import numpy as np
 
 from onedraw.arrays import Array
 
+GROUPS = 8
+"""Groups into which many chains are put before their agreement is judged."""
 FEWEST = 4
 """Draws a chain needs before its error can be estimated."""
 
@@ -81,10 +83,14 @@ def describe(draws: Array, weights: Array | None, independent: bool, hdi_prob: f
     if draws.shape[1] < FEWEST:
         return Row(mean, sd, low, high, math.nan, math.nan, math.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        mcse, ess, r_hat = (
-            float(estimate(draws, chain_axis=0, draw_axis=1))
-            for estimate in (array_stats.mcse, array_stats.ess, array_stats.rhat)
-        )
+        mcse = float(array_stats.mcse(draws, chain_axis=0, draw_axis=1))
+        ess = float(array_stats.ess(draws, chain_axis=0, draw_axis=1))
+        if len(draws) < 2 * GROUPS:
+            r_hat = float(array_stats.rhat(draws, chain_axis=0, draw_axis=1))
+        else:
+            # Many short chains disagree by chance alone; groups of them should not (nested R-hat).
+            groups = np.arange(len(draws) // GROUPS * GROUPS) % GROUPS
+            r_hat = float(array_stats.rhat_nested(draws[: groups.size], groups, chain_axis=0, draw_axis=1))
     return Row(mean, sd, low, high, mcse, ess, r_hat)
 
 

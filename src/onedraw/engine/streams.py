@@ -22,7 +22,7 @@ class Blank(ISeedSequence):
         return np.zeros(n_words, dtype)
 
 
-BLANK = Blank()
+BLANK: Any = Blank()
 
 
 class Phase(IntEnum):

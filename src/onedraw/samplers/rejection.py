@@ -40,6 +40,9 @@ class Accepted(NamedTuple):
     log_estimate: Array
     distances: Array
     evaluation: Evaluation
+    near_theta: Array
+    """Rejected proposals that came nearest to the data, where they are asked for, with their distances."""
+    near_distance: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +53,8 @@ class Proposals:
     log_bound: float
     seed: int
     phase: int
+    neighbours: int = 0
+    """How many of the nearest rejected proposals to hand back."""
 
     def __call__(self, block: Block) -> Accepted:
         rng = Rng(self.seed, self.phase, block.first)
@@ -61,7 +66,19 @@ class Proposals:
         chosen = hits[log_u < result.log_estimate[hits] - self.log_bound]
         distances = result.distances[chosen] if result.distances.size else result.distances
         spent = result._replace(log_estimate=np.empty(0), distances=np.empty((0, 0)))
-        return Accepted(theta[chosen], result.log_estimate[chosen], distances, spent)
+        near = self._nearest_rejected(result.distances, chosen)
+        near_distance = result.distances[near, 0] if near.size else np.empty(0)
+        return Accepted(theta[chosen], result.log_estimate[chosen], distances, spent, theta[near], near_distance)
+
+    def _nearest_rejected(self, distances: Array, chosen: Array) -> Array:
+        if self.neighbours == 0 or distances.size == 0:
+            return np.empty(0, dtype=np.intp)
+        nearest = distances[:, 0].copy()
+        nearest[chosen] = np.inf
+        rejected = np.flatnonzero(nearest < np.inf)
+        if rejected.size <= self.neighbours:
+            return rejected
+        return rejected[np.argpartition(nearest[rejected], self.neighbours)[: self.neighbours]]
 
 
 @dataclass
@@ -75,6 +92,9 @@ class Collected:
     cost: Cost
     failures: tuple[Failure, ...]
     reason: str
+    neighbours: Array
+    """(k, dim): acceptances beyond `draws`, then the nearest rejected proposals. Given how many were accepted, they
+    are independent of the draws above, so that a scale learnt from them leaves those draws exact."""
 
 
 def collect(
@@ -87,9 +107,11 @@ def collect(
     block: int,
     deadline: Deadline,
     progress: Progress,
+    neighbours: int = 0,
 ) -> Collected:
     """Run Algorithm 1 until there are `draws` acceptances or `proposals` proposals were made."""
-    task = Proposals(estimator, float(estimator.log_bound), seed, phase)
+    task = Proposals(estimator, float(estimator.log_bound), seed, phase, neighbours)
+    near: list[tuple[Array, Array]] = []
     thetas: list[Array] = []
     log_estimates: list[Array] = []
     distances: list[Array] = []
@@ -105,6 +127,10 @@ def collect(
             thetas.append(result.theta)
             log_estimates.append(result.log_estimate)
             distances.append(result.distances)
+        if neighbours:
+            near.append((result.near_theta, result.near_distance))
+            if len(near) > 64:
+                near[:] = [_nearest(near, neighbours)]
         failures.extend(spent.failures[: FAILURES_KEPT - len(failures)])
         made += block.size
         accepted += len(result.theta)
@@ -113,20 +139,31 @@ def collect(
         failed += spent.failed
         refuse_hopeless(simulations, failed, failures, last=made == proposals)
         progress.update(made if draws is None else min(accepted, draws), f"{accepted / made:.3g} accepted")
-        return draws is not None and accepted >= draws
+        return draws is not None and accepted >= draws and made >= draws + neighbours
 
     reason = in_order(task, cut(proposals, block), take, deadline, progress)
     kept = accepted if draws is None else min(accepted, draws)
-    dim = estimator.prior.dim
+    every = np.concatenate(thetas) if thetas else np.empty((0, estimator.prior.dim))
+    beyond = every[kept:][:neighbours]
+    if len(beyond) < neighbours:
+        beyond = np.concatenate([beyond, _nearest(near, neighbours - len(beyond))[0]])
     return Collected(
-        np.concatenate(thetas)[:kept] if thetas else np.empty((0, dim)),
+        every[:kept],
         np.concatenate(log_estimates)[:kept] if thetas else np.empty(0),
         np.concatenate(distances)[:kept] if thetas else np.empty((0, 0)),
         accepted,
         Cost(simulations, setups, 0, failed, made, 0, deadline.seconds()),
         tuple(failures),
         reason,
+        beyond,
     )
+
+
+def _nearest(parts: list[tuple[Array, Array]], count: int) -> tuple[Array, Array]:
+    theta = np.concatenate([part[0] for part in parts])
+    distance = np.concatenate([part[1] for part in parts])
+    order = np.argsort(distance, kind="stable")[:count]
+    return theta[order], distance[order]
 
 
 def block_size(model: Model, pseudo_samples: int) -> int:

@@ -1,0 +1,196 @@
+"""Algorithm 2, pseudo-marginal ABC-MCMC.
+
+State (x, T). Propose x' from q, draw an unbiased estimate T' of the unnormalised target at x', and accept when
+u <= T' q(x | x') / (T q(x' | x)). The old T is kept, never drawn again: that is what makes the chain exact. T' = 0 is
+never accepted. For the ABC average, T = pi(x) (1/M) sum_i K(distance_i).
+
+Before anything is simulated, u says what T' must at least be; where no T' can reach it, the proposal is rejected at
+once. The chain is the same, step by step; only its cost falls (docs/theory.md, 5).
+
+Reference: Bornn, Pillai, Smith and Woodard, Algorithm 2; Andrieu and Roberts (2009).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.arguments import one_of, whole_number
+from onedraw.arrays import Array
+from onedraw.engine.lockstep import Info
+from onedraw.engine.streams import Purpose, Rng
+from onedraw.estimator import AbcAverage, check_estimator, check_model_and_kernel, evaluate
+from onedraw.kernels import Kernel
+from onedraw.model import Model
+from onedraw.posterior import Posterior
+from onedraw.prior import Prior
+from onedraw.proposal import Proposed
+from onedraw.samplers.chains import Request, run_chains
+from onedraw.samplers.start import Start, pseudo_samples_of
+
+
+class State(NamedTuple):
+    """What a block of n chains carries from step to step."""
+
+    theta: Array
+    """(n, dim)"""
+    log_prior: Array
+    log_estimate: Array
+    """Of the accepted theta; carried, never refreshed."""
+    distances: Array
+    """(n, M) of the accepted pseudo-samples where they are kept, otherwise (n, 0)."""
+
+
+def least_needed(state: State, log_prior: Array, proposed: Proposed, log_u: Array) -> Array:
+    """The least log estimate at theta' that u would accept; inf where none would."""
+    needed = (state.log_prior + state.log_estimate + log_u) - (log_prior + proposed.log_q_ratio)
+    return needed if proposed.held is None else np.where(proposed.held, np.inf, needed)
+
+
+def accept(log_estimate: Array, log_needed: Array) -> Array:
+    """u <= T' q(x | x') / (T q(x' | x)) on the log scale; an estimate of zero is never accepted."""
+    return (log_estimate >= log_needed) & (log_estimate > -np.inf)
+
+
+def log_prior_at(prior: Prior, proposed: Proposed) -> Array:
+    """The prior's log density at theta'."""
+    return prior.logpdf(proposed.theta) if proposed.log_prior is None else proposed.log_prior
+
+
+def proposals_of(proposed: Proposed) -> int | Array:
+    """1 for chains that proposed and 0 for those that were held."""
+    return 1 if proposed.held is None else ~proposed.held
+
+
+@dataclass(frozen=True, eq=False)
+class PseudoMarginal:
+    """Algorithm 2 with an estimator and a proposal."""
+
+    estimator: Any
+    proposal: Any
+    early: bool
+    draws: int
+    """Simulations of one estimate, for the count of those that were skipped."""
+
+    def step(self, rng: Rng, state: State) -> tuple[State, Info]:
+        """One step of every chain of the block."""
+        moves = rng.bulk(Purpose.MOVE)
+        proposed = self.proposal.propose(moves, state.theta, state.log_prior)
+        log_u = -moves.standard_exponential(len(state.theta))
+        log_prior = log_prior_at(self.estimator.prior, proposed)
+        log_needed = least_needed(state, log_prior, proposed, log_u)
+        wanted = log_needed if self.early else np.where(log_needed < np.inf, -np.inf, np.inf)
+        result = evaluate(self.estimator, rng, proposed.theta, wanted)
+        accepted = accept(result.log_estimate, log_needed)
+        distances = state.distances
+        if distances.shape[1]:
+            distances = np.where(accepted[:, None], result.distances, distances)
+        state = State(
+            np.where(accepted[:, None], proposed.theta, state.theta),
+            np.where(accepted, log_prior, state.log_prior),
+            np.where(accepted, result.log_estimate, state.log_estimate),
+            distances,
+        )
+        proposals = proposals_of(proposed)
+        asked = (len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))) * self.draws
+        return state, Info(
+            accepted,
+            proposals,
+            result.simulations,
+            result.setups,
+            asked - result.simulations,
+            result.failed,
+            result.failures,
+            result.ignored_rng,
+        )
+
+
+def starting_state(start: Start, log_prior: Array) -> State:
+    """The state of a block from its starting draws."""
+    return State(start.theta, log_prior, start.log_estimate, start.distances)
+
+
+def pseudo_marginal(
+    model: Model | None = None,
+    kernel: Kernel | None = None,
+    *,
+    draws: int | None = None,
+    chains: int | None = None,
+    pseudo_samples: int = 1,
+    proposal: Any = None,
+    start: Any = "rejection",
+    budget: int | None = None,
+    thin: int = 1,
+    seed: int | None = None,
+    on_error: str = "reject",
+    max_seconds: float | None = None,
+    early: bool = True,
+    keep_distances: bool | None = None,
+    estimator: Any = None,
+    progress: bool | None = None,
+) -> Posterior:
+    """Draws from pi_K by Algorithm 2: many chains that carry their estimate with them.
+
+    Parameters
+    ----------
+    model, kernel
+        What to simulate, and how distances become weights; or `estimator` instead of both.
+    draws
+        Draws kept of each chain; a chain takes draws x thin steps.
+    chains
+        Chains run side by side: by default 1024 for batched simulators, 4 for others.
+    pseudo_samples
+        M, the pseudo-samples of one estimate. One is within a factor two of the best (docs/theory.md, L5).
+    proposal
+        `od.random_walk()` (the default), `od.independence()`, `od.lazy(...)`, or a function
+        `(rng, theta (n, dim)) -> (theta', log q(theta | theta') - log q(theta' | theta))`.
+    start
+        "rejection" (exact: no burn-in), points (a dict by name, or an array (dim,) or (chains, dim)), or a Posterior.
+    budget
+        The most simulations, pilot and starts included: never passed, and missed by less than one proposal (times
+        thin) for each chain. `draws` or `budget` or both: whichever comes first.
+    thin, seed, on_error, max_seconds, progress
+        As in every sampler: see `od.rejection`.
+    early
+        Reject before simulating where no simulation could be accepted. The chain is the same for plain simulators
+        and as good for others; it costs more without.
+    keep_distances
+        Keep the distances of all M pseudo-samples of each draw, for `Posterior.at`; by default for M = 1.
+    estimator
+        Any unbiased non-negative estimator (`od.Estimator`, `od.unbiased`, `od.handicapped`).
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(0.5), draws=100, chains=64, seed=1)
+    >>> post.draws["theta"].shape
+    (64, 100)
+    """
+    draws_each = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
+    if not isinstance(early, bool):
+        raise ValueError(f"early must be True or False, got {early!r}")
+    if estimator is None:
+        check_model_and_kernel(model, kernel)
+        assert model is not None and kernel is not None
+        keep = draws_each == 1 if keep_distances is None else bool(keep_distances)
+        on_error = one_of("on_error", on_error, ("reject", "raise"))
+        estimator = AbcAverage(model, kernel, draws_each, on_error=on_error, keep_distances=keep, early=early)
+    elif model is not None or kernel is not None or draws_each != 1:
+        raise ValueError("give a model and a kernel (with pseudo_samples), or an estimator, not both")
+    else:
+        check_estimator(estimator)
+        draws_each = pseudo_samples_of(estimator)
+    request = Request.checked(
+        model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
+        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal,
+    )  # fmt: skip
+    return run_chains(
+        "pseudo_marginal",
+        request,
+        estimator,
+        lambda ready, walk: PseudoMarginal(ready, walk, early, draws_each),
+        starting_state,
+        worst=draws_each,
+        settings={"pseudo_samples": draws_each, "early": early},
+    )

@@ -1,0 +1,216 @@
+"""Where chains start: draws of Algorithm 1 at the same kernel, points you give, or draws of an earlier posterior.
+
+An accepted draw of Algorithm 1 with its pseudo-samples is exactly a stationary state of the chain, so there is no
+burn-in. For M > 1 it is enough to accept with one pseudo-sample, keep it, and add M - 1 fresh ones (docs/theory.md, 2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onedraw.arrays import Array
+from onedraw.cost import Cost
+from onedraw.engine.blocks import Deadline, one_blas_thread
+from onedraw.engine.streams import Phase, Purpose, Rng
+from onedraw.estimator import AbcAverage, evaluate
+from onedraw.posterior import Posterior
+from onedraw.prior import Prior
+from onedraw.progress import Progress
+from onedraw.samplers.rejection import Collected, block_size, collect
+from onedraw.simulator import Failure
+
+TRIES = 1000
+"""Estimates at a given starting point before it is called hopeless."""
+
+
+@dataclass
+class Start:
+    """Starting states of all chains, and draws from which a proposal may learn its scale."""
+
+    theta: Array
+    log_estimate: Array
+    distances: Array
+    spread: Array
+    """Draws (k, dim) near the posterior that no chain starts from."""
+    cost: Cost
+    failures: tuple[Failure, ...]
+    reason: str
+    note: str = ""
+
+
+def starting_states(
+    start: Any,
+    estimator: Any,
+    chains: int,
+    seed: int,
+    budget: int | None,
+    deadline: Deadline,
+    progress: bool | None,
+) -> Start:
+    """The starting states asked for; fewer than `chains` rows where the budget or the time did not suffice."""
+    if isinstance(start, str):
+        if start != "rejection":
+            raise ValueError(f"start must be 'rejection', points or a Posterior, got {start!r}")
+        if estimator.log_bound is None:
+            raise ValueError(
+                "start='rejection' needs an estimator with a known log_bound: give starting points, as in "
+                f"start={{{', '.join(f'{name!r}: ...' for name in estimator.prior.names)}}}"
+            )
+        return _by_rejection(estimator, chains, seed, budget, deadline, progress)
+    if isinstance(start, Posterior):
+        if start.names != estimator.prior.names:
+            raise ValueError(f"start holds draws of {list(start.names)}, the model has {list(estimator.prior.names)}")
+        return _from_posterior(start, estimator, chains, seed, budget)
+    points = given_points(start, estimator.prior, chains)
+    return _at_points(points, points, estimator, seed, budget, "given")
+
+
+def _by_rejection(
+    estimator: Any, chains: int, seed: int, budget: int | None, deadline: Deadline, progress: bool | None
+) -> Start:
+    abc = isinstance(estimator, AbcAverage)
+    cheap = replace(estimator, pseudo_samples=1, early=False, keep_distances=True) if abc else estimator
+    cost_each = 1 if abc else pseudo_samples_of(estimator)
+    later = estimator.pseudo_samples - 1 if abc else 0
+    # The fresh draws that complete M are set aside beforehand, so that the budget is not passed.
+    proposals = None if budget is None else max(0, (budget - later * chains) // cost_each)
+    wanted = max(64, 10 * estimator.prior.dim)
+    size = block_size(cheap.model, 1) if abc else 64
+    found = collect(
+        cheap,
+        seed=seed,
+        phase=Phase.START,
+        draws=chains,
+        proposals=proposals,
+        block=size,
+        deadline=deadline,
+        progress=Progress(progress, "starting points", chains, "chains"),
+        neighbours=wanted,
+    )
+    return _completed(estimator, found, seed) if len(found.theta) == chains else _as_start(found, found.log_estimate)
+
+
+def _completed(estimator: Any, found: Collected, seed: int) -> Start:
+    """Starting states from draws with one pseudo-sample each: the other M - 1 are drawn afresh."""
+    log_estimate = found.log_estimate
+    if isinstance(estimator, AbcAverage) and estimator.pseudo_samples > 1:
+        rest = replace(estimator, pseudo_samples=estimator.pseudo_samples - 1, keep_distances=True, early=False)
+        with one_blas_thread():
+            more = rest.evaluate(Rng(seed, Phase.FILL), np.asfortranarray(found.theta), None)
+        found.distances = np.concatenate([found.distances, more.distances], axis=1)
+        found.cost = found.cost.plus(Cost(simulations=more.simulations, setups=more.setups, failed=more.failed))
+        found.failures = (*found.failures, *more.failures)
+        log_estimate = estimator.kernel.log_average(found.distances)
+    if not keeps_distances(estimator):
+        found.distances = np.empty((len(found.theta), 0))
+    return _as_start(found, log_estimate)
+
+
+def _as_start(found: Collected, log_estimate: Array) -> Start:
+    return Start(found.theta, log_estimate, found.distances, found.neighbours, found.cost, found.failures, found.reason)
+
+
+def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, budget: int | None) -> Start:
+    """Draws of an earlier run, each with its own pseudo-sample where that is known and counts at the new kernel."""
+    every = np.column_stack([start.draws[name].reshape(-1) for name in start.names]).astype(float)
+    rng = Rng(seed, Phase.RESAMPLE).bulk(Purpose.MOVE)
+    weights = np.full(len(every), 1.0) if start.weights is None else start.weights.reshape(-1)
+    known = isinstance(estimator, AbcAverage) and start.model is estimator.model and start.distances is not None
+    if not known or start.distances is None or start.distances.ndim != 2 or start.kernel is None:
+        pool = every[rng.choice(len(every), max(chains, 1000), p=weights / weights.sum())]
+        return _at_points(pool[:chains], pool, estimator, seed, budget, "the earlier posterior's")
+    kernel, distances = estimator.kernel, start.distances.reshape(-1)
+    weights = np.where(np.isneginf(kernel.log_weight(distances)), 0.0, weights)
+    if kernel.name == start.kernel.name and kernel.eps <= start.kernel.eps and weights.any():
+        reweighted = start.at(kernel.eps).weights
+        assert reweighted is not None
+        weights = reweighted.reshape(-1)
+    if not weights.any():
+        raise ValueError(
+            f"no draw of the posterior given as start is within eps = {kernel.eps}: the nearest is at distance "
+            f"{distances.min():.4g}; start from a run at a smaller eps, or start='rejection'"
+        )
+    pick = rng.choice(len(every), max(chains, 1000), p=weights / weights.sum())
+    chosen = pick[:chains]
+    found = Collected(
+        np.asfortranarray(every[chosen]), kernel.log_weight(distances[chosen]), distances[chosen][:, None],
+        chains, Cost(), (), "enough", every[pick],
+    )  # fmt: skip
+    return _completed(estimator, found, seed)
+
+
+def pseudo_samples_of(estimator: Any) -> int:
+    """Simulations one estimate may take."""
+    inner = getattr(estimator, "estimator", estimator)
+    return int(getattr(inner, "pseudo_samples", getattr(inner, "simulations", 1)))
+
+
+def keeps_distances(estimator: Any) -> bool:
+    """Whether an estimator hands back the distances of its pseudo-samples."""
+    return bool(getattr(getattr(estimator, "estimator", estimator), "keep_distances", False))
+
+
+def given_points(start: Any, prior: Prior, chains: int) -> Array:
+    """Points (chains, dim) from a dict by name or an array (dim,) or (chains, dim), inside the prior's support."""
+    try:
+        if isinstance(start, Mapping):
+            if set(start) != set(prior.names):
+                raise ValueError(f"start names {sorted(start)}, the model has {sorted(prior.names)}")
+            columns = [np.broadcast_to(np.asarray(start[name], dtype=float), chains) for name in prior.names]
+            points = np.column_stack(columns)
+        else:
+            points = np.array(np.broadcast_to(np.asarray(start, dtype=float), (chains, prior.dim)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"start must be 'rejection', a Posterior, or points of shape ({chains}, {prior.dim}) for {chains} chains "
+            f"and parameters {list(prior.names)}: {error}"
+        ) from error
+    outside = ~np.isfinite(points).all(axis=1)
+    outside[~outside] = np.isneginf(prior.logpdf(np.asfortranarray(points[~outside])))
+    if outside.any():
+        chain = int(np.argmax(outside))
+        raise ValueError(f"the start of chain {chain}, {prior.named(points[chain])}, is outside the prior's support")
+    return np.asfortranarray(points)
+
+
+def _at_points(points: Array, pool: Array, estimator: Any, seed: int, budget: int | None, whose: str) -> Start:
+    """Estimates above zero at given points, tried for until each has one."""
+    chains = len(points)
+    draws = pseudo_samples_of(estimator)
+    tries = TRIES if budget is None else min(TRIES, budget // (chains * draws))
+    log_estimate = np.full(chains, -np.inf)
+    kept = keeps_distances(estimator)
+    distances = np.full((chains, draws if kept else 0), np.inf)
+    nearest = np.inf
+    cost = Cost()
+    failures: tuple[Failure, ...] = ()
+    missing = np.arange(chains)
+    with one_blas_thread():
+        for attempt in range(tries):
+            needed = np.full(chains, np.inf)
+            needed[missing] = -np.inf
+            result = evaluate(estimator, Rng(seed, Phase.START, step=attempt), points, needed)
+            cost = cost.plus(Cost(result.simulations, result.setups, 0, result.failed))
+            failures = (*failures, *result.failures)[:20]
+            log_estimate[missing] = result.log_estimate[missing]
+            if kept and result.distances.size:
+                distances[missing] = result.distances[missing]
+                nearest = min(nearest, float(result.distances[missing].min()))
+            missing = np.flatnonzero(np.isneginf(log_estimate))
+            if missing.size == 0:
+                break
+    if missing.size:
+        chain = int(missing[0])
+        remedy = (
+            "" if np.isinf(nearest) else f"; the nearest simulation was at distance {nearest:.4g}, so try eps above it"
+        )
+        raise ValueError(
+            f"the start of chain {chain}, {estimator.prior.named(points[chain])}, had an estimate of zero in "
+            f"{tries} tries{remedy}, or start='rejection'"
+        )
+    return Start(
+        np.asfortranarray(points), log_estimate, distances, pool, cost, failures, "enough",
+        f"chains start at {whose} points, which are not draws of the posterior: discard what they need to forget them",
+    )  # fmt: skip

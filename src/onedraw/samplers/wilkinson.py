@@ -1,0 +1,128 @@
+"""Algorithm 3, Wilkinson's ABC-MCMC.
+
+Propose theta' from q, draw one pseudo-sample y' at theta', and accept with probability
+K(distance') min{1, pi(theta') q(theta | theta') / (pi(theta) q(theta' | theta))}. No estimate is carried: a lucky
+one is not remembered, and the chain is never better than the marginal one (docs/theory.md, L6).
+
+Reference: Bornn, Pillai, Smith and Woodard, Algorithm 3; Wilkinson (2013).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.arguments import one_of
+from onedraw.arrays import Array
+from onedraw.engine.lockstep import Info
+from onedraw.engine.streams import Purpose, Rng
+from onedraw.estimator import AbcAverage, check_model_and_kernel
+from onedraw.kernels import Kernel
+from onedraw.model import Model
+from onedraw.posterior import Posterior
+from onedraw.proposal import Proposed
+from onedraw.samplers.chains import Request, run_chains
+from onedraw.samplers.pseudo_marginal import accept, log_prior_at, proposals_of
+from onedraw.samplers.start import Start
+
+
+class State(NamedTuple):
+    """What a block of n chains carries from step to step."""
+
+    theta: Array
+    log_prior: Array
+    distances: Array
+    """(n, 1) of the accepted pseudo-sample, for smaller tolerances later; no decision depends on it."""
+
+
+def least_needed(state: State, log_prior: Array, proposed: Proposed, log_u: Array) -> Array:
+    """The least log K that u would accept; inf where none would."""
+    log_ratio = log_prior + proposed.log_q_ratio - state.log_prior
+    needed = log_u - np.minimum(log_ratio, 0.0)
+    return needed if proposed.held is None else np.where(proposed.held, np.inf, needed)
+
+
+@dataclass(frozen=True, eq=False)
+class Wilkinson:
+    """Algorithm 3 with a proposal; the estimator is the kernel of one pseudo-sample."""
+
+    estimator: AbcAverage
+    proposal: Any
+    early: bool
+
+    def step(self, rng: Rng, state: State) -> tuple[State, Info]:
+        """One step of every chain of the block."""
+        moves = rng.bulk(Purpose.MOVE)
+        proposed = self.proposal.propose(moves, state.theta, state.log_prior)
+        log_u = -moves.standard_exponential(len(state.theta))
+        log_prior = log_prior_at(self.estimator.prior, proposed)
+        log_needed = least_needed(state, log_prior, proposed, log_u)
+        wanted = log_needed if self.early else np.where(log_needed < np.inf, -np.inf, np.inf)
+        result = self.estimator.evaluate(rng, proposed.theta, wanted)
+        accepted = accept(result.log_estimate, log_needed)
+        state = State(
+            np.where(accepted[:, None], proposed.theta, state.theta),
+            np.where(accepted, log_prior, state.log_prior),
+            np.where(accepted[:, None], result.distances, state.distances),
+        )
+        proposals = proposals_of(proposed)
+        asked = len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))
+        return state, Info(
+            accepted,
+            proposals,
+            result.simulations,
+            result.setups,
+            asked - result.simulations,
+            result.failed,
+            result.failures,
+            result.ignored_rng,
+        )
+
+
+def starting_state(start: Start, log_prior: Array) -> State:
+    """The state of a block from its starting draws."""
+    return State(start.theta, log_prior, start.distances)
+
+
+def wilkinson(
+    model: Model,
+    kernel: Kernel,
+    *,
+    draws: int | None = None,
+    chains: int | None = None,
+    proposal: Any = None,
+    start: Any = "rejection",
+    budget: int | None = None,
+    thin: int = 1,
+    seed: int | None = None,
+    on_error: str = "reject",
+    max_seconds: float | None = None,
+    early: bool = True,
+    progress: bool | None = None,
+) -> Posterior:
+    """Draws from pi_K by Algorithm 3. The arguments are those of `od.pseudo_marginal`.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> od.wilkinson(model, od.gaussian(0.5), draws=100, chains=64, seed=1).shape
+    (64, 100)
+    """
+    check_model_and_kernel(model, kernel)
+    if not isinstance(early, bool):
+        raise ValueError(f"early must be True or False, got {early!r}")
+    on_error = one_of("on_error", on_error, ("reject", "raise"))
+    request = Request.checked(
+        model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
+        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal,
+    )  # fmt: skip
+    return run_chains(
+        "wilkinson",
+        request,
+        AbcAverage(model, kernel, 1, on_error=on_error),
+        lambda ready, walk: Wilkinson(ready, walk, early),
+        starting_state,
+        worst=1,
+        settings={"pseudo_samples": 1, "early": early},
+    )

@@ -1,0 +1,500 @@
+"""The chain samplers against exact answers.
+
+Chains start stationary, so the last state of each of many chains is an independent draw of pi_K if, and only if, the
+step keeps pi_K: a KS test on last states and z-tests on chain means see a step that does not. Seeds are fixed; a
+correct sampler passes each check with probability above 0.9999.
+"""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.engine.lockstep import advance
+from onedraw.engine.streams import Phase, Rng
+from onedraw.estimator import AbcAverage
+from onedraw.proposal import resolve
+from onedraw.samplers import pseudo_marginal, r_hit, wilkinson
+from onedraw.study import exact as study
+from onedraw.study.settings import Toy
+from onedraw.theory import exact as grid_chains
+from tests.reference import Exact, hit, toy
+
+UNIFORM, GAUSSIAN = od.uniform(0.6), od.gaussian(0.5)
+PROPOSALS = {
+    "walk": od.random_walk(0.5),
+    "independence": od.independence(),
+    "off-centre": od.independence(stats.norm(1.0, 1.3)),
+    "lazy": od.lazy(od.random_walk(0.5), hold=0.3),
+    # A drifting walk: asymmetric, so that the q ratio matters.
+    "drift": lambda rng, theta: _drift(rng, theta),
+}
+
+
+def _drift(rng, theta, shift=0.3, sd=0.7):
+    step = shift + sd * rng.standard_normal(theta.shape)
+    return theta + step, (-2 * shift * step[:, 0]) / sd**2
+
+
+def agrees(post, exact):
+    draws = post.draws["theta"]
+    chains = len(draws)
+    assert stats.kstest(draws[:, -1], exact.cdf).pvalue > 1e-4
+    means = draws.mean(axis=1)
+    assert abs(means.mean() - exact.mean) < 4 * means.std() / np.sqrt(chains)
+    spreads = ((draws - exact.mean) ** 2).mean(axis=1)
+    assert abs(spreads.mean() - exact.sd**2) < 4 * spreads.std() / np.sqrt(chains)
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS)
+@pytest.mark.parametrize("pseudo_samples", [1, 4, 16])
+@pytest.mark.parametrize("kernel", [UNIFORM, GAUSSIAN], ids=lambda kernel: kernel.name)
+def test_pseudo_marginal_is_exact(kernel, pseudo_samples, proposal):
+    chains = 8192 if pseudo_samples < 16 else 4096
+    post = od.pseudo_marginal(
+        toy(), kernel, draws=40, chains=chains, pseudo_samples=pseudo_samples, proposal=PROPOSALS[proposal], seed=21
+    )
+    agrees(post, Exact(kernel))
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS)
+@pytest.mark.parametrize("kernel", [UNIFORM, GAUSSIAN], ids=lambda kernel: kernel.name)
+def test_wilkinson_is_exact(kernel, proposal):
+    post = od.wilkinson(toy(), kernel, draws=60, chains=8192, proposal=PROPOSALS[proposal], seed=22)
+    agrees(post, Exact(kernel))
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS)
+@pytest.mark.parametrize("hits", [1, 2, 3])
+def test_r_hit_is_exact(hits, proposal):
+    kernel = od.uniform(1.2)
+    post = od.r_hit(toy(), kernel, hits=hits, draws=8, chains=4096, proposal=PROPOSALS[proposal], seed=23)
+    agrees(post, Exact(kernel))
+
+
+@pytest.mark.parametrize("kind", ["plain", "staged"])
+@pytest.mark.parametrize("pseudo_samples", [1, 3])
+def test_other_simulators_are_exact(kind, pseudo_samples):
+    post = od.pseudo_marginal(toy(kind), GAUSSIAN, draws=12, chains=400, pseudo_samples=pseudo_samples, seed=24)
+    agrees(post, Exact(GAUSSIAN))
+    if kind == "staged":
+        assert post.cost.setups == post.cost.simulations / pseudo_samples or pseudo_samples > 1
+
+
+def test_the_default_walk_learns_its_scale_near_the_posterior():
+    post = od.pseudo_marginal(toy(), od.uniform(0.25), draws=10, chains=512, seed=1)
+    proposal = post.settings["proposal"]
+    exact = Exact(od.uniform(0.25))
+    assert proposal["name"] == "random_walk"
+    assert np.sqrt(proposal["cov"][0][0]) == pytest.approx(exact.sd, rel=0.4)
+    assert proposal["scale"] == pytest.approx(2.38)
+
+
+# Acceptance rates
+
+
+@pytest.mark.parametrize("pseudo_samples", [1, 2, 8, 64])
+@pytest.mark.parametrize("eps", [0.25, 0.0625])
+def test_acceptance_rates_of_the_study(eps, pseudo_samples):
+    """The study's own chain: proposals from the prior, uniform kernel (docs/theory.md, 7)."""
+    post = od.pseudo_marginal(
+        toy(),
+        od.uniform(eps),
+        draws=60,
+        chains=4096,
+        pseudo_samples=pseudo_samples,
+        proposal=od.independence(),
+        seed=31,
+    )
+    expected = study.uniform_acceptance_rate(Toy(), eps, pseudo_samples)
+    assert abs(post.acceptance_rate - expected) < 4 * post.acceptance_rate_se
+    assert post.acceptance_rate_se < 0.05 * expected
+
+
+@pytest.mark.parametrize("pseudo_samples", [1, 4])
+def test_acceptance_rates_of_the_gaussian_kernel(pseudo_samples):
+    post = od.pseudo_marginal(
+        toy(), GAUSSIAN, draws=100, chains=4096, pseudo_samples=pseudo_samples, proposal=od.independence(), seed=32
+    )
+    expected = study.gaussian_acceptance_rate(Toy(), GAUSSIAN.eps, pseudo_samples)
+    assert abs(post.acceptance_rate - expected.value) < 4 * post.acceptance_rate_se + expected.error
+
+
+@pytest.mark.parametrize(
+    ("run", "chain", "eps"),
+    [
+        (od.pseudo_marginal, grid_chains.pseudo_marginal, 0.6),
+        (
+            lambda *a, **k: od.pseudo_marginal(*a, pseudo_samples=3, **k),
+            lambda problem: grid_chains.pseudo_marginal(problem, 3),
+            0.6,
+        ),
+        (od.wilkinson, grid_chains.wilkinson, 0.6),
+        (od.r_hit, grid_chains.one_hit, 0.6),
+        (lambda *a, **k: od.r_hit(*a, hits=3, **k), lambda problem: grid_chains.r_hit(problem, 3, tail=1e-7), 2.0),
+    ],
+    ids=["M=1", "M=3", "wilkinson", "one-hit", "3-hit"],
+)
+def test_acceptance_rates_of_the_random_walk_equal_those_of_the_exact_chain(run, chain, eps):
+    """A grid fine enough that its walk is the continuous one to four digits."""
+    grid = np.linspace(-1.8 if eps < 1 else -3.2, 5.0, 165)
+    problem = grid_chains.discretise(stats.norm.pdf, lambda t: hit(t, od.uniform(eps)), grid, scale=0.7)
+    expected = grid_chains.acceptance_rate(chain(problem))
+    post = run(toy(), od.uniform(eps), draws=20, chains=2048, proposal=od.random_walk(0.49), seed=33)
+    assert abs(post.acceptance_rate - expected) < 4 * post.acceptance_rate_se + 2e-4
+
+
+def test_the_error_of_the_acceptance_rate_is_its_spread_over_runs():
+    for chains, draws in ((4, 400), (64, 40)):
+        runs = [
+            od.pseudo_marginal(toy(), UNIFORM, draws=draws, chains=chains, proposal=od.random_walk(0.5), seed=s)
+            for s in range(60)
+        ]
+        spread = np.std([run.acceptance_rate for run in runs], ddof=1)
+        stated = np.sqrt(np.mean([run.acceptance_rate_se**2 for run in runs]))
+        assert 0.7 < stated / spread < 1.4
+
+
+# The joint test of Geweke (2004): parameters and data drawn together
+
+
+def through_the_kernel(kernel, rng, n):
+    """Kernel noise: y_obs given y has density proportional to K(y_obs - y)."""
+    return rng.uniform(-kernel.eps, kernel.eps, n) if kernel.indicator else rng.normal(0, kernel.eps, n)
+
+
+JOINT = od.Prior.joint(
+    ["theta", "y_obs"],
+    sample=lambda rng, n: np.column_stack([rng.standard_normal(n), np.zeros(n)]),
+    logpdf=lambda t: stats.norm.logpdf(t[:, 0]),
+)
+JOINT_MODEL = od.Model(
+    JOINT, od.batched(lambda rng, theta, y_obs: theta + rng.standard_normal(theta.size) - y_obs), observed=0.0
+)
+
+
+def walk_in_theta(rng, theta):
+    moved, log_q_ratio = _drift(rng, theta[:, :1])
+    return np.column_stack([moved, theta[:, 1]]), log_q_ratio
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kernel", "pseudo_samples"),
+    [
+        *[("pseudo_marginal", kernel, m) for kernel in (UNIFORM, GAUSSIAN) for m in (1, 4)],
+        ("wilkinson", UNIFORM, 1),
+        ("wilkinson", GAUSSIAN, 1),
+        ("one-hit", UNIFORM, 1),
+        ("2-hit", UNIFORM, 1),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_joint_draws_of_parameters_and_data(algorithm, kernel, pseudo_samples):
+    """theta from the prior, data through the kernel, then steps of the chain: theta must still follow the prior.
+
+    Every chain has its own y_obs, carried as a parameter that never moves.
+    """
+    chains, rng = 6000, np.random.default_rng(41)
+    theta = rng.standard_normal(chains)
+    y = theta + rng.standard_normal(chains)
+    y_obs = y + through_the_kernel(kernel, rng, chains)
+    fresh = theta[:, None] + rng.standard_normal((chains, pseudo_samples - 1))
+    distances = np.abs(np.column_stack([y, fresh]) - y_obs[:, None])
+    start = np.column_stack([theta, y_obs])
+    estimator = AbcAverage(JOINT_MODEL, kernel, pseudo_samples)
+    proposal = resolve(walk_in_theta, JOINT, lambda: None)
+    log_prior = JOINT.logpdf(start)
+    if algorithm == "pseudo_marginal":
+        sampler = pseudo_marginal.PseudoMarginal(estimator, proposal, True, pseudo_samples)
+        state = pseudo_marginal.State(start, log_prior, kernel.log_average(distances), distances)
+    elif algorithm == "wilkinson":
+        sampler = wilkinson.Wilkinson(estimator, proposal, True)
+        state = wilkinson.State(start, log_prior, distances)
+    else:
+        sampler = r_hit.RHit(estimator, proposal, 2 if algorithm == "2-hit" else 1, 10**5)
+        state = r_hit.State(start, log_prior, distances)
+    steps = 40 if "hit" not in algorithm else 8
+    kept = np.empty((steps, chains, 2))
+    state, tally = advance(sampler, Rng(41, Phase.RUN), state, 0, steps, 1, kept, None, 1)
+    assert tally.accepted.sum() > 0.5 * chains
+    last = state.theta
+    assert stats.kstest(last[:, 0], "norm").pvalue > 1e-4
+    # The posterior of theta given y_obs depends on it; the joint law must not have moved.
+    assert abs(np.mean(last[:, 0] * last[:, 1]) - 1.0) < 4 * np.std(last[:, 0] * last[:, 1]) / np.sqrt(chains)
+
+
+# Early rejection
+
+
+@pytest.mark.parametrize("kernel", [UNIFORM, GAUSSIAN], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("pseudo_samples", [1, 5])
+@pytest.mark.parametrize("algorithm", ["pseudo_marginal", "wilkinson"])
+def test_early_rejection_leaves_the_chain_as_it_is(algorithm, pseudo_samples, kernel):
+    """With streams keyed by (chain, step, pseudo-sample) the chain is the same, draw for draw, at a lower cost."""
+    run = getattr(od, algorithm)
+    more = {"pseudo_samples": pseudo_samples} if algorithm == "pseudo_marginal" else {}
+    a, b = (
+        run(toy("plain"), kernel, draws=150, chains=6, proposal=od.random_walk(2.0), seed=5, early=early, **more)
+        for early in (True, False)
+    )
+    assert a.draws["theta"].tobytes() == b.draws["theta"].tobytes()
+    assert a.acceptance_rate == b.acceptance_rate
+    assert a.cost.simulations < b.cost.simulations
+    assert a.cost.simulations + a.cost.skipped == b.cost.simulations + b.cost.skipped
+
+
+def test_early_rejection_stops_between_draws():
+    """With M = 5 fewer simulations are made than whole proposals would take."""
+    post = od.pseudo_marginal(toy("plain"), GAUSSIAN, draws=100, chains=4, pseudo_samples=5, seed=5)
+    whole = od.pseudo_marginal(toy("batched"), GAUSSIAN, draws=100, chains=4, pseudo_samples=5, seed=5)
+    assert whole.cost.skipped % 5 == 0  # a batched simulator skips whole proposals
+    assert post.cost.skipped % 5 != 0
+
+
+def test_the_saving_is_what_theory_says():
+    """Expected simulations a step, with early rejection before and between the draws, from the exact chain."""
+    kernel = od.uniform(1.0)
+    grid = np.linspace(-3.0, 5.5, 120)
+    problem = grid_chains.discretise(stats.norm.pdf, lambda t: hit(t, kernel), grid, scale=1.5)
+    expected = grid_chains.expected_simulations(problem, 4)
+    run = {"draws": 150, "chains": 100, "pseudo_samples": 4, "proposal": od.random_walk(2.25), "seed": 8}
+    between = od.pseudo_marginal(toy("plain"), kernel, **run)
+    steps = 150 * 100
+    start = od.pseudo_marginal(toy("plain"), kernel, **(run | {"draws": 1})).cost.simulations
+    per_step = (between.cost.simulations - start) / (steps - 100)
+    assert per_step == pytest.approx(expected.between, rel=0.05)
+    before = od.pseudo_marginal(toy("batched"), kernel, **run)
+    per_step = 4 - before.cost.skipped / steps
+    assert per_step == pytest.approx(expected.before, rel=0.05)
+
+
+def test_proposals_outside_the_prior_cost_nothing():
+    seen = []
+
+    def simulate(rng, p):
+        seen.append(p)
+        return rng.binomial(10, p)
+
+    model = od.Model(od.Prior(p=stats.uniform(0, 1)), simulate, observed=9)
+    post = od.pseudo_marginal(model, od.uniform(0.5), draws=200, chains=4, proposal=od.random_walk(4.0), seed=1)
+    assert min(seen) >= 0 and max(seen) <= 1
+    assert post.cost.skipped > 400
+    assert len(seen) == post.cost.simulations
+
+
+# Other problems
+
+
+def test_a_discrete_parameter_and_a_constraint():
+    """N ~ Poisson(6), k ~ randint(0, 10), k <= N; y = N - k + noise in {-1, 0, 1}: enumerable."""
+    prior = od.Prior(n=stats.poisson(6), k=stats.randint(0, 10), where=lambda n, k: k <= n)
+    model = od.Model(prior, od.batched(lambda rng, n, k: n - k + rng.integers(-1, 2, n.size)), observed=3)
+    n, k = np.meshgrid(np.arange(60), np.arange(10), indexing="ij")
+    weight = stats.poisson(6).pmf(n) * (k <= n) * np.isin(n - k, [2, 3, 4])
+    weight = weight / weight.sum()
+    for proposal in (None, od.independence(), od.random_walk([4.0, 4.0])):
+        post = od.pseudo_marginal(model, od.uniform(0.5), draws=50, chains=4000, proposal=proposal, seed=2)
+        assert post.draws["n"].dtype == np.int64
+        last = post.draws["n"][:, -1]
+        expected = weight.sum(axis=1)[2:14]  # n - k is 2, 3 or 4 and k below 10, so n lies in 2..13
+        observed = np.bincount(last, minlength=14)[2:14]
+        assert observed.sum() == 4000
+        chi = stats.chisquare(observed, expected * 4000)
+        assert chi.pvalue > 1e-4
+
+
+def test_two_parameters_with_a_learnt_walk():
+    """A correlated normal problem: the exact posterior for a Gaussian kernel is normal."""
+    prior = od.Prior(a=stats.norm(0, 1), b=stats.norm(0, 2))
+    design = np.array([[1.0, 0.5], [0.2, 1.0]])
+
+    @od.batched
+    def simulate(rng, a, b):
+        return np.column_stack([a, b]) @ design.T + rng.standard_normal((a.size, 2)) * 0.5
+
+    model = od.Model(prior, simulate, observed=[1.0, 1.5])
+    eps = 0.6
+    precision = np.diag([1.0, 0.25]) + design.T @ design / (0.25 + eps**2)
+    covariance = np.linalg.inv(precision)
+    mean = covariance @ design.T @ np.array([1.0, 1.5]) / (0.25 + eps**2)
+    post = od.pseudo_marginal(model, od.gaussian(eps), draws=60, chains=6000, seed=3)
+    last = np.column_stack([post.draws["a"][:, -1], post.draws["b"][:, -1]])
+    distance = np.einsum("ij,jk,ik->i", last - mean, precision, last - mean)
+    assert stats.kstest(distance, stats.chi2(2).cdf).pvalue > 1e-4
+    assert np.all(np.abs(last.mean(axis=0) - mean) < 4 * np.sqrt(np.diag(covariance) / 6000))
+    assert np.allclose(post.settings["proposal"]["cov"], covariance, atol=1.2 * covariance.max())
+
+
+# Estimators
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_a_handicapped_estimator_has_the_same_target(alpha):
+    estimator = od.handicapped(od.abc_average(toy(), GAUSSIAN, pseudo_samples=2), alpha)
+    post = od.pseudo_marginal(estimator=estimator, draws=60, chains=6000, proposal=od.random_walk(0.5), seed=4)
+    agrees(post, Exact(GAUSSIAN))
+
+
+def test_a_handicap_is_a_lazy_chain():
+    """The x-chain of the handicapped estimator is that of alpha I + (1 - alpha) H: acceptance falls by 1 - alpha."""
+    whole = od.pseudo_marginal(toy(), UNIFORM, draws=100, chains=4096, proposal=od.random_walk(0.5), seed=5)
+    estimator = od.handicapped(od.abc_average(toy(), UNIFORM), 0.4)
+    part = od.pseudo_marginal(estimator=estimator, draws=100, chains=4096, proposal=od.random_walk(0.5), seed=6)
+    error = np.hypot(part.acceptance_rate_se, 0.6 * whole.acceptance_rate_se)
+    assert abs(part.acceptance_rate - 0.6 * whole.acceptance_rate) < 4 * error
+    assert part.cost.simulations < whole.cost.simulations
+
+
+def test_a_users_own_estimator():
+    """Log-normal noise with mean one around the likelihood of the toy: the target is the true posterior."""
+
+    def log_estimate(rng, theta):
+        noise = 0.5 * rng.standard_normal(len(theta)) - 0.125
+        return stats.norm.logpdf(2.0, theta[:, 0], 1.0) + noise
+
+    estimator = od.unbiased(log_estimate, od.Prior(theta=stats.norm(0, 1)))
+    start = np.random.default_rng(1).normal(1.0, np.sqrt(0.5), size=(6000, 1))
+    post = od.pseudo_marginal(estimator=estimator, draws=60, start=start, proposal=od.random_walk(1.0), seed=7)
+    last = post.draws["theta"][:, -1]
+    assert stats.kstest(last, stats.norm(1.0, np.sqrt(0.5)).cdf).pvalue > 1e-4
+    assert post.distances is None
+    with pytest.raises(ValueError, match="needs a run with a kernel"):
+        post.at(0.1)
+
+
+def test_a_bad_estimator_is_named():
+    prior = od.Prior(theta=stats.norm(0, 1))
+    for value, bound in ((np.nan, None), (np.inf, None), (0.5, 0.0)):
+        estimator = od.unbiased(lambda rng, t, value=value: np.full(len(t), value), prior, log_bound=bound)
+        with pytest.raises(ValueError, match="log_estimate is"):
+            od.pseudo_marginal(estimator=estimator, draws=5, start={"theta": 0.0}, proposal=od.random_walk(1.0), seed=1)
+    with pytest.raises(ValueError, match="has no prior"):
+        od.pseudo_marginal(estimator=lambda rng, t: 0, draws=5)
+    with pytest.raises(ValueError, match="not both"):
+        od.pseudo_marginal(toy(), UNIFORM, estimator=estimator, draws=5)
+    with pytest.raises(ValueError, match="known log_bound"):
+        od.pseudo_marginal(estimator=od.unbiased(lambda rng, t: t[:, 0], prior), draws=5)
+
+
+# Smaller tolerances
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda k: od.pseudo_marginal(toy(), k, draws=400, chains=512, seed=9),
+        lambda k: od.pseudo_marginal(toy(), k, draws=200, chains=512, pseudo_samples=3, keep_distances=True, seed=9),
+        lambda k: od.wilkinson(toy(), k, draws=400, chains=512, seed=9),
+        lambda k: od.r_hit(toy(), k, draws=40, chains=1024, seed=9),
+        lambda k: od.r_hit(toy(), k, hits=2, draws=30, chains=1024, seed=9),
+    ],
+    ids=["M=1", "M=3", "wilkinson", "one-hit", "2-hit"],
+)
+def test_at_a_smaller_tolerance(run):
+    post = run(od.uniform(1.0))
+    exact, row = Exact(od.uniform(0.4)), post.at(0.4).summary()["theta"]
+    assert abs(row.mean - exact.mean) < 4 * row.mcse
+    assert row.mcse < 0.05 * exact.sd
+    weights = post.at(0.4).weights
+    second = (weights * post.draws["theta"] ** 2).sum()
+    assert second == pytest.approx(exact.sd**2 + exact.mean**2, rel=0.04)
+
+
+def test_at_for_many_pseudo_samples_needs_them_all():
+    post = od.pseudo_marginal(toy(), UNIFORM, draws=20, chains=64, pseudo_samples=2, seed=1)
+    with pytest.raises(ValueError, match="keep_distances=True"):
+        post.at(0.1)
+
+
+# Starts
+
+
+def test_a_start_at_points():
+    points = od.pseudo_marginal(toy(), UNIFORM, draws=400, chains=256, start={"theta": 1.0}, seed=1)
+    assert points.notes and "discard" in points.notes[0]
+    means = points.draws["theta"][:, 100:].mean(axis=1)
+    assert abs(means.mean() - Exact(UNIFORM).mean) < 4 * means.std() / 16
+
+
+@pytest.mark.parametrize("pseudo_samples", [1, 4])
+@pytest.mark.parametrize("kernel", [od.uniform(0.6), od.gaussian(0.5)], ids=lambda kernel: kernel.name)
+def test_a_start_from_an_earlier_posterior_is_stationary(kernel, pseudo_samples):
+    """From a run at a larger tolerance, with no step of burn-in to speak of and no simulation to find starts."""
+    model = toy()
+    wide = od.rejection(model, kernel.with_eps(2 * kernel.eps), draws=60_000, seed=2)
+    post = od.pseudo_marginal(
+        model,
+        kernel,
+        draws=2,
+        chains=4000,
+        start=wide,
+        pseudo_samples=pseudo_samples,
+        proposal=od.random_walk(0.5),
+        seed=3,
+    )
+    assert post.cost.simulations <= 4000 * (2 * pseudo_samples + pseudo_samples - 1)
+    assert stats.kstest(post.draws["theta"][:, -1], Exact(kernel).cdf).pvalue > 1e-4
+
+
+def test_a_start_from_a_posterior_that_does_not_reach():
+    model = toy()
+    near = od.rejection(model, od.uniform(1.0), draws=50, seed=1)
+    with pytest.raises(ValueError, match="no draw of the posterior given as start is within eps"):
+        od.pseudo_marginal(model, od.uniform(1e-6), draws=5, chains=4, start=near, seed=1)
+    other = od.Model(od.Prior(p=stats.norm()), lambda rng, p: rng.normal(p), 1.0)
+    with pytest.raises(ValueError, match=r"start holds draws of \['theta'\], the model has \['p'\]"):
+        od.pseudo_marginal(other, od.uniform(1.0), draws=5, start=near, seed=1)
+
+
+def test_a_hopeless_start_suggests_an_eps():
+    with pytest.raises(ValueError, match=r"estimate of zero in 1000 tries; the nearest simulation was at distance"):
+        od.pseudo_marginal(toy("plain"), od.uniform(1e-3), draws=5, chains=2, start={"theta": -6.0}, seed=1)
+
+
+def test_a_budget_spent_before_all_chains_start():
+    post = od.pseudo_marginal(toy("plain", y_obs=9.0), od.uniform(0.01), draws=10, budget=500, seed=1)
+    assert post.shape == (4, 0) and post.status.reason == "budget"
+    assert post.cost.simulations == 500
+    assert "found a starting point" in post.notes[-1]
+
+
+# What is reported
+
+
+def test_a_chain_that_never_moved_is_reported():
+    post = od.pseudo_marginal(
+        toy("plain"), od.uniform(0.02), draws=40, chains=4, proposal=od.random_walk(1.0), start={"theta": 1.5}, seed=6
+    )
+    moved = (np.diff(post.draws["theta"], axis=1) != 0).any(axis=1)
+    assert not moved.all()
+    text = str(post.summary())
+    assert f"{(~moved).sum()} of 4 chains never moved" in text
+    assert post.longest_stall == 40 - 1 or post.longest_stall >= 20
+
+
+def test_stalls_are_counted():
+    post = od.pseudo_marginal(toy(), UNIFORM, draws=300, chains=64, seed=1)
+    longest = 0
+    for chain in post.draws["theta"]:
+        run = 0
+        for same in np.diff(chain) == 0:
+            run = run + 1 if same else 0
+            longest = max(longest, run)
+    assert post.longest_stall == longest > 5
+
+
+def test_r_hat_and_ess_gates():
+    far = np.array([[0.0], [2.5], [0.2], [2.2]])
+    post = od.pseudo_marginal(
+        toy("plain"), od.uniform(1.0), draws=60, chains=4, start=far, proposal=od.random_walk(1e-4), seed=1
+    )
+    assert "R-hat" in str(post.summary())
+    good = od.pseudo_marginal(toy(), od.uniform(1.0), draws=500, chains=64, seed=1)
+    assert "R-hat" not in str(good.summary()) and good.summary()["theta"].r_hat < 1.01
+
+
+def test_the_cap_of_r_hit_is_reported():
+    post = od.r_hit(toy("plain"), od.uniform(0.05), max_draws=4, draws=50, chains=4, seed=1)
+    assert "reached the limit of draws" in str(post.summary())
+    with pytest.raises(ValueError, match="the gaussian kernel does not have"):
+        od.r_hit(toy(), GAUSSIAN, draws=5)

@@ -1,0 +1,231 @@
+"""Demands that every sampler must meet, whatever its algorithm."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.samplers import chains as chains_module
+from tests.reference import Exact, toy
+
+KERNEL = od.uniform(0.8)
+CHAINS = {
+    "pseudo_marginal": od.pseudo_marginal,
+    "pseudo_marginal, M=3": lambda *a, **k: od.pseudo_marginal(*a, pseudo_samples=3, **k),
+    "wilkinson": od.wilkinson,
+    "one-hit": od.r_hit,
+    "2-hit": lambda *a, **k: od.r_hit(*a, hits=2, **k),
+}
+ALL = {"rejection": od.rejection, **CHAINS}
+WORST = {"rejection": 1, "pseudo_marginal": 1, "pseudo_marginal, M=3": 3, "wilkinson": 1, "one-hit": 200, "2-hit": 200}
+
+
+def run(name, model, kernel=KERNEL, **more):
+    if name in CHAINS:
+        more = {"chains": 12} | more
+    if "hit" in name:
+        more = {"max_draws": 200} | more
+    return ALL[name](model, kernel, **({"seed": 1} | more))
+
+
+def bytes_of(post):
+    return (
+        b"".join(values.tobytes() for values in post.draws.values()),
+        None if post.distances is None else post.distances.tobytes(),
+        post.cost._replace(seconds=0.0),
+        post.acceptance_rate,
+        post.acceptance_rate_se,
+    )
+
+
+class Counter:
+    """A plain simulator that counts its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, rng, theta):
+        self.calls += 1
+        return theta + rng.standard_normal()
+
+
+@pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
+@pytest.mark.parametrize("name", ALL)
+def test_same_seed_same_bytes(name, kind):
+    first, again = (run(name, toy(kind), draws=30) for _ in range(2))
+    assert bytes_of(first) == bytes_of(again)
+    assert bytes_of(first) != bytes_of(run(name, toy(kind), draws=30, seed=2))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_mean_is_right(name):
+    post = run(name, toy(), draws=300 if name in CHAINS else 4000, **({"chains": 64} if name in CHAINS else {}))
+    exact, row = Exact(KERNEL), post.summary()["theta"]
+    assert abs(row.mean - exact.mean) < 4.5 * row.mcse
+    assert row.mcse < 0.1 * exact.sd
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_segments_have_no_influence(name, monkeypatch):
+    """Where a run looks up depends on the clock; its bytes must not."""
+    whole = run(name, toy("plain"), draws=40)
+    monkeypatch.setattr(chains_module, "LOOK_SECONDS", 0.0)
+    assert bytes_of(run(name, toy("plain"), draws=40)) == bytes_of(whole)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_blocks_of_chains_are_independent(name):
+    """Each block of a run is what it would be alone: the first block does not notice that there are others."""
+    few = run(name, toy("plain"), draws=20, chains=4, start={"theta": 1.5}, proposal=od.random_walk(0.5))
+    many = run(name, toy("plain"), draws=20, chains=8, start={"theta": 1.5}, proposal=od.random_walk(0.5))
+    assert np.array_equal(few.draws["theta"], many.draws["theta"][:4])
+    assert not np.array_equal(few.draws["theta"], many.draws["theta"][4:])
+
+
+@pytest.mark.parametrize("budget", [300, 1000, 5000])
+@pytest.mark.parametrize("name", ALL)
+def test_the_budget_is_never_passed_and_hardly_missed(name, budget):
+    simulate = Counter()
+    model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0, distance=od.scaled(pilot=50))
+    post = run(name, model, od.uniform(0.5), budget=budget, **({"chains": 4} if name in CHAINS else {}))
+    assert simulate.calls == post.cost.simulations <= budget
+    each = WORST[name] * (4 if name in CHAINS else 1)
+    assert budget - post.cost.simulations < each
+    assert post.status.reason == "budget"
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_budget_with_early_rejection_and_thinning(name):
+    post = run(name, toy("plain"), budget=6000, thin=5, chains=4, proposal=od.random_walk(9.0))
+    assert 0 <= 6000 - post.cost.simulations < 4 * 5 * WORST[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_costs_add_up(name):
+    simulate = Counter()
+    model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0)
+    post = run(name, model, draws=50)
+    assert simulate.calls == post.cost.simulations
+    assert post.cost.failed == post.cost.setups == post.cost.surplus == 0
+    assert post.cost.seconds > 0
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_thinning_keeps_every_so_many_steps(name):
+    every = run(name, toy("plain"), draws=30)
+    thinned = run(name, toy("plain"), draws=10, thin=3)
+    assert np.array_equal(thinned.draws["theta"], every.draws["theta"][:, 2::3])
+    assert np.array_equal(thinned.distances, every.distances[:, 2::3]) if every.distances is not None else True
+    assert thinned.cost.simulations == every.cost.simulations
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_held_steps_are_not_proposals(name):
+    post = run(name, toy("plain"), draws=100, proposal=od.lazy(od.random_walk(0.5), hold=0.7))
+    awake = run(name, toy("plain"), draws=100, proposal=od.random_walk(0.5))
+    share = post.cost.proposals / awake.cost.proposals
+    start = run(name, toy("plain"), draws=1).cost.proposals - 12
+    held = 1 - (post.cost.proposals - start) / 1200
+    assert abs(held - 0.7) < 4 * np.sqrt(0.21 / 1200)
+    assert share < 1
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_failures_are_counted_rejections(name):
+    def picky(rng, theta):
+        if theta > 1.5:
+            raise RuntimeError("beyond the model")
+        return theta + rng.standard_normal()
+
+    model = od.Model(od.Prior(theta=stats.norm()), picky, 2.0)
+    post = run(name, model, draws=60)
+    assert post.draws["theta"].max() <= 1.5
+    assert 0 < post.cost.failed < post.cost.simulations
+    assert "beyond the model" in post.failures[0].traceback
+    assert "count as misses" in str(post.summary())
+    with pytest.raises(od.SimulationError, match="beyond the model"):
+        run(name, model, draws=60, on_error="raise")
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_ctrl_c_returns_whole_draws(name):
+    class Interrupted(Counter):
+        def __call__(self, rng, theta):
+            if self.calls == 3000:
+                self.calls += 1
+                raise KeyboardInterrupt
+            return super().__call__(rng, theta)
+
+    model = od.Model(od.Prior(theta=stats.norm()), Interrupted(), 2.0)
+    post = run(name, model, draws=100_000)
+    whole = run(name, toy("plain"), draws=max(post.shape[1], 1))
+    assert post.status.reason == "interrupted"
+    assert 0 < post.shape[1] < 3000
+    assert np.array_equal(post.draws["theta"], whole.draws["theta"])
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_max_seconds(name):
+    post = run(name, toy("plain"), draws=10**7 // 12, max_seconds=0.3)
+    assert post.status.reason == "max_seconds" and 0 < post.shape[1] < 10**6
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"draws": 0}, "draws must be a whole number"),
+        ({}, "give draws=, budget= or both"),
+        ({"budget": -1}, "budget must be a whole number"),
+        ({"draws": 5, "chains": 0}, "chains must be a whole number"),
+        ({"draws": 5, "thin": 0}, "thin must be a whole number"),
+        ({"draws": 5, "seed": -1}, "seed must be a whole number"),
+        ({"draws": 5, "seed": True}, "seed must be a whole number"),
+        ({"draws": 5, "on_error": "no"}, "on_error must be one of"),
+        ({"draws": 5, "progress": 3}, "progress must be True, False or None"),
+        ({"draws": 5, "max_seconds": -1}, "max_seconds must be positive"),
+        ({"draws": 5, "start": "random"}, "start must be 'rejection'"),
+        ({"draws": 5, "start": {"mu": 1.0}}, r"start names \['mu'\]"),
+        ({"draws": 5, "start": {"theta": np.nan}}, "the start of chain 0, .*is outside the prior's support"),
+        ({"draws": 5, "start": np.zeros((3, 1))}, r"points of shape \(12, 1\)"),
+        ({"draws": 5, "proposal": 3}, "proposal must be"),
+    ],
+)
+def test_bad_settings_are_refused_before_any_simulation(name, arguments, message):
+    def never(rng, theta):
+        raise AssertionError("simulated")
+
+    model = od.Model(od.Prior(theta=stats.norm()), never, 2.0)
+    if "proposal" in arguments:
+        model = toy()
+    with pytest.raises(ValueError, match=message):
+        run(name, model, **arguments)
+
+
+BOUNDED = od.Model(od.Prior(a=stats.uniform(0, 1), b=stats.uniform(0, 1)), lambda rng, a, b: rng.normal(a + b), 1.0)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: {"proposal": od.random_walk([[1.0, 2.0], [2.0, 1.0]])}, "not positive definite"),
+        (lambda: {"proposal": od.random_walk([[1.0, 0.0], [0.0, 0.0]])}, "not positive definite .*'b'"),
+        (lambda: {"proposal": od.random_walk([[1.0, 0.5], [0.2, 1.0]])}, "square and symmetric"),
+        (lambda: {"proposal": od.random_walk(np.eye(3))}, r"shape \(3, 3\) for 2 parameters"),
+        (lambda: {"proposal": od.random_walk(-1.0)}, "positive variances"),
+        (lambda: {"proposal": od.random_walk("wide")}, "matrix of finite numbers"),
+        (lambda: {"proposal": od.random_walk(scale=0)}, "scale must be positive"),
+        (lambda: {"proposal": od.lazy(hold=1.0)}, "hold must be at least 0 and below 1"),
+        (lambda: {"proposal": od.independence(stats.norm())}, "needs a distribution of"),
+        (lambda: {"proposal": od.independence(od.Prior(a=stats.norm()))}, r"distribution of \['a'\]"),
+        (lambda: {"proposal": lambda rng, theta: theta}, "it is called as proposal"),
+        (lambda: {"proposal": lambda rng, theta: (theta[:, :1], 0.0)}, "returned shapes"),
+        (lambda: {"proposal": lambda rng, theta: (theta * np.nan, 0.0)}, "both must be numbers"),
+        (lambda: {"proposal": lambda rng, theta: (theta, np.full(len(theta), np.nan))}, "both must be numbers"),
+        (lambda: {"start": {"a": 0.5, "b": 1.5}}, "'b': 1.5}, is outside the prior's support"),
+    ],
+)
+def test_bad_proposals_and_starts_are_refused(name, make, message):
+    with pytest.raises(ValueError, match=message):
+        run(name, BOUNDED, od.uniform(1.0), draws=5, **make())

@@ -1,0 +1,267 @@
+"""verify passes on what is true, fails on what is planted, and keeps what it needs to run a failure again."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onedraw.theory import exact
+from onedraw.theory import verify as module
+from onedraw.theory.verify import rerun, verify
+
+TRIALS = 120
+NAMES = [name for name, *_ in module.STATEMENTS]
+
+
+@pytest.fixture(scope="module")
+def table():
+    return verify(TRIALS, seed=0, search_steps=0)
+
+
+def test_everything_holds(table):
+    assert table.ok, str(table)
+    assert [row.name for row in table.rows] == NAMES
+    for row in table.rows:
+        assert row.instances >= 30, row.name
+        assert row.worst <= 1 + module.TOLERANCE
+
+
+def test_tight_bounds_are_approached(table):
+    worst = {row.name: row.worst for row in table.rows}
+    # Without this a bound too small by a few per cent would pass unseen.
+    for name in ("L2", "L3", "L4", "L4-any", "L6", "lemma", "any-kernel", "star", "gain", "gain-positive"):
+        assert worst[name] > 0.999, name
+    for name in ("L5-serial", "L5-parallel", "gain-2δ"):
+        assert worst[name] > 0.96, name
+
+
+def test_all_kinds_of_instances_are_drawn():
+    instances = [module.draw_instance(0, trial) for trial in range(TRIALS)]
+    assert {instance.proposal_kind for instance in instances} == set(module.PROPOSALS)
+    assert {instance.law_kind for instance in instances} == {*module.LAWS, "sticky"}
+    assert {len(instance.prior) for instance in instances} == set(range(2, 9))
+    assert any(0.0 in instance.prior for instance in instances)
+
+
+def test_same_seed_same_table():
+    rows = ["L1", "star", "early-cost"]
+    first, second = (verify(20, seed=3, statements=rows, search_steps=9).to_json() for _ in range(2))
+    assert first == second
+    assert first != verify(20, seed=4, statements=rows, search_steps=9).to_json()
+
+
+@pytest.mark.parametrize(
+    ("bound", "rows"),
+    [
+        ("order_bound", ["L2", "L2-order", "L3-order", "L6", "any-kernel"]),
+        ("handicap_bound", ["L3"]),
+        ("one_draw_bound", ["L4", "L4-any"]),
+        ("running_time_bound", ["L5-serial", "L5-parallel"]),
+        ("star_bound", ["star"]),
+        ("lemma_bound", ["lemma"]),
+        ("gain_bound", ["gain"]),
+        ("gain_bounds_nonnegative", ["gain-positive"]),
+        ("gain_bound_discount", ["gain-2δ"]),
+    ],
+)
+def test_a_bound_too_small_by_five_per_cent_is_found(monkeypatch, bound, rows):
+    true = getattr(module, bound)
+
+    def smaller(*args):
+        value = true(*args)
+        return tuple(0.95 * v for v in value) if isinstance(value, tuple) else 0.95 * value
+
+    monkeypatch.setattr(module, bound, smaller)
+    table = verify(TRIALS, statements=rows, search_steps=0)
+    assert not table.ok
+    for row in table.rows:
+        assert not row.ok, row.name
+
+
+def redrawn(problem, pseudo_samples=1):
+    """The planted error: T is drawn afresh at the current point in every step."""
+    law = problem.law if pseudo_samples == 1 else exact.average(problem.law, pseudo_samples)
+    chain = true_pseudo_marginal(replace(problem, law=law), 1)
+    i, a = chain.point, chain.outcome
+    value, drawn = law.values[i, a], law.probabilities[i, a]
+    fresh = np.divide(drawn, np.bincount(i, drawn)[i])
+    there = problem.proposal[i[:, None], i]
+    back = there.T * (problem.prior[i] * value) / (problem.prior[i] * value)[:, None]
+    moves = np.minimum(there, back) * drawn
+    # From any state of a point the move is the average over that point's own T.
+    mixed = (i[:, None] == i) * fresh @ moves
+    return replace(chain, transition=exact._hold_the_rest(mixed))
+
+
+def without_ratio(problem, pseudo_samples=1):
+    """The planted error: min{1, T'/T}, the proposal ratio forgotten."""
+    law = problem.law if pseudo_samples == 1 else exact.average(problem.law, pseudo_samples)
+    chain = true_pseudo_marginal(replace(problem, law=law), 1)
+    i = chain.point
+    estimate = problem.prior[i] * law.values[i, chain.outcome]
+    moves = problem.proposal[i[:, None], i] * np.minimum(1, estimate / estimate[:, None])
+    return replace(chain, transition=exact._hold_the_rest(moves * law.probabilities[i, chain.outcome]))
+
+
+true_pseudo_marginal = exact.pseudo_marginal
+
+
+@pytest.mark.parametrize("wrong", [redrawn, without_ratio])
+def test_a_wrong_chain_is_found(monkeypatch, wrong):
+    monkeypatch.setattr(exact, "pseudo_marginal", wrong)
+    table = verify(40, statements=["kernels", "early-law", "at-eps"], search_steps=0)
+    assert {row.name: row.failed for row in table.rows}["kernels"] > 10
+    failure = table.rows[0].failures[0]
+    assert not rerun(failure).ok
+    monkeypatch.undo()
+    assert rerun(failure).ok  # it was the chain, not the instance
+
+
+def test_redrawn_estimates_break_the_order_too(monkeypatch):
+    monkeypatch.setattr(exact, "pseudo_marginal", redrawn)
+    table = verify(60, statements=["L2", "L3-step", "star"], search_steps=0)
+    assert not table.ok
+
+
+def forgetful_handicap(law, alpha):
+    return exact.Law(true_handicap(law, alpha).values * (1 - alpha), true_handicap(law, alpha).probabilities)
+
+
+def forgetful_one_hit(problem):
+    tau = problem.law.mean
+    race = exact._prior_moves(problem) * tau / (tau[:, None] + tau)
+    return exact._on_grid(problem, race, np.ones(len(tau)))
+
+
+def more_hits(problem, hits, tail=1e-12):
+    return true_r_hit(problem, hits + 1, tail)
+
+
+def costly(problem, pseudo_samples=1, bound=1.0):
+    cost = true_expected_simulations(problem, pseudo_samples, bound)
+    return cost._replace(between_by_state=cost.before_by_state, between=cost.before)
+
+
+def half_held(chain, hold=0.5):
+    return true_lazy(chain, hold * 0.9)
+
+
+true_handicap, true_r_hit = exact.handicap, exact.r_hit
+true_expected_simulations, true_lazy = exact.expected_simulations, exact.lazy
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "wrong", "row"),
+    [
+        (exact, "handicap", forgetful_handicap, "L3-order"),
+        (exact, "handicap", forgetful_handicap, "any-kernel"),
+        (exact, "one_hit", forgetful_one_hit, "one-hit"),
+        (exact, "r_hit", more_hits, "r-hit"),
+        (exact, "expected_simulations", costly, "early-cost"),
+        (exact, "lazy", half_held, "holding"),
+        (exact, "lazy", half_held, "L3-step"),
+        (module, "goes_on", lambda u, reach: u <= 0.9 * reach, "early-law"),
+        (module, "smaller_eps_weight", lambda small, large: (small.mean(-1) > 0) / (large.mean(-1) > 0), "at-eps"),
+        (module, "smaller_eps_weight", lambda small, large: (small / np.maximum(large, 1e-9)).mean(-1), "at-eps"),
+    ],
+)
+def test_other_planted_errors_are_found(monkeypatch, where, name, wrong, row):
+    monkeypatch.setattr(where, name, wrong)
+    table = verify(100, statements=[row], search_steps=0)
+    assert not table.ok
+    monkeypatch.undo()
+    assert verify(100, statements=[row], search_steps=0).ok
+
+
+def test_average_of_wrong_mean_breaks_l1(monkeypatch):
+    monkeypatch.setattr(exact, "average", lambda law, m: exact.bernoulli(np.minimum(1.02 * law.mean, 1)))
+    assert not verify(60, statements=["L1"], search_steps=0).ok
+
+
+def test_a_chain_that_cannot_be_analysed_is_a_failure(monkeypatch):
+    def broken(chain):
+        raise np.linalg.LinAlgError("planted")
+
+    monkeypatch.setattr(exact, "variance_form", broken)
+    table = verify(3, statements=["star"], search_steps=0)
+    assert table.rows[0].failures[0]["reason"] == "planted"
+    json.loads(table.to_json())
+
+
+def test_witness_reruns_to_the_same_ratio(table):
+    for row in table.rows:
+        if row.name in ("L4", "star", "gain", "early-cost"):
+            again = {r.name: r.worst for r in rerun(json.dumps(row.witness)).rows}
+            assert again[row.name] == row.worst
+
+
+def test_worst_function_is_the_worst():
+    drawn = (module.draw_instance(0, trial) for trial in range(999))
+    kind = ("dense", "uniform", 6)
+    work = module.Work(next(i for i in drawn if (i.proposal_kind, i.law_kind, len(i.prior)) == kind))
+    ratio, worst = module._worst(work.v_one, work.v_many, work)
+    functions = np.vstack([worst, np.random.default_rng(0).normal(size=(500, 6))])
+    ratios = [(f @ work.v_one @ f) / (f @ work.v_many @ f) for f in functions]
+    assert ratio == pytest.approx(ratios[0], rel=1e-9)
+    assert max(ratios[1:]) <= ratio * (1 + 1e-9)
+    assert min(ratios[1:]) < 0.99 * ratio  # the functions do differ
+
+
+def test_table_and_json(table):
+    text = str(table)
+    assert len(text.splitlines()) == len(NAMES) + 3
+    assert text.endswith(f"All {len(NAMES)} statements hold.")
+    stored = json.loads(table.to_json())
+    assert stored["ok"] and stored["trials"] == TRIALS and stored["seed"] == 0
+    assert [row["name"] for row in stored["rows"]] == NAMES
+
+
+def test_failure_is_in_the_table(monkeypatch):
+    monkeypatch.setattr(module, "star_bound", lambda m, many, v: 0.5 * (m * many + (m - 1) * v))
+    table = verify(30, statements=["star"], search_steps=0)
+    assert "FAILS on" in str(table) and str(table).endswith("FAILED: star")
+    assert 1 <= len(table.rows[0].failures) <= module.KEPT_FAILURES
+    assert json.loads(table.to_json())["rows"][0]["failures"]
+
+
+def test_search_comes_close_and_stays_below():
+    table = verify(1, seed=1, statements=["L1"], search_steps=150)
+    for search in table.searches:
+        if search.bound is not None:
+            assert search.value <= search.bound * (1 + 1e-6)
+        stored = module.Instance(**search.instance)
+        problem = module.Work(stored).problem
+        ratio = module._largest_ratio(problem, search.pseudo_samples, positive=False)
+        scale = search.pseudo_samples if search.quantity.startswith("C_1") else 2 * search.pseudo_samples - 1
+        assert ratio / scale == pytest.approx(search.value, rel=1e-6)
+    best = max(search.value for search in table.searches if search.quantity.startswith("v("))
+    assert best > 0.8
+    assert "bound 1.9375" in str(table)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: verify(0), "trials must be an integer of at least 1, got 0"),
+        (lambda: verify(1, seed=-1), "seed must be an integer of at least 0, got -1"),
+        (lambda: verify(1, statements=["L7"]), "statements has 'L7': choose from L1, kernels"),
+        (lambda: verify(1, statements=[]), "choose from L1"),
+        (lambda: rerun({"prior": [1.0]}), "not a stored instance"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_theory_page_names_what_exists():
+    here = Path(__file__).parent
+    page = (here.parent / "docs" / "theory.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        assert f"`{name}`" in page, name
+    tests = (here / "test_exact.py").read_text(encoding="utf-8")
+    for name in set(re.findall(r"test_[a-z_0-9]+", page)) - {"test_exact", "test_verify"}:
+        assert f"def {name}(" in tests, name
