@@ -54,10 +54,16 @@ def draw_figure(post, path):
     for panel, (name, (grid, density)) in zip(panels, exact_marginals().items(), strict=True):
         for eps, style in ((1.0, "0.8"), (0.5, "0.55"), (0.2, "0.25")):
             at = post.at(eps)
+            bins = np.linspace(grid[0], grid[-1], 29)
             panel.hist(
-                at.draws[name].ravel(), bins=np.linspace(grid[0], grid[-1], 29), weights=at.weights.ravel(), density=True,
-                histtype="step", color=style, label=f"ABC, eps = {eps:g}",
-            )  # fmt: skip
+                at.draws[name].ravel(),
+                bins=bins,
+                weights=at.weights.ravel(),
+                density=True,
+                histtype="step",
+                color=style,
+                label=f"ABC, eps = {eps:g}",
+            )
         panel.plot(grid, density, color="tab:orange", linewidth=2, label="exact posterior")
         panel.set_xlabel(name)
         panel.set_yticks([])

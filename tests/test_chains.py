@@ -131,13 +131,13 @@ def test_acceptance_rates_of_the_gaussian_kernel(pseudo_samples):
         ),
         (od.wilkinson, grid_chains.wilkinson, 0.6),
         (od.r_hit, grid_chains.one_hit, 0.6),
-        (lambda *a, **k: od.r_hit(*a, hits=3, **k), lambda problem: grid_chains.r_hit(problem, 3, tail=1e-7), 2.0),
+        (lambda *a, **k: od.r_hit(*a, hits=3, **k), lambda problem: grid_chains.r_hit(problem, 3, tail=1e-5), 2.0),
     ],
     ids=["M=1", "M=3", "wilkinson", "one-hit", "3-hit"],
 )
 def test_acceptance_rates_of_the_random_walk_equal_those_of_the_exact_chain(run, chain, eps):
     """A grid fine enough that its walk is the continuous one to four digits."""
-    grid = np.linspace(-1.8 if eps < 1 else -3.2, 5.0, 165)
+    grid = np.linspace(-1.8, 5.0, 137) if eps < 1 else np.linspace(-2.4, 4.6, 71)
     problem = grid_chains.discretise(stats.norm.pdf, lambda t: hit(t, od.uniform(eps)), grid, scale=0.7)
     expected = grid_chains.acceptance_rate(chain(problem))
     post = run(toy(), od.uniform(eps), draws=20, chains=2048, proposal=od.random_walk(0.49), seed=33)
@@ -153,6 +153,15 @@ def test_the_error_of_the_acceptance_rate_is_its_spread_over_runs():
         spread = np.std([run.acceptance_rate for run in runs], ddof=1)
         stated = np.sqrt(np.mean([run.acceptance_rate_se**2 for run in runs]))
         assert 0.7 < stated / spread < 1.4
+
+
+def test_the_two_sides_of_a_race_are_independent():
+    """Proposing the same theta, the race is won with probability 1 / (2 - tau); with shared draws it always would."""
+    tau = hit(1.5, UNIFORM)
+    stay = {"start": {"theta": 1.5}, "proposal": lambda rng, theta: (theta, 0.0)}
+    for kind in ("plain", "batched"):
+        post = od.r_hit(toy(kind), UNIFORM, draws=100, chains=40, seed=34, **stay)
+        assert abs(post.acceptance_rate - 1 / (2 - tau)) < 4 * post.acceptance_rate_se
 
 
 # The joint test of Geweke (2004): parameters and data drawn together

@@ -89,7 +89,7 @@ class AbcAverage:
         if log_needed is None:
             return self._evaluate(rng, theta, None, None)
         worth = log_needed <= 0.0
-        if worth.all():
+        if np.count_nonzero(worth) == len(worth):
             return self._evaluate(rng, theta, None, log_needed)
         rows = np.flatnonzero(worth)
         if rows.size == 0:

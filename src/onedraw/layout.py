@@ -1,5 +1,6 @@
 """The shape of one data set or summary, and its two forms: the user's value and a flat row of floats."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ class Layout(NamedTuple):
     @property
     def size(self) -> int:
         """Length of the flat row."""
-        return sum(int(np.prod(shape)) for shape in self.shapes)
+        return sum(map(math.prod, self.shapes))
 
     def labels(self, word: str = "") -> list[str]:
         """A name for each column of the flat row, for error messages."""
@@ -63,7 +64,7 @@ class Layout(NamedTuple):
 
     def restore(self, rows: Array) -> Any:
         """The user's form of rows (..., size): arrays of shape (..., *shape), by key where there are keys."""
-        ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         parts = [
             part.reshape(rows.shape[:-1] + shape)
             for part, shape in zip(np.split(rows, ends, axis=-1), self.shapes, strict=True)

@@ -1,8 +1,8 @@
 """Proposals for chains: random walk, independence, lazy, or your own function.
 
-A proposal moves a block of chains at once: theta (n, dim) -> theta' (n, dim), with the log of q(theta | theta') /
-q(theta' | theta) for each chain (0 where the proposal is symmetric), and which chains are held this step. A held
-chain repeats its whole state: nothing is proposed, simulated or tested (docs/theory.md, 2).
+A proposal moves a block of chains at once: theta (n, dim) -> theta' (n, dim), with the log of
+pi(theta') q(theta | theta') / (pi(theta) q(theta' | theta)) for each chain, and which chains are held this step. A
+held chain repeats its whole state: nothing is proposed, simulated or tested (docs/theory.md, 2).
 """
 
 import math
@@ -24,9 +24,10 @@ class Proposed(NamedTuple):
     """What a proposal hands to a sampler's step."""
 
     theta: Array
-    log_q_ratio: Array | float
-    log_prior: Array | None = None
-    """The prior's log density at theta', where the proposal has computed it anyway."""
+    log_prior: Array
+    """Of theta', (n,); -inf outside the support."""
+    log_ratio: Array | float
+    """log of pi(theta') q(theta | theta') / (pi(theta) q(theta' | theta)), which is 0 for draws from the prior."""
     held: Array | None = None
     """(n,) True for chains that repeat their state; None where none does."""
 
@@ -38,7 +39,7 @@ class RandomWalk:
     cov: Array | None
     scale: float | None
     root: Array | None = None
-    whole: Array | None = None
+    prior: Prior | None = None
 
     def resolved(self, prior: Prior, spread: Callable[[], Array]) -> "RandomWalk":
         """Ready for use; `spread()` gives the covariance where none was given."""
@@ -62,15 +63,17 @@ class RandomWalk:
                 f"cov is not positive definite (smallest eigenvalue {values[0]:.3g}, mostly along {involved!r}): the "
                 "walk would never move in that direction; give random_walk(cov=...) a full covariance"
             )
-        return replace(self, cov=cov, scale=scale, root=scale * np.linalg.cholesky(cov), whole=prior.discrete)
+        return replace(self, cov=cov, scale=scale, root=scale * np.linalg.cholesky(cov), prior=prior)
 
     def propose(self, rng: np.random.Generator, theta: Array, log_prior: Array) -> Proposed:
-        assert self.root is not None and self.whole is not None
+        assert self.root is not None and self.prior is not None
         normal = rng.standard_normal(theta.shape)
         increment = normal * self.root[0, 0] if self.root.size == 1 else normal @ self.root.T
-        if self.whole.any():
-            increment = np.where(self.whole, np.rint(increment), increment)
-        return Proposed(theta + increment, 0.0)
+        if self.prior.discrete.any():
+            increment = np.where(self.prior.discrete, np.rint(increment), increment)
+        increment += theta
+        log_prior_there = self.prior.logpdf(increment)
+        return Proposed(increment, log_prior_there, log_prior_there - log_prior)
 
     def described(self) -> dict[str, Any]:
         """For the run's settings."""
@@ -82,11 +85,11 @@ class Independence:
     """theta' drawn from one distribution whatever theta is; made by `independence`."""
 
     distribution: Any
-    is_prior: bool = False
+    prior: Prior | None = None
 
     def resolved(self, prior: Prior, spread: Callable[[], Array]) -> "Independence":
         if self.distribution is None:
-            return Independence(prior, is_prior=True)
+            return Independence(prior, prior)
         distribution = self.distribution
         if not isinstance(distribution, Prior):
             if prior.dim != 1:
@@ -98,17 +101,23 @@ class Independence:
             raise ValueError(
                 f"the proposal is a distribution of {list(distribution.names)}, the model has {list(prior.names)}"
             )
-        return Independence(distribution)
+        return Independence(distribution, prior)
 
     def propose(self, rng: np.random.Generator, theta: Array, log_prior: Array) -> Proposed:
-        proposed = self.distribution.sample(rng, len(theta))
-        log_density = self.distribution.logpdf(proposed)
-        if self.is_prior:
-            return Proposed(proposed, log_prior - log_density, log_density)
-        return Proposed(proposed, self.distribution.logpdf(theta) - log_density)
+        assert self.prior is not None
+        there = self.distribution.sample(rng, len(theta))
+        if self.distribution is self.prior:
+            # Densities cancel, so none is computed: the chains' log_prior is not read again.
+            return Proposed(there, log_prior, 0.0)
+        log_prior_there = self.prior.logpdf(there)
+        log_q_ratio = self.distribution.logpdf(theta) - self.distribution.logpdf(there)
+        return Proposed(there, log_prior_there, log_prior_there - log_prior + log_q_ratio)
 
     def described(self) -> dict[str, Any]:
-        return {"name": "independence", "distribution": "prior" if self.is_prior else repr(self.distribution)}
+        return {
+            "name": "independence",
+            "distribution": "prior" if self.distribution is self.prior else repr(self.distribution),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +174,8 @@ class FunctionProposal:
                 f"the proposal moved {self.prior.named(theta[row])} to {self.prior.named(proposed[row])} with log q "
                 f"ratio {ratio}: both must be numbers (the ratio may be -inf)"
             )
-        return Proposed(proposed, log_q_ratio)
+        log_prior_there = self.prior.logpdf(proposed)
+        return Proposed(proposed, log_prior_there, log_prior_there - log_prior + log_q_ratio)
 
     def described(self) -> dict[str, Any]:
         return {"name": getattr(self.function, "__name__", "function")}

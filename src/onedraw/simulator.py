@@ -151,7 +151,7 @@ def simulate_rows(
         result = Simulated(np.empty(shape))
         _plain_rows(recipe, rng, theta, places, first_pseudo_sample, result, on_error, watch)
     finite = np.isfinite(result.rows)
-    if not finite.all():
+    if np.count_nonzero(finite) < finite.size:
         bad = ~finite.all(axis=2)
         result.failed = int(bad.sum())
         result.rows[bad] = np.nan
@@ -179,7 +179,7 @@ def _plain_rows(
     names, single = recipe.prior.names, rng.single
     summary = None if recipe.summary is None else _one_at_a_time(recipe.summary)
     used = not watch
-    one_number = recipe.layout.keys is None and recipe.layout.size == 1
+    one_number = recipe.layout.keys is None and rows.shape[2] == 1
     plain = list(zip(*(column.tolist() for column in recipe.prior.columns(theta).values()), strict=True))
     for row, (values, place) in enumerate(zip(plain, index.tolist(), strict=True)):
         parameters = dict(zip(names, values, strict=True))

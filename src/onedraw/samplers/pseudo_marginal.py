@@ -23,7 +23,6 @@ from onedraw.estimator import AbcAverage, check_estimator, check_model_and_kerne
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior
-from onedraw.prior import Prior
 from onedraw.proposal import Proposed
 from onedraw.samplers.chains import Request, run_chains
 from onedraw.samplers.start import Start, pseudo_samples_of
@@ -35,15 +34,16 @@ class State(NamedTuple):
     theta: Array
     """(n, dim)"""
     log_prior: Array
+    """(n,); not kept up where the prior is the proposal, since it cancels."""
     log_estimate: Array
     """Of the accepted theta; carried, never refreshed."""
     distances: Array
     """(n, M) of the accepted pseudo-samples where they are kept, otherwise (n, 0)."""
 
 
-def least_needed(state: State, log_prior: Array, proposed: Proposed, log_u: Array) -> Array:
+def least_needed(state: State, proposed: Proposed, log_u: Array) -> Array:
     """The least log estimate at theta' that u would accept; inf where none would."""
-    needed = (state.log_prior + state.log_estimate + log_u) - (log_prior + proposed.log_q_ratio)
+    needed = (state.log_estimate + log_u) - proposed.log_ratio
     return needed if proposed.held is None else np.where(proposed.held, np.inf, needed)
 
 
@@ -52,9 +52,11 @@ def accept(log_estimate: Array, log_needed: Array) -> Array:
     return (log_estimate >= log_needed) & (log_estimate > -np.inf)
 
 
-def log_prior_at(prior: Prior, proposed: Proposed) -> Array:
-    """The prior's log density at theta'."""
-    return prior.logpdf(proposed.theta) if proposed.log_prior is None else proposed.log_prior
+def chosen(accepted: Array, new: Array, old: Array) -> Array:
+    """The new value of accepted chains and the old of the others, (n,) or (n, k)."""
+    if new is old:
+        return old
+    return np.where(accepted if new.ndim == 1 else accepted[:, None], new, old)
 
 
 def proposals_of(proposed: Proposed) -> int | Array:
@@ -77,19 +79,15 @@ class PseudoMarginal:
         moves = rng.bulk(Purpose.MOVE)
         proposed = self.proposal.propose(moves, state.theta, state.log_prior)
         log_u = -moves.standard_exponential(len(state.theta))
-        log_prior = log_prior_at(self.estimator.prior, proposed)
-        log_needed = least_needed(state, log_prior, proposed, log_u)
+        log_needed = least_needed(state, proposed, log_u)
         wanted = log_needed if self.early else np.where(log_needed < np.inf, -np.inf, np.inf)
         result = evaluate(self.estimator, rng, proposed.theta, wanted)
         accepted = accept(result.log_estimate, log_needed)
-        distances = state.distances
-        if distances.shape[1]:
-            distances = np.where(accepted[:, None], result.distances, distances)
         state = State(
-            np.where(accepted[:, None], proposed.theta, state.theta),
-            np.where(accepted, log_prior, state.log_prior),
-            np.where(accepted, result.log_estimate, state.log_estimate),
-            distances,
+            chosen(accepted, proposed.theta, state.theta),
+            chosen(accepted, proposed.log_prior, state.log_prior),
+            chosen(accepted, result.log_estimate, state.log_estimate),
+            chosen(accepted, result.distances, state.distances) if state.distances.shape[1] else state.distances,
         )
         proposals = proposals_of(proposed)
         asked = (len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))) * self.draws

@@ -29,9 +29,8 @@ from onedraw.estimator import AbcAverage, check_model_and_kernel
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior
-from onedraw.proposal import Proposed
 from onedraw.samplers.chains import Request, run_chains
-from onedraw.samplers.pseudo_marginal import log_prior_at, proposals_of
+from onedraw.samplers.pseudo_marginal import chosen, proposals_of
 from onedraw.samplers.start import Start
 from onedraw.simulator import Failure
 
@@ -69,12 +68,6 @@ class Tries:
         self.failed += drawn.failed
         self.failures.extend(drawn.failures[: 1 - len(self.failures)])
         return model.distances(drawn)[:, 0]
-
-
-def log_ratio(state: State, log_prior: Array, proposed: Proposed) -> Array:
-    """log rho; -inf for chains that are held."""
-    ratio = log_prior + proposed.log_q_ratio - state.log_prior
-    return ratio if proposed.held is None else np.where(proposed.held, -np.inf, ratio)
 
 
 def race(
@@ -130,8 +123,8 @@ class RHit:
         moves = rng.bulk(Purpose.MOVE)
         proposed = self.proposal.propose(moves, state.theta, state.log_prior)
         log_u = -moves.standard_exponential(len(state.theta))
-        log_prior = log_prior_at(self.estimator.prior, proposed)
-        log_rho = log_ratio(state, log_prior, proposed)
+        log_rho = np.broadcast_to(proposed.log_ratio, log_u.shape)
+        log_rho = log_rho if proposed.held is None else np.where(proposed.held, -np.inf, log_rho)
         eps = self.estimator.kernel.eps
         tries = Tries(self.estimator, rng)
         if self.hits == 1:
@@ -140,9 +133,9 @@ class RHit:
         else:
             accepted, distance, capped = self._by_counts(tries, state, proposed.theta, log_rho, log_u)
         state = State(
-            np.where(accepted[:, None], proposed.theta, state.theta),
-            np.where(accepted, log_prior, state.log_prior),
-            np.where(accepted, distance, state.distances[:, 0])[:, None],
+            chosen(accepted, proposed.theta, state.theta),
+            chosen(accepted, proposed.log_prior, state.log_prior),
+            chosen(accepted, distance[:, None], state.distances),
         )
         return state, Info(
             accepted,

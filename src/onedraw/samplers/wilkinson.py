@@ -22,7 +22,7 @@ from onedraw.model import Model
 from onedraw.posterior import Posterior
 from onedraw.proposal import Proposed
 from onedraw.samplers.chains import Request, run_chains
-from onedraw.samplers.pseudo_marginal import accept, log_prior_at, proposals_of
+from onedraw.samplers.pseudo_marginal import accept, chosen, proposals_of
 from onedraw.samplers.start import Start
 
 
@@ -35,10 +35,9 @@ class State(NamedTuple):
     """(n, 1) of the accepted pseudo-sample, for smaller tolerances later; no decision depends on it."""
 
 
-def least_needed(state: State, log_prior: Array, proposed: Proposed, log_u: Array) -> Array:
+def least_needed(proposed: Proposed, log_u: Array) -> Array:
     """The least log K that u would accept; inf where none would."""
-    log_ratio = log_prior + proposed.log_q_ratio - state.log_prior
-    needed = log_u - np.minimum(log_ratio, 0.0)
+    needed = log_u - np.minimum(proposed.log_ratio, 0.0)
     return needed if proposed.held is None else np.where(proposed.held, np.inf, needed)
 
 
@@ -55,15 +54,14 @@ class Wilkinson:
         moves = rng.bulk(Purpose.MOVE)
         proposed = self.proposal.propose(moves, state.theta, state.log_prior)
         log_u = -moves.standard_exponential(len(state.theta))
-        log_prior = log_prior_at(self.estimator.prior, proposed)
-        log_needed = least_needed(state, log_prior, proposed, log_u)
+        log_needed = least_needed(proposed, log_u)
         wanted = log_needed if self.early else np.where(log_needed < np.inf, -np.inf, np.inf)
         result = self.estimator.evaluate(rng, proposed.theta, wanted)
         accepted = accept(result.log_estimate, log_needed)
         state = State(
-            np.where(accepted[:, None], proposed.theta, state.theta),
-            np.where(accepted, log_prior, state.log_prior),
-            np.where(accepted[:, None], result.distances, state.distances),
+            chosen(accepted, proposed.theta, state.theta),
+            chosen(accepted, proposed.log_prior, state.log_prior),
+            chosen(accepted, result.distances, state.distances),
         )
         proposals = proposals_of(proposed)
         asked = len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))
