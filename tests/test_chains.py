@@ -425,6 +425,15 @@ def test_a_start_at_points():
     assert abs(means.mean() - Exact(UNIFORM).mean) < 4 * means.std() / 16
 
 
+@pytest.mark.parametrize(
+    ("start", "chains"),
+    [({"theta": [1.0, 1.5, 2.0]}, 3), (np.ones((5, 1)), 5), ([[1.0], [1.2]], 2), ({"theta": 1.0}, 4), ([1.0], 4)],
+)
+def test_there_are_as_many_chains_as_points(start, chains):
+    post = od.pseudo_marginal(toy("plain"), UNIFORM, draws=3, start=start, proposal=od.random_walk(0.5), seed=1)
+    assert post.shape == (chains, 3)
+
+
 @pytest.mark.parametrize("pseudo_samples", [1, 4])
 @pytest.mark.parametrize("kernel", [od.uniform(0.6), od.gaussian(0.5)], ids=lambda kernel: kernel.name)
 def test_a_start_from_an_earlier_posterior_is_stationary(kernel, pseudo_samples):

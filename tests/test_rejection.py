@@ -235,3 +235,16 @@ def test_ctrl_c_returns_what_is_there():
     post = od.rejection(model, od.uniform(1.0), draws=10**6, seed=1)
     assert post.status.reason == "interrupted"
     assert 0 < post.shape[1] < 1000
+
+
+def test_simulations_run_with_one_blas_thread():
+    from threadpoolctl import threadpool_info
+
+    seen = set()
+
+    def simulate(rng, theta):
+        seen.update(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+        return theta + rng.standard_normal()
+
+    od.rejection(od.Model(od.Prior(theta=stats.norm()), simulate, 2.0), od.uniform(1.0), budget=5, seed=1)
+    assert seen == {1}

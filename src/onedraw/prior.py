@@ -186,6 +186,13 @@ class Prior:
             columns[name] = column
         return columns
 
+    def rows(self, theta: Array) -> list[list[Any]]:
+        """Theta as lists of plain numbers, whole ones for discrete parameters."""
+        rows: list[list[Any]] = theta.tolist()
+        if any(self._whole):
+            rows = [[int(v) if w else v for v, w in zip(row, self._whole, strict=True)] for row in rows]
+        return rows
+
     def named(self, row: Array) -> dict[str, float | int]:
         """One row of theta as a dict of plain numbers."""
         return {

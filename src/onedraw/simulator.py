@@ -180,8 +180,7 @@ def _plain_rows(
     summary = None if recipe.summary is None else _one_at_a_time(recipe.summary)
     used = not watch
     one_number = recipe.layout.keys is None and rows.shape[2] == 1
-    plain = list(zip(*(column.tolist() for column in recipe.prior.columns(theta).values()), strict=True))
-    for row, (values, place) in enumerate(zip(plain, index.tolist(), strict=True)):
+    for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index.tolist(), strict=True)):
         parameters = dict(zip(names, values, strict=True))
         for m in range(rows.shape[1]):
             try:
@@ -209,8 +208,7 @@ def _staged_rows(
     on_error: str,
 ) -> None:
     names, simulator = recipe.prior.names, recipe.simulator
-    plain = list(zip(*(column.tolist() for column in recipe.prior.columns(theta).values()), strict=True))
-    for row, (values, place) in enumerate(zip(plain, index.tolist(), strict=True)):
+    for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index.tolist(), strict=True)):
         result.setups += 1
         try:
             state = simulator.prepare(**dict(zip(names, values, strict=True)))

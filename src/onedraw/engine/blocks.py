@@ -5,10 +5,12 @@ depends on the block alone and not on where or when it is run. Results are used 
 the order of completion, which would favour fast simulations.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import NamedTuple, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 from onedraw.progress import Progress
 
@@ -52,10 +54,16 @@ class Deadline:
 
 def one_blas_thread() -> AbstractContextManager[object]:
     """Simulations run with one BLAS thread: a matrix product may differ in its last bits between one and two."""
-    from threadpoolctl import threadpool_limits
-
-    limits: AbstractContextManager[object] = threadpool_limits(limits=1)
+    limits: AbstractContextManager[object] = _thread_pools(len(sys.modules)).limit(limits=1)
     return limits
+
+
+@lru_cache(maxsize=1)
+def _thread_pools(modules: int) -> Any:
+    """The BLAS libraries in this process; looked for again (3 ms) only where modules were imported since."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def in_order(

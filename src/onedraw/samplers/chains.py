@@ -28,7 +28,7 @@ from onedraw.prior import Prior
 from onedraw.progress import Progress
 from onedraw.proposal import resolve
 from onedraw.samplers.pilot import learn_distance, warn_ignored_rng
-from onedraw.samplers.start import Start, keeps_distances, starting_states
+from onedraw.samplers.start import Start, keeps_distances, points_in, starting_states
 from onedraw.simulator import Failure
 
 PLAIN_CHAINS, BATCHED_CHAINS = 4, 1024
@@ -63,9 +63,8 @@ class Request:
             raise ValueError("give draws=, budget= or both: one of them must end the run")
         chains = optional_whole_number("chains", given["chains"], "the number of chains run side by side")
         if chains is None:
-            start = given["start"]
-            rows = len(start) if isinstance(start, np.ndarray) and start.ndim == 2 else None
-            chains = rows or (BATCHED_CHAINS if model is not None and model.batched else PLAIN_CHAINS)
+            default = BATCHED_CHAINS if model is not None and model.batched else PLAIN_CHAINS
+            chains = points_in(given["start"]) or default
         max_seconds = given["max_seconds"]
         if max_seconds is not None:
             max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")

@@ -152,6 +152,16 @@ def keeps_distances(estimator: Any) -> bool:
     return bool(getattr(getattr(estimator, "estimator", estimator), "keep_distances", False))
 
 
+def points_in(start: Any) -> int | None:
+    """How many starting points are given, where that can be seen: then there are as many chains."""
+    if isinstance(start, Mapping):
+        lengths = [len(values) for values in start.values() if np.ndim(values) == 1]
+        return max(lengths, default=None)
+    if isinstance(start, list | tuple | np.ndarray):
+        return len(start) if np.ndim(start) == 2 else None
+    return None
+
+
 def given_points(start: Any, prior: Prior, chains: int) -> Array:
     """Points (chains, dim) from a dict by name or an array (dim,) or (chains, dim), inside the prior's support."""
     try:
