@@ -170,9 +170,12 @@ class Prior:
         log_density = self._log_density(theta)
         if self.where is not None:
             log_density = np.where(self._allowed(theta), log_density, -np.inf)
-        if not self._trusted and np.isnan(log_density).any():
-            row = int(np.argmax(np.isnan(log_density)))
-            raise ValueError(f"the prior's log density is NaN at {self.named(theta[row])}: it must be a number or -inf")
+        if not self._trusted and not (log_density < np.inf).all():
+            row = int(np.argmax(~(log_density < np.inf)))
+            raise ValueError(
+                f"the prior's log density is {log_density[row]} at {self.named(theta[row])}: it must be a number "
+                "or -inf"
+            )
         return log_density
 
     def columns(self, theta: Array) -> dict[str, Array]:
@@ -274,6 +277,7 @@ def _location_scale(
     log_density: LogDensity,
     low: float = -math.inf,
     high: float = math.inf,
+    bounded_density: bool = True,
 ) -> Marginal:
     """loc + scale·Z with Z's draws and log density given on [low, high]."""
     log_scale = math.log(scale)
@@ -288,7 +292,7 @@ def _location_scale(
         return np.where(inside, log_density(np.where(inside, z, 0.5)) - log_scale, -np.inf)
 
     shifted: Draw = draw if standard else lambda rng, n: draw(rng, n) * scale + loc
-    return Marginal(shifted, log_density_of, discrete=False)
+    return Marginal(shifted, log_density_of, discrete=False, trusted=bounded_density)
 
 
 def _norm(loc: float, scale: float) -> Marginal:
@@ -308,7 +312,12 @@ def _gamma(a: float, loc: float, scale: float) -> Marginal:
 
     constant = float(gammaln(a))
     return _location_scale(
-        loc, scale, lambda rng, n: rng.standard_gamma(a, n), lambda z: xlogy(a - 1.0, z) - z - constant, 0.0
+        loc,
+        scale,
+        lambda rng, n: rng.standard_gamma(a, n),
+        lambda z: xlogy(a - 1.0, z) - z - constant,
+        0.0,
+        bounded_density=a >= 1.0,
     )
 
 
@@ -323,6 +332,7 @@ def _beta(a: float, b: float, loc: float, scale: float) -> Marginal:
         lambda z: xlogy(a - 1.0, z) + xlog1py(b - 1.0, -z) - constant,
         0.0,
         1.0,
+        bounded_density=min(a, b) >= 1.0,
     )
 
 
