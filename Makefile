@@ -9,7 +9,7 @@ TEST_JOBS ?= auto
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml src/onedraw/__init__.py
+$(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("onedraw needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; say make PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing onedraw and what it needs into $(VENV) (a minute or two, once)"
@@ -17,10 +17,10 @@ $(STAMP): pyproject.toml src/onedraw/__init__.py
 	@touch $(STAMP)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) -m "not slow"
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow"
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) -m slow
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -35,7 +35,7 @@ doctest: $(STAMP)
 check: lint types doctest test
 
 study: $(STAMP)
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/onedraw study --quick
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

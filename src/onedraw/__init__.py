@@ -11,13 +11,20 @@ from onedraw.proposal import independence, lazy, random_walk
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
+from onedraw.samplers.tolerance import Tolerance, tolerance_for
 from onedraw.samplers.wilkinson import wilkinson
 from onedraw.simulator import Failure, SimulationError, batched, staged
+from onedraw.theory.advise import Advice, advise
+from onedraw.theory.bounds import Certificate, certificate
+from onedraw.theory.efficiency import Efficiency, running_time
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Advice",
+    "Certificate",
     "Cost",
+    "Efficiency",
     "Estimator",
     "Failure",
     "Kernel",
@@ -26,8 +33,11 @@ __all__ = [
     "Prior",
     "SimulationError",
     "Status",
+    "Tolerance",
     "abc_average",
+    "advise",
     "batched",
+    "certificate",
     "epanechnikov",
     "euclidean",
     "gaussian",
@@ -41,8 +51,10 @@ __all__ = [
     "r_hit",
     "random_walk",
     "rejection",
+    "running_time",
     "scaled",
     "staged",
+    "tolerance_for",
     "triangular",
     "unbiased",
     "uniform",

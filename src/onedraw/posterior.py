@@ -1,10 +1,10 @@
 """Posterior: the draws of a run with everything that says what they are worth."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from onedraw.kernels import EPS_MEANING, Kernel
 from onedraw.model import Model
 from onedraw.simulator import Failure
 from onedraw.summary import Row, Summary, describe
+
+if TYPE_CHECKING:
+    from onedraw.theory.efficiency import Efficiency
 
 R_HAT_LIMIT, ESS_LIMIT = 1.01, 100
 
@@ -119,6 +122,15 @@ class Posterior:
             raise ValueError(f"hdi_prob must lie between 0 and 1, got {hdi_prob!r}: it is the interval's content")
         rows = {name: describe(values, self.weights, self.independent, hdi_prob) for name, values in self.draws.items()}
         return Summary(rows, hdi_prob, (*self.notes, *self._doubts(rows)))
+
+    def efficiency(self, functions: Mapping[str, Callable[..., Array]] | None = None) -> "Efficiency":
+        """Asymptotic variance, autocorrelation time and ESS per simulation and second: see `onedraw.theory.efficiency`.
+
+        `functions` are further quantities, {"name": function of the parameters as arrays by name}.
+        """
+        from onedraw.theory.efficiency import efficiency
+
+        return efficiency(self, functions)
 
     def at(self, eps: float) -> "Posterior":
         """The posterior at a smaller tolerance, from the same run: the draws with new weights.

@@ -10,7 +10,7 @@ noticed.
     table = verify(trials=2000, seed=0);  print(table);  table.ok
     rerun(table.rows[0].failures[0])      # any failure can be run again by itself
 
-The bounds are the functions right below; a test plants an error by replacing one of them, or a kernel in
+The bounds are those of bounds.py; a test plants an error by replacing one of them here, or a kernel in
 exact.py.
 """
 
@@ -27,6 +27,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onedraw.theory import exact
+from onedraw.theory.bounds import (
+    gain_bound,
+    gain_bound_discount,
+    gain_bounds_nonnegative,
+    handicap_bound,
+    one_draw_bound,
+    order_bound,
+    running_time_bound,
+    star_bound,
+)
 
 __all__ = ["Instance", "Row", "Search", "Verification", "rerun", "verify"]
 
@@ -38,52 +48,12 @@ KEPT_FAILURES = 3
 START_SIZES = (2, 2, 3)  # grid points in each start of a search
 
 
-# --- the bounds (forms in f are passed as matrices) ---------------------------------------------------------
-
-
-def order_bound(v: Any) -> Any:
-    """L2 and L6: the better chain has at most the variance of the worse one."""
-    return v
-
-
-def handicap_bound(alpha: float, v: Any) -> Any:
-    """L3: v(f, H_1) ≤ (1 + α)/(1 − α)·v(f, H_2)."""
-    return (1 + alpha) / (1 - alpha) * v
-
-
-def one_draw_bound(pseudo_samples: int, v_many: Any) -> Any:
-    """L4: v(f, Q_1) ≤ (2M − 1)·v(f, Q_M)."""
-    return (2 * pseudo_samples - 1) * v_many
-
-
-def running_time_bound(time_many: Any) -> Any:
-    """L5: one pseudo-sample takes at most twice the time."""
-    return 2 * time_many
-
-
-def star_bound(pseudo_samples: int, v_many: Any, v: Any) -> Any:
-    """(★): v(f, Q_1) ≤ M·v(f, Q_M) + (M − 1)·v(f), with or without positivity."""
-    return pseudo_samples * v_many + (pseudo_samples - 1) * v
+# --- what else a test may replace ---------------------------------------------------------------------------
 
 
 def lemma_bound(values: Array, level: float) -> float:
     """Σ|t_i − c| ≤ |Σt_i − c| + (M − 1)c for t_i, c ≥ 0."""
     return float(abs(values.sum() - level) + (len(values) - 1) * level)
-
-
-def gain_bound(kappa: float, pseudo_samples: int, cost: float) -> float:
-    """The certificate without positivity, for M < κ + 1."""
-    return pseudo_samples / cost * kappa / (kappa - pseudo_samples + 1)
-
-
-def gain_bounds_nonnegative(kappa: float, pseudo_samples: int, cost: float) -> tuple[float, float]:
-    """The certificate's two further bounds where Q_M ≥ 0."""
-    return kappa / cost, (2 * pseudo_samples - 1) / cost
-
-
-def gain_bound_discount(discount: float) -> float:
-    """What no M can gain at the nominal cost 1 + (M − 1)/δ."""
-    return 2 * discount
 
 
 def goes_on(u: Array, reach: Array) -> Array:

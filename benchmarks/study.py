@@ -1,0 +1,53 @@
+"""The study's figure 1L against the speed of NumPy's normal generator, both on all cores."""
+
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+
+from benchmarks.timing import report
+from onedraw.study.run import Plan, run_point, usable_cores
+from onedraw.study.settings import ITERATIONS, points
+
+RAW_DRAWS = 100_000_000
+BLOCK = 16_384
+
+
+def raw_seconds(seed):
+    """Seconds for RAW_DRAWS normals into one small array: as fast as this core draws them."""
+    rng = np.random.Generator(np.random.SFC64(seed))
+    block = np.empty(BLOCK)
+    began = time.perf_counter()
+    for _ in range(RAW_DRAWS // BLOCK):
+        rng.standard_normal(out=block)
+    return time.perf_counter() - began
+
+
+def raw_speed(pool, workers):
+    """Normals per second over all processes at once."""
+    return sum(RAW_DRAWS / seconds for seconds in pool.map(raw_seconds, range(workers)))
+
+
+def main(iterations: int = ITERATIONS) -> bool:
+    workers = usable_cores()
+    plan = Plan(iterations, figures=("1L",))
+    wanted = [index for index, point in enumerate(points()) if point.figure == "1L"]
+    # The longest first, so that no process is left alone at the end.
+    wanted.sort(key=lambda index: -points()[index].pseudo_samples)
+    drawn = iterations * sum(points()[index].pseudo_samples for index in wanted)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        raw_speed(pool, workers)
+        before = raw_speed(pool, workers)
+        began = time.perf_counter()
+        list(pool.map(run_point, [plan] * len(wanted), wanted))
+        speed = drawn / (time.perf_counter() - began)
+        raw = max(before, raw_speed(pool, workers))
+    return report(
+        f"Figure 1L, {len(wanted)} points of {iterations:,} iterations, {workers} processes",
+        [
+            ("standard normals/s, NumPy alone", f"{raw / 1e6:.0f} million", "", None),
+            ("pseudo-samples/s, Algorithm 2", f"{speed / 1e6:.0f} million", "", None),
+            ("ratio", f"{speed / raw:.2f}", "at least 0.45", speed / raw >= 0.45),
+        ],
+    )

@@ -1,0 +1,113 @@
+"""The commands `verify` and `advise`. What they need is imported when they run."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.option("--trials", type=click.IntRange(min=1), default=2000, show_default=True, help="Random problems.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print everything, instances included, as JSON.")
+@click.option(
+    "--rerun",
+    "stored",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Check every statement again on an instance that was saved.",
+)
+@click.option(
+    "--save",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("onedraw-verify-failure.json"),
+    show_default=True,
+    help="Where a failing instance is written.",
+)
+def verify(trials: int, seed: int, as_json: bool, stored: Path | None, save: Path) -> None:
+    """Check every statement of the theory on random finite problems, exactly, without Monte Carlo.
+
+    Exits with 1 if any fails; the first failing instance is saved, to be looked at with --rerun.
+    """
+    import json
+
+    from onedraw.theory import verify as checks
+
+    if stored is None:
+        table = checks.verify(trials, seed)
+    else:
+        try:
+            table = checks.rerun(stored.read_text(encoding="utf-8"))
+        except (ValueError, AttributeError) as error:
+            raise click.UsageError(f"{stored} is not a saved instance: {error}") from error
+    click.echo(table.to_json() if as_json else str(table))
+    if table.ok:
+        return
+    if stored is None:
+        failure = next(row.failures[0] for row in table.rows if row.failures)
+        save.write_text(json.dumps(failure), encoding="utf-8")
+        click.echo(f"The first failing instance is in {save}: onedraw verify --rerun {save}", err=True)
+    sys.exit(1)
+
+
+@click.command()
+@click.argument("file")
+@click.option("--eps", type=click.FloatRange(min=0, min_open=True), required=True, help="The tolerance.")
+@click.option("--kernel", type=click.Choice(["uniform", "gaussian"]), default="uniform", show_default=True)
+@click.option("--budget", type=click.IntRange(min=1), help="The most simulations.  [default: by the simulator]")
+@click.option("--processors", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--max-pseudo-samples", type=click.IntRange(min=2), default=64, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), help="[default: drawn and printed]")
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+def advise(
+    file: str,
+    eps: float,
+    kernel: str,
+    budget: int | None,
+    processors: int,
+    max_pseudo_samples: int,
+    seed: int | None,
+    as_json: bool,
+) -> None:
+    """How many pseudo-samples to draw at each theta, measured on the model that FILE defines.
+
+    FILE is a Python file that defines `model`, or FILE:name for another name.
+    """
+    model = load_model(file)
+    import onedraw
+    from onedraw.theory.advise import advise as measure
+
+    chosen = {"uniform": onedraw.uniform, "gaussian": onedraw.gaussian}[kernel](eps)
+    advice = measure(
+        model, chosen, budget=budget, seed=seed, processors=processors, max_pseudo_samples=max_pseudo_samples
+    )
+    click.echo(advice.to_json() if as_json else str(advice))
+
+
+def load_model(file: str) -> Any:
+    """The model that `path` or `path:name` defines. Errors in the file keep their own traceback."""
+    import runpy
+
+    from onedraw.model import Model
+
+    path, _, name = file.rpartition(":") if _names_an_object(file) else (file, "", "")
+    name = name or "model"
+    if not Path(path).is_file():
+        raise click.UsageError(f"there is no file {path!r}: give a Python file that defines {name} = od.Model(...)")
+    # Modules beside the file are found, as they are when it is run by itself.
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        defined = runpy.run_path(path)
+    finally:
+        sys.path.pop(0)
+    if name not in defined:
+        raise click.UsageError(f"{path} does not define {name!r}: name the model with {path}:name")
+    if not isinstance(defined[name], Model):
+        raise click.UsageError(f"{name!r} in {path} is a {type(defined[name]).__name__}, not an od.Model")
+    return defined[name]
+
+
+def _names_an_object(file: str) -> bool:
+    """Whether what follows the last colon is a name (a drive letter's colon is followed by a path)."""
+    path, colon, name = file.rpartition(":")
+    return bool(colon and path and name.isidentifier())

@@ -1,0 +1,300 @@
+"""Advice on the number of pseudo-samples: right where the answer is known, silent where it cannot be told."""
+
+import json
+import math
+
+import click.testing
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.study.efficiency import posterior_moments, random_walk_variance
+from onedraw.study.settings import Toy
+from onedraw.theory import verify as checks
+from onedraw.theory.advise import advise, measured_discount
+from onedraw.theory.commands import advise as advise_command
+from onedraw.theory.commands import verify as verify_command
+from tests.reference import simulate_one, toy
+
+
+def gaussian_process(points, observed_scale=0.3):
+    """A Gaussian process with an unknown length scale: one Cholesky for each scale, then cheap draws."""
+    x = np.linspace(0, 1, points)
+    gap = np.abs(x[:, None] - x)
+
+    def prepare(scale):
+        return np.linalg.cholesky(np.exp(-gap / scale) + 1e-6 * np.eye(points))
+
+    def draw(rng, root, m):
+        return rng.standard_normal((m, points)) @ root.T
+
+    @od.batched
+    def spread(y):
+        return np.stack([y.std(axis=1), np.abs(y).mean(axis=1)], axis=1)
+
+    observed = draw(np.random.default_rng(0), prepare(observed_scale), 1)[0]
+    prior = od.Prior(scale=stats.uniform(0.05, 2.0))
+    return od.Model(prior, od.staged(prepare, draw), observed=observed, summary=spread)
+
+
+# Known answers
+
+
+@pytest.fixture(scope="module")
+def toy_advice():
+    return advise(toy(), od.uniform(0.05), proposal=od.random_walk(), budget=1_200_000, seed=1, processors=8)
+
+
+def test_one_is_enough_where_simulations_cost(toy_advice):
+    answer = toy_advice.simulations
+    assert toy_advice.pseudo_samples == answer.pseudo_samples == 1
+    assert answer.certificate.certified >= 18
+    assert answer.still_possible <= 1.1
+    for gain in answer.gains:
+        assert gain.settled is None or gain.settled.value <= 1.1
+    assert toy_advice.verdict.startswith("pseudo_samples=1: certified against M <= ")
+
+
+def test_measured_numbers_are_those_of_the_exact_chain(toy_advice):
+    v = posterior_moments(Toy(), 0.05).sd ** 2
+    for pilot in toy_advice.pilots:
+        if pilot.pseudo_samples in (1, 4):
+            kappa = pilot.variances["theta"].kappa
+            # The walk learns its scale from draws; kappa depends on it only weakly around the best.
+            exact = random_walk_variance(Toy(), 0.05, pilot.pseudo_samples, grid=120).value / v
+            assert abs(math.log(kappa.value / exact)) < 4 * kappa.se / kappa.value + 0.15
+
+
+def test_costs_are_measured_in_both_currencies(toy_advice):
+    for gain in toy_advice.simulations.gains:
+        # Batched draws are not stopped early, and a chain with more draws is asked more often: a little above M.
+        assert gain.pseudo_samples <= gain.cost.value < 1.8 * gain.pseudo_samples
+    for gain in toy_advice.seconds.gains:
+        assert gain.cost.value < gain.pseudo_samples
+    assert toy_advice.discount.value > 1
+    assert toy_advice.seconds.currency in str(toy_advice)
+
+
+def test_the_budget_is_a_hard_limit_and_the_seed_counts(toy_advice):
+    assert toy_advice.cost.simulations <= 1_200_000
+    again = [advise(toy("plain"), od.uniform(0.6), budget=4000, seed=3, max_pseudo_samples=4) for _ in range(2)]
+    assert again[0].cost.simulations <= 4000
+    assert [p.variances for p in again[0].pilots] == [p.variances for p in again[1].pilots]
+    assert again[0].cost.simulations == again[1].cost.simulations
+
+
+@pytest.mark.parametrize("budget", [40, 300, 1000, 2500])
+@pytest.mark.parametrize("kind", ["plain", "batched", "staged"])
+def test_no_budget_is_passed(kind, budget):
+    calls = 0
+
+    def count(rows):
+        nonlocal calls
+        calls += rows
+
+    def plain(rng, theta):
+        count(1)
+        return theta + rng.standard_normal()
+
+    def batch(rng, theta):
+        count(theta.size)
+        return theta + rng.standard_normal(theta.size)
+
+    def draw(rng, theta, m):
+        count(m)
+        return theta + rng.standard_normal(m)
+
+    simulators = {"plain": plain, "batched": od.batched(batch), "staged": od.staged(lambda theta: theta, draw)}
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulators[kind], observed=2.0)
+    found = advise(model, od.uniform(0.8), budget=budget, seed=1)
+    assert calls == found.cost.simulations <= budget
+
+
+def test_rejection_is_recommended_where_it_is_better(toy_advice):
+    """p_acc = 0.0104 at eps = 0.05, so 96 simulations a draw; the chain needs about 230."""
+    against = toy_advice.against_rejection
+    assert against.acceptance_rate.low < 0.0104 < against.acceptance_rate.high
+    assert against.rejection_is_better and "plain rejection" in toy_advice.verdict
+
+
+def test_the_chain_is_recommended_where_the_prior_is_wide():
+    """A prior 30 times as wide as the posterior: 1/p_acc grows with it, kappa does not."""
+    model = od.Model(
+        od.Prior(theta=stats.norm(0, 30)), od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0
+    )
+    found = advise(model, od.uniform(0.5), budget=600_000, seed=1, max_pseudo_samples=4)
+    assert not found.against_rejection.rejection_is_better
+    assert "the chain is the better choice" in found.against_rejection.text
+
+
+def test_layouts_on_processors(toy_advice):
+    """kappa falls almost like 1/M here, so 8 draws side by side are about as good as 8 chains."""
+    assert toy_advice.layout.processors == 8
+    assert toy_advice.layout.ratio.low < 1.4 and toy_advice.layout.ratio.high > 0.9
+    assert "8 processors" in str(toy_advice)
+
+
+# Staged simulators
+
+
+def test_a_set_up_makes_more_draws_pay():
+    found = advise(gaussian_process(120), od.uniform(0.2), budget=40_000, seed=1, max_pseudo_samples=8)
+    assert found.discount.value > 4
+    assert found.stages.prepare > 4 * found.stages.draw
+    assert found.pseudo_samples > 1
+    assert found.seconds.gain.low > 1
+    assert f"pseudo_samples={found.pseudo_samples}: the measured gain" in found.verdict
+
+
+@pytest.mark.slow
+def test_a_set_up_of_400_points():
+    found = advise(gaussian_process(400), od.uniform(0.2), budget=20_000, seed=1, max_pseudo_samples=16)
+    assert found.discount.value > 4
+    assert found.pseudo_samples > 1
+    assert found.seconds.gain.low > 1
+
+
+def work():
+    for _ in range(5):
+        np.linalg.eigvalsh(np.eye(40))
+
+
+def test_a_tiny_discount_changes_nothing():
+    """The draw takes far longer than the set-up and the step: a discount of which no M can make much."""
+
+    def draw(rng, theta, m):
+        for _ in range(m):
+            work()
+        return theta + rng.standard_normal(m)
+
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), od.staged(lambda theta: theta, draw), observed=1.0)
+    found = advise(model, od.uniform(1.5), budget=12_000, seed=1, max_pseudo_samples=4)
+    assert found.discount.value < 2
+    assert found.pseudo_samples == found.seconds.pseudo_samples == 1
+
+
+def test_discounts_of_simulators_alone():
+    def simulate(rng, theta):
+        work()
+        return theta + rng.standard_normal()
+
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=1.0)
+    assert measured_discount(model, seed=1).value < 2
+    assert measured_discount(gaussian_process(60), seed=1).value > 4
+
+
+# Where it cannot be told
+
+
+def test_a_deterministic_simulator_is_recognised():
+    simulators = [
+        lambda rng, theta: theta,
+        od.batched(lambda rng, theta: theta + 0.0),
+        od.staged(lambda theta: theta, lambda rng, theta, m: np.full(m, theta)),
+    ]
+    for simulate in simulators:
+        model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=0.0)
+        found = advise(model, od.uniform(0.5), budget=5000, seed=1)
+        assert found.pseudo_samples is None
+        assert found.verdict.startswith("cannot tell: the simulator draws nothing")
+
+
+def test_no_acceptance_is_said():
+    found = advise(toy(y_obs=60.0), od.uniform(0.1), budget=20_000, seed=1)
+    assert found.verdict.startswith("cannot tell: nothing was accepted at eps = 0.1")
+
+
+def test_chains_that_do_not_move_are_said():
+    far = od.random_walk(1e16)
+    found = advise(toy(), od.uniform(0.5), proposal=far, budget=40_000, seed=1)
+    assert found.pseudo_samples is None and "cannot tell: the chains did not move" in found.verdict
+
+
+def test_a_kappa_that_cannot_be_estimated_is_said():
+    crawling = od.random_walk(1e-6)
+    found = advise(toy(), od.uniform(1.0), proposal=crawling, budget=100_000, seed=1)
+    assert found.pseudo_samples is None and "cannot tell: kappa of theta cannot be estimated" in found.verdict
+    assert found.pilots[0].variances["theta"].reason
+    assert json.loads(found.to_json())["pseudo_samples"] is None
+
+
+def test_a_budget_too_small_for_pilots_is_said():
+    for budget in (60, 200):
+        found = advise(toy("plain"), od.uniform(1.0), budget=budget, seed=1)
+        assert found.pseudo_samples is None and found.verdict.startswith("cannot tell: ")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"budget": 0}, "budget must be"),
+        ({"processors": 0}, "processors must be"),
+        ({"max_pseudo_samples": 1}, "max_pseudo_samples must be a whole number of at least 2"),
+        ({"chains": 1.5}, "chains must be"),
+    ],
+)
+def test_bad_input_is_refused(more, message):
+    with pytest.raises(ValueError, match=message):
+        advise(toy(), od.uniform(0.5), **more)
+
+
+# The commands
+
+MODEL = """
+import onedraw as od
+from scipy import stats
+
+model = od.Model(od.Prior(theta=stats.norm(0, 1)), od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+number = 3
+"""
+
+
+def run(command, *arguments):
+    return click.testing.CliRunner().invoke(command, list(map(str, arguments)))
+
+
+def test_advise_command(tmp_path):
+    file = tmp_path / "problem.py"
+    file.write_text(MODEL)
+    result = run(advise_command, file, "--eps", 0.5, "--budget", 100_000, "--seed", 1, "--json")
+    found = json.loads(result.output)
+    assert result.exit_code == 0 and found["seed"] == 1 and found["simulations"]["pseudo_samples"] == 1
+    text = run(advise_command, f"{file}:model", "--eps", 0.5, "--kernel", "gaussian", "--budget", 50_000)
+    assert text.exit_code == 0 and "simulations, seed" in text.output
+
+
+def test_advise_command_explains_what_is_wrong(tmp_path):
+    file = tmp_path / "problem.py"
+    file.write_text(MODEL)
+    assert "is a int, not an od.Model" in run(advise_command, f"{file}:number", "--eps", 1).output
+    assert "does not define 'other'" in run(advise_command, f"{file}:other", "--eps", 1).output
+    assert "there is no file" in run(advise_command, tmp_path / "none.py", "--eps", 1).output
+    file.write_text("1 / 0")
+    result = run(advise_command, file, "--eps", 1)
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_verify_command(tmp_path, monkeypatch):
+    good = run(verify_command, "--trials", 3, "--seed", 2)
+    assert good.exit_code == 0 and "statements hold" in good.output
+    assert json.loads(run(verify_command, "--trials", 2, "--json").output)["ok"]
+    saved = tmp_path / "failure.json"
+    monkeypatch.setattr(checks, "star_bound", lambda m, many, v: 0.5 * (m * many + (m - 1) * v))
+    bad = run(verify_command, "--trials", 20, "--save", saved)
+    assert bad.exit_code == 1 and str(saved) in bad.output
+    assert run(verify_command, "--rerun", saved).exit_code == 1
+    monkeypatch.undo()
+    assert run(verify_command, "--rerun", saved).exit_code == 0
+    saved.write_text("[1]")
+    assert "not a saved instance" in run(verify_command, "--rerun", saved).output
+
+
+def test_plain_simulators_are_stopped_early():
+    """Between draws a plain simulator is stopped: c_M in simulations is then what was drawn, not M."""
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate_one, observed=2.0)
+    found = advise(model, od.uniform(1.0), budget=12_000, seed=1, max_pseudo_samples=4, early=True)
+    without = advise(model, od.uniform(1.0), budget=12_000, seed=1, max_pseudo_samples=4, early=False)
+    assert without.simulations.gains[-1].cost.value == pytest.approx(4)
+    assert found.simulations.gains[-1].cost.value != pytest.approx(4, rel=0.01)
+    assert found.pilots[0].simulations < 1 == without.pilots[0].simulations

@@ -1,0 +1,340 @@
+"""The study end to end at reduced iterations: agreement with exact values, checkpoints, workers, figures and page."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import onedraw.samplers.pseudo_marginal as algorithm_2
+from onedraw import proposal
+from onedraw.study import claims, figures, page, run, settings
+from onedraw.study.commands import study as study_command
+
+CURVES = settings.EFFICIENCY[2:]
+"""Both proposals at the smaller eps, which is the cheaper one."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """One comparison of the kernels and the cheap variances: the others have tests of their own."""
+    monkeypatch.setattr(run, "MATCHED_EPS", (0.25,))
+    monkeypatch.setattr(run, "MATCHED_PSEUDO_SAMPLES", (1, 16))
+
+
+@pytest.fixture(scope="module")
+def reduced(tmp_path_factory):
+    """Figures 1L and 2L at 300,000 iterations, with one row of the third."""
+    out = tmp_path_factory.mktemp("study")
+    plan = run.Plan(300_000, figures=("1L", "2L"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "MATCHED_EPS", (0.25,))
+        patch.setattr(run, "MATCHED_PSEUDO_SAMPLES", (1, 16))
+        patch.setattr(run, "EFFICIENCY", CURVES)
+        return run.run_study(plan, out, progress=False), out
+
+
+@pytest.fixture(scope="module")
+def written(reduced):
+    """index.html of the reduced study."""
+    return page.write_page(*reduced)
+
+
+def test_simulated_values_agree_with_exact_ones(reduced):
+    """Within 4 standard errors (all right: 1 alarm in 250), chi-squared between its 1e-4 quantiles on both sides."""
+    study, _ = reduced
+    found = run.agreement(study.outcomes)
+    assert found.points == 63
+    assert found.within_4 == 63
+    assert 1e-4 < found.p_above < 1 - 1e-4
+    assert found.fine
+    for one in study.matched:
+        assert abs(one.simulated - one.gaussian) < 4 * one.std_error
+
+
+def test_every_point_is_there_and_in_the_captions_order(reduced):
+    study, out = reduced
+    with (out / "study.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["figure", "series", "pseudo_samples", "simulated", "std_error", "exact"]
+    wanted = [(point.figure, point.series, str(point.pseudo_samples)) for point in settings.points(["1L", "2L"])]
+    assert [(row["figure"], row["series"], row["pseudo_samples"]) for row in rows] == wanted
+    assert [float(row["simulated"]) for row in rows] == [one.simulated for one in study.outcomes]
+    first = next(row for row in rows if row["series"] == "eps=0.25" and row["pseudo_samples"] == "64")
+    assert float(first["exact"]) == pytest.approx(0.0058751, abs=5e-8)
+
+
+def outcomes_of(indices):
+    plan = run.Plan(100_000, figures=("1L",))
+    return [run.run_point(plan, index) for index in indices]
+
+
+def old_estimate_forgotten(monkeypatch):
+    """Algorithm 2 with T taken as 1 at every step instead of being carried."""
+    real = algorithm_2.least_needed
+    monkeypatch.setattr(
+        algorithm_2,
+        "least_needed",
+        lambda state, *more: real(state._replace(log_estimate=np.zeros(len(state.theta))), *more),
+    )
+
+
+def q_ratio_dropped(monkeypatch):
+    """The proposal's density left out of the ratio: only the prior's remains."""
+    real = proposal.Independence.propose
+
+    def propose(self, rng, theta, log_prior):
+        there = real(self, rng, theta, log_prior)
+        return there._replace(log_ratio=self.prior.logpdf(there.theta) - self.prior.logpdf(theta))
+
+    monkeypatch.setattr(proposal.Independence, "propose", propose)
+
+
+@pytest.mark.parametrize("break_it", [old_estimate_forgotten, q_ratio_dropped])
+def test_a_broken_sampler_is_noticed(monkeypatch, break_it):
+    indices = [1, 3, 5, 8]
+    assert run.agreement(outcomes_of(indices)).fine
+    break_it(monkeypatch)
+    assert not run.agreement(outcomes_of(indices)).fine
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A plan of 1L with few iterations, and the cheapest variances alone."""
+    monkeypatch.setattr(run, "EFFICIENCY", CURVES[:1])
+    return run.Plan(2000, figures=("1L",))
+
+
+def table_of(out):
+    return (out / "study.csv").read_bytes()
+
+
+def test_interrupted_and_continued_gives_the_same_bytes(tmp_path, short, monkeypatch):
+    whole = run.run_study(short, tmp_path / "whole", progress=False)
+    assert whole.picked_up == 0
+    real, calls = run.run_point, []
+
+    def interrupted(plan, index):
+        calls.append(index)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return real(plan, index)
+
+    monkeypatch.setattr(run, "run_point", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.run_study(short, tmp_path / "parts", progress=False)
+    assert not (tmp_path / "parts" / "study.csv").exists()
+    monkeypatch.setattr(run, "run_point", real)
+    # A crash may leave half a line behind.
+    with (tmp_path / "parts" / run.CHECKPOINT).open("a") as file:
+        file.write('{"key": "point 7", "val')
+    again = run.run_study(short, tmp_path / "parts", progress=False)
+    assert again.picked_up == 5
+    assert table_of(tmp_path / "parts") == table_of(tmp_path / "whole")
+    for line in (tmp_path / "parts" / run.CHECKPOINT).read_text().splitlines():
+        json.loads(line)
+
+
+def test_finished_study_is_not_run_again(tmp_path, short, monkeypatch):
+    run.run_study(short, tmp_path, progress=False)
+    before = table_of(tmp_path)
+    monkeypatch.setattr(run, "run_point", None)
+    assert run.run_study(short, tmp_path, progress=False).picked_up == 37
+    assert table_of(tmp_path) == before
+
+
+def test_workers_change_no_number(tmp_path, short):
+    for workers in (1, 2):
+        run.run_study(short, tmp_path / str(workers), workers=workers, progress=False)
+    assert table_of(tmp_path / "1") == table_of(tmp_path / "2")
+
+
+def test_points_of_another_study_are_not_mixed_in(tmp_path, short):
+    run.read_checkpoint(tmp_path / run.CHECKPOINT, short)
+    with pytest.raises(
+        run.StudyError, match=r"another study \(2,000 iterations, uniform kernel, seed 1;.*another --out"
+    ):
+        run.read_checkpoint(tmp_path / run.CHECKPOINT, run.Plan(3000, figures=("1L",)))
+
+
+def test_too_few_iterations_are_refused():
+    with pytest.raises(run.StudyError, match="1R needs at least 300,000 iterations"):
+        run.Plan(1000)
+    with pytest.raises(run.StudyError, match="no figure '3'"):
+        run.Plan(figures=("3",))
+
+
+def test_chains_times_draws_is_the_number_of_iterations():
+    for iterations in (5_000_000, 1_000_000, 300_000, 2000):
+        for count in settings.PSEUDO_SAMPLES:
+            chains, draws = run.chains_and_draws(iterations, count)
+            assert chains * draws == iterations
+    chains, draws = run.chains_and_draws(1_000_003)
+    assert 1_000_003 <= chains * draws < 1_000_003 + chains
+
+
+def test_forecast_counts_what_is_left(short):
+    every = [task.key for task in run.point_tasks(short)]
+    assert run.forecast_seconds(short, 1, every) == pytest.approx(run.FIXED_SECONDS)
+    assert run.forecast_seconds(run.Plan(), 2) > run.forecast_seconds(short, 2)
+
+
+# Claims
+
+
+def test_claims_are_decided_by_their_numbers(reduced):
+    study, _ = reduced
+    found = {claim.short: claim for claim in claims.claims_of(study)}
+    assert found["M > 1 accepts no more per pseudo-sample"].reproduced
+    assert found["the benefit shrinks as y_obs grows"].reproduced
+    assert not found["the benefit disappears at y_obs = 8"].reproduced
+    assert "12.6 %" in found["the benefit disappears at y_obs = 8"].number
+    assert not found["eps = 0.08 at y_obs = 2"].reproduced
+    assert "0.019272" in found["eps = 0.08 at y_obs = 2"].number
+    assert "1.66 %" in found["eps = 0.08 at y_obs = 2"].remark
+    assert not found["eps = 7.64 at y_obs = 8"].reproduced
+    assert "4.2494" in found["eps = 7.64 at y_obs = 8"].number
+    assert "40 %" in found["eps = 7.64 at y_obs = 8"].remark
+    assert found["Gaussian kernel has the same shape"].reproduced
+    assert not found["Gaussian kernel indistinguishable at the same eps"].reproduced
+    assert found["25.6 % and 2.0 % at M = 64"].reproduced
+
+
+def exact_outcomes(figure):
+    return [
+        run.Outcome(point.figure, point.series, point.pseudo_samples, value, 0.01 * value, value, 1, 1.0)
+        for point, value in run_exact(figure)
+    ]
+
+
+def run_exact(figure):
+    from onedraw.study.exact import exact_value
+
+    return [(point, exact_value(point)) for point in settings.points([figure])]
+
+
+def test_claims_of_the_other_figures():
+    outcomes = (*exact_outcomes("1R"), *exact_outcomes("2R"))
+    study = run.Study(run.Plan(figures=("1R", "2R")), outcomes, (), (), 1, 1.0, 0)
+    found = {claim.short: claim for claim in claims.claims_of(study)}
+    assert len(found) == 5 and all(claim.reproduced for claim in found.values())
+    # The same with the lines turned round: the verdicts must not come out by themselves.
+    upside_down = tuple(one._replace(exact=1 / one.exact, simulated=1 / one.simulated) for one in outcomes)
+    turned = claims.claims_of(run.Study(study.plan, upside_down, (), (), 1, 1.0, 0))
+    assert [claim.short for claim in turned if claim.reproduced] == ["25.6 % and 2.0 % at M = 64"]
+
+
+# Figures and page
+
+
+def test_figures_are_written(reduced):
+    study, out = reduced
+    names = sorted(path.name for path in figures.write_figures(study, out))
+    assert names == sorted(f"figure{number}.{kind}" for number in (1, 2, 3) for kind in ("svg", "png"))
+    for number in (1, 2, 3):
+        assert (out / f"figure{number}.svg").read_text().lstrip().startswith("<?xml")
+        assert (out / f"figure{number}.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_page_is_self_contained(reduced, written):
+    study, _ = reduced
+    text = written.read_text()
+    assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', text) == []
+    assert "<script" not in text and "@import" not in text
+    assert text.count("<svg") == 1 + 1 + 3
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    for claim in claims.claims_of(study):
+        assert claim.verdict in text
+    for words in ("quadrature gives 0.019272", "quadrature gives 4.2494", "χ² =", "NumPy"):
+        assert words in text
+
+
+def test_page_escapes_text(reduced, monkeypatch):
+    study, _ = reduced
+    monkeypatch.setattr(page, "inline_panels", lambda study: {})
+    monkeypatch.setattr(page, "machine", lambda: {"processor": "<b>fast</b>"})
+    assert "&lt;b&gt;fast" in page.render(study)
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+PROBE = """<script>
+const boxes = [...document.querySelectorAll('.panel svg')].map(one => one.getBoundingClientRect());
+document.body.dataset.probe = JSON.stringify({
+  inner: window.innerWidth, scroll: document.documentElement.scrollWidth,
+  widths: boxes.map(one => one.width), heights: boxes.map(one => one.height)});
+</script></body>"""
+
+
+def browse(page_path, profile, width, *more):
+    command = [
+        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update",
+        "--disable-sync", f"--user-data-dir={profile}", "--enable-logging=stderr",
+        "--hide-scrollbars", f"--window-size={width},3000", *more, page_path.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page in: apt-get install chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_page_in_a_browser(written, tmp_path, width):
+    from PIL import Image
+
+    shot = tmp_path / "shot.png"
+    browse(written, tmp_path / "profile", width, f"--screenshot={shot}")
+    with Image.open(shot) as image:
+        grey = np.asarray(image.convert("L"))
+    assert grey.shape[1] == width
+    assert 0.005 < np.mean(grey < 100) < 0.5  # ink on paper, neither blank nor black
+    probed = tmp_path / "probed.html"
+    probed.write_text(written.read_text().replace("</body>", PROBE))
+    dom = browse(probed, tmp_path / "profile", width, "--dump-dom")
+    found = json.loads(re.search(r'data-probe="([^"]*)"', dom).group(1).replace("&quot;", '"'))
+    assert len(found["widths"]) == 5
+    assert min(found["widths"]) >= 300 and min(found["heights"]) >= 200
+    assert found["scroll"] <= found["inner"] <= max(width, 500)
+
+
+# The command
+
+
+def test_command_ends_with_a_summary(tmp_path, short):
+    done = CliRunner().invoke(
+        study_command, ["--figure", "1L", "--iterations", "2000", "--out", str(tmp_path), "--workers", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "This will take about" in done.output
+    assert re.search(r"35 simulated values against exact ones: \d+ within 2 standard errors, 35 within 4", done.output)
+    assert "Chi-squared" in done.output and "claims" in done.output
+    assert (tmp_path / "index.html").exists() and str(tmp_path / "index.html") in done.output
+    again = CliRunner().invoke(
+        study_command, ["--figure", "1L", "--iterations", "3000", "--out", str(tmp_path), "--workers", "1"]
+    )
+    assert again.exit_code == 1 and "another --out" in again.output
+
+
+def test_command_refuses_two_numbers_of_iterations():
+    done = CliRunner().invoke(study_command, ["--quick", "--iterations", "5"])
+    assert done.exit_code == 2 and "not both" in done.output
+
+
+def test_command_fails_where_values_do_not_agree(tmp_path, short, monkeypatch):
+    real = run.run_point
+
+    def wrong(plan, index):
+        one = real(plan, index)
+        return one._replace(simulated=one.simulated * 1.5)
+
+    monkeypatch.setattr(run, "run_point", wrong)
+    done = CliRunner().invoke(
+        study_command, ["--figure", "1L", "--iterations", "20000", "--out", str(tmp_path), "--workers", "1"]
+    )
+    assert done.exit_code == 1 and "do not agree" in done.output

@@ -1,0 +1,167 @@
+"""tolerance_for against exact eps, its stated error, its budget, and what it refuses."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.samplers.tolerance import Trial as Run
+from onedraw.samplers.tolerance import chord, parabola, tolerance_for
+from onedraw.study import exact
+from onedraw.study.run import toy_model
+from onedraw.study.settings import Toy
+from tests import reference
+
+POINTS = [
+    (Toy(), 0.05, 1, "uniform", 600_000),
+    (Toy(), 0.256, 64, "uniform", 6_000_000),
+    (Toy(y_obs=8.0), 0.004, 1, "uniform", 600_000),
+    (Toy(sigma_y=0.05), 0.0195, 32, "uniform", 6_000_000),  # the rate is almost flat over a decade below the root
+    (Toy(y_obs=4.0), 0.02, 4, "gaussian", 1_500_000),
+]
+
+
+@pytest.mark.parametrize(("toy", "rate", "pseudo_samples", "kernel", "budget"), POINTS)
+def test_exact_tolerances_within_4_stated_errors(toy, rate, pseudo_samples, kernel, budget):
+    found = tolerance_for(
+        toy_model(toy), rate, kernel=getattr(od, kernel), pseudo_samples=pseudo_samples,
+        proposal=od.independence(), budget=budget, seed=3,
+    )  # fmt: skip
+    expected = exact.tolerance(rate, toy, pseudo_samples, kernel)
+    assert abs(found.eps - expected) < 4 * found.std_error
+    assert found.std_error < 0.05 * expected
+    assert found.cost.simulations <= budget
+    # The verifying run got most of the budget, and its rate is the exact one of its eps.
+    assert found.path[-1].stage == "verify" and found.path[-1].simulations > 0.3 * budget
+    truth = exact.acceptance_rate(toy, found.verified_eps, pseudo_samples, kernel)
+    assert abs(found.acceptance_rate - truth) < 4 * found.acceptance_rate_se
+    assert sum(run.simulations for run in found.path) <= found.cost.simulations
+
+
+def chi_squared(rate, pseudo_samples, budget, seeds):
+    """Sum of squared errors in units of the stated ones."""
+    expected = exact.tolerance(rate, Toy(), pseudo_samples)
+    model = toy_model(Toy())
+    z = []
+    for seed in seeds:
+        found = tolerance_for(
+            model, rate, pseudo_samples=pseudo_samples, proposal=od.independence(), budget=budget, seed=seed
+        )
+        z.append((found.eps - expected) / found.std_error)
+    return float(np.square(z).sum())
+
+
+def test_stated_error_is_neither_too_small_nor_too_large():
+    """Two-sided at 1e-4 each. Errors stated half as large or twice as large give 4 or 1/4 of the chi-squared."""
+    assert stats.chi2.ppf(1e-4, 30) < chi_squared(0.1, 4, 400_000, range(30)) < stats.chi2.isf(1e-4, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "pseudo_samples", "budget"), [(0.004, 1, 700_000), (0.0284, 16, 4_000_000)])
+def test_stated_error_at_low_rates(rate, pseudo_samples, budget):
+    found = chi_squared(rate, pseudo_samples, budget, range(60))
+    assert stats.chi2.ppf(1e-4, 60) < found < stats.chi2.isf(1e-4, 60)
+
+
+def test_precision_is_reached_without_a_budget():
+    expected = exact.tolerance(0.1, Toy(), 1)
+    for precision in (0.03, 0.01):
+        found = tolerance_for(toy_model(Toy()), 0.1, proposal=od.independence(), precision=precision, seed=5)
+        assert 0.5 * precision < found.std_error / found.eps < 1.3 * precision
+        assert abs(found.eps - expected) < 4 * found.std_error
+
+
+def test_random_walk_by_an_independent_run_at_the_eps_found():
+    found = tolerance_for(reference.toy(), 0.1, precision=0.03, seed=2)
+    again = od.pseudo_marginal(reference.toy(), od.uniform(found.eps), draws=400, chains=1024, seed=99)
+    # Both errors count: that of eps moves the rate by the slope.
+    error = np.hypot(again.acceptance_rate_se, 0.1 * found.slope * found.std_error / found.eps)
+    assert abs(again.acceptance_rate - 0.1) < 4 * error
+
+
+@pytest.mark.parametrize("kind", ["plain", "staged"])
+def test_simulators_called_one_by_one(kind):
+    found = tolerance_for(reference.toy(kind), 0.3, proposal=od.independence(), budget=20_000, seed=1)
+    assert found.cost.simulations <= 20_000
+    assert abs(found.eps - exact.tolerance(0.3, Toy(), 1)) < 4 * found.std_error
+
+
+def test_scaled_distance_is_learnt_once():
+    model = reference.toy(distance=od.scaled(pilot=500))
+    found = tolerance_for(model, 0.2, proposal=od.independence(), budget=400_000, seed=1)
+    assert found.cost.simulations <= 400_000
+    # The distance is |y - 2| over the spread of y, so eps shrinks by about that spread.
+    assert 0.3 < found.eps / exact.tolerance(0.2, Toy(), 1) < 1.2
+
+
+def test_same_seed_same_answer():
+    def once(seed):
+        found = tolerance_for(toy_model(Toy()), 0.2, proposal=od.independence(), budget=300_000, seed=seed)
+        return found.eps, found.std_error, found.path
+
+    assert once(7) == once(7)
+    assert once(7)[0] != once(8)[0]
+
+
+def test_the_answer_says_what_it_is():
+    found = tolerance_for(toy_model(Toy()), 0.2, proposal=od.independence(), budget=300_000, seed=1)
+    assert f"{found.cost.simulations:,} simulations" in str(found)
+    assert "acceptance rate of 0.2" in str(found)
+
+
+def test_slopes_of_a_straight_line_and_of_a_parabola():
+    def run(log_eps, log_rate):
+        return Run("wing", np.exp(log_eps), np.exp(log_rate), 1e-3, 100, 100, 1)
+
+    low, middle, high = (run(x, -3 + 0.7 * x + 0.2 * x**2) for x in (-0.5, 0.1, 0.6))
+    slope, error, bend = parabola(low, middle, high)
+    assert slope == pytest.approx(0.7 + 0.4 * 0.1) and bend == pytest.approx(0.4)
+    assert error > 0
+    assert chord(run(-1, -2.0), run(1, -1.0))[0] == pytest.approx(0.5)
+
+
+def test_a_rate_above_that_of_every_eps_is_refused():
+    with pytest.raises(ValueError, match=r"0\.9 cannot be reached: even at eps = .* ask for less"):
+        tolerance_for(reference.toy(), 0.9, seed=1)
+
+
+def test_a_rate_below_that_of_exact_matches_is_refused():
+    with pytest.raises(ValueError, match=r"as low as 0\.001 cannot be reached"):
+        tolerance_for(reference.beta_binomial(), 0.001, proposal=od.independence(), seed=1)
+
+
+def test_a_jump_of_the_rate_is_named():
+    # Counts match exactly (rate 0.11) or within one (0.31): nothing in between.
+    with pytest.raises(ValueError, match=r"it jumps from .* at eps = .* to .*; ask for a rate on one side"):
+        tolerance_for(reference.beta_binomial(), 0.19, proposal=od.independence(), seed=1)
+
+
+def test_a_model_without_noise_in_its_distance_is_refused():
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), od.batched(lambda rng, theta: 0 * theta), observed=0.0)
+    with pytest.raises(ValueError, match="same for every eps"), pytest.warns(UserWarning, match="drew nothing"):
+        tolerance_for(model, 0.5, proposal=od.independence(), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"acceptance_rate": 0.0}, "acceptance_rate must be positive"),
+        ({"acceptance_rate": 1.0}, "acceptance_rate must be below 1"),
+        ({"acceptance_rate": float("nan")}, "acceptance_rate must be positive"),
+        ({"kernel": od.uniform(0.1)}, r"function of eps, such as od\.uniform"),
+        ({"kernel": 3}, r"such as od\.uniform, got 3"),
+        ({"kernel": lambda eps: eps}, "gives a kernel"),
+        ({"pseudo_samples": 0}, "pseudo_samples must be"),
+        ({"budget": 10}, "budget = 10 is too small"),
+        ({"precision": -1.0}, "precision must be positive"),
+        ({"chains": 0}, "chains must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"progress": "yes"}, "progress must be"),
+        ({"model": 3}, r"model must be an od\.Model"),
+        ({"budget": 2000}, "too small .* give at least 262144"),
+        ({"budget": 300_000, "acceptance_rate": 1e-5}, "raise budget"),
+    ],
+)
+def test_bad_input_is_named_with_its_remedy(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        tolerance_for(**{"model": reference.toy(), "acceptance_rate": 0.1, "seed": 1, **arguments})
