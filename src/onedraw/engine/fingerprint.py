@@ -9,6 +9,7 @@ Not seen are: the inside of compiled code, what a module does beyond the functio
 state that a function reaches by other ways. Comments, line numbers and docstrings of functions do not count.
 """
 
+import dis
 import functools
 import hashlib
 import sys
@@ -74,7 +75,8 @@ def _function_parts(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
+    """The globals that code reads: not all its names, since an attribute may be called like a global."""
+    names = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _names(constant)

@@ -11,7 +11,7 @@ import sqlite3
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,10 @@ class Saver:
         except (sqlite3.Error, StoreError, OSError) as error:
             # The arrays may be views of memory that the run writes to again.
             self._pending = [
-                [(name, scalars, {key: array.copy(order="K") for key, array in arrays.items()}) for name, scalars, arrays in some]
+                [
+                    (name, scalars, {key: array.copy(order="K") for key, array in arrays.items()})
+                    for name, scalars, arrays in some
+                ]
                 for some in self._pending
             ]
             if not self._warned:
@@ -130,11 +133,13 @@ class Saver:
                     stacklevel=2,
                 )
 
-    def finish(self, reason: str, message: str) -> None:
+    def finish(self, reason: str, message: str, notes: Sequence[str] = ()) -> None:
         """Say how this session ended, unless the file says so already."""
-        last = self.last() if not self._pending else None
+        if self.store is None:
+            return
+        last = None if self._pending else self.last()
         if last is None or last.name != "finished" or last.scalars.get("message") != message:
-            self.put("finished", {"reason": reason, "message": message})
+            self.put("finished", {"reason": reason, "message": message, "notes": list(notes)})
 
     def close(self) -> None:
         """A last try to save what could not be saved, and let go of the file."""

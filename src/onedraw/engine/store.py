@@ -127,7 +127,9 @@ class Store:
         if "locked" in text or "busy" in text:
             return StoreError(f"{self.path} is locked by another process: {text}; try again later")
         if "not a database" in text:
-            return StoreError(f"{self.path} is not a run of onedraw (it is no SQLite file), or its first page is damaged")
+            return StoreError(
+                f"{self.path} is not a run of onedraw (it is no SQLite file), or its first page is damaged"
+            )
         if "malformed" in text or "corrupt" in text:
             return StoreError(f"{self.path} is damaged or cut short: {text}")
         return StoreError(f"{self.path} cannot be {'written' if self.write else 'read'}: {text}")

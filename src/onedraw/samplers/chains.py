@@ -8,8 +8,8 @@ rectangular, and where a run is cut into blocks or rounds has no influence on an
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_f
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, one_blas_thread
-from onedraw.engine.lockstep import Sampler, Tally, advance
+from onedraw.engine.lockstep import FAILURES_KEPT, Sampler, Tally, advance
 from onedraw.engine.saving import Saver, Specification, begin, checked_segment, recorded_seed
 from onedraw.engine.signals import Stopped, current, guarded
 from onedraw.engine.store import Record
@@ -136,7 +136,8 @@ def run_chains(
     }  # fmt: skip
 
     def specification() -> Specification:
-        return specify(algorithm, estimator, arguments, proposal=request.proposal, start=request.start)
+        made = specify(algorithm, estimator, arguments, proposal=request.proposal, start=request.start)
+        return replace(made, facts={**made.facts, "settings": list(settings), "start": _start_setting(request.start)})
 
     with (
         guarded(terminate=request.store is not None),
@@ -200,11 +201,11 @@ def _run(
         "budget": request.budget,
         "thin": request.thin,
         "proposal": None if proposal is None else proposal.described(),
-        "start": request.start if isinstance(request.start, str) else type(request.start).__name__,
+        "start": _start_setting(request.start),
         "on_error": request.on_error,
     }
     status = _status(rounds.reason, request, sum(map(len, rounds.theta)))
-    saver.finish(status.reason, status.message)
+    saver.finish(status.reason, status.message, notes)
     keep = keeps_distances(estimator) and kernel is not None
     rounds.cost = rounds.cost._replace(seconds=saver.seconds())
     return posterior_of(
@@ -258,9 +259,7 @@ def _rounds_of_steps(
                 theta[:known] = rounds.theta.pop()
                 if distances is not None:
                     distances[:known] = rounds.distances.pop()
-            _segments(
-                request, sampler, blocks, states, rngs, theta, distances, deadline, rounds, bar, wanted, saver
-            )
+            _segments(request, sampler, blocks, states, rngs, theta, distances, deadline, rounds, bar, wanted, saver)
             rounds.theta.append(theta[: rounds.taken // request.thin])
             if distances is not None:
                 rounds.distances.append(distances[: rounds.taken // request.thin])
@@ -305,7 +304,9 @@ def _segments(
         nonlocal saved, told
         if rounds.taken > saved:
             rows = slice(saved // request.thin, rounds.taken // request.thin)
-            draws = {"theta": theta[rows]} if distances is None else {"theta": theta[rows], "distances": distances[rows]}
+            draws = (
+                {"theta": theta[rows]} if distances is None else {"theta": theta[rows], "distances": distances[rows]}
+            )
             _save(saver, rounds, saved, told, draws, states)
             saved, told = rounds.taken, len(rounds.failures)
 
@@ -365,9 +366,7 @@ def _segments(
         save()
 
 
-def _save(
-    saver: Saver, rounds: Rounds, saved: int, told: int, draws: dict[str, Array], states: list[Any]
-) -> None:
+def _save(saver: Saver, rounds: Rounds, saved: int, told: int, draws: dict[str, Array], states: list[Any]) -> None:
     """Put what the last round did since step `saved` into the file, with all that is needed to go on from here."""
     begin_step, planned = rounds.plans[-1]
     scalars = {
@@ -385,26 +384,28 @@ def _save(
     saver.put("run.segment", scalars, {**draws, **tallies, **joined})
 
 
-def load_rounds(rounds: Rounds, records: Iterator[Record]) -> None:
+def load_rounds(rounds: Rounds, records: Iterable[Record]) -> None:
     """Take in the steps that earlier sessions saved."""
+    theta: list[list[Array]] = []
+    distances: list[list[Array]] = []
     for record in records:
         scalars, arrays = record.scalars, record.arrays
         plan = (int(scalars["begin"]), int(scalars["planned"]))
         if not rounds.plans or rounds.plans[-1] != plan:
             rounds.plans.append(plan)
-            rounds.theta.append([])
-            rounds.distances.append([])
+            theta.append([])
+            distances.append([])
             rounds.accepted.append(arrays["accepted"])
             rounds.proposals.append(arrays["proposals"])
-        rounds.theta[-1].append(arrays["theta"])
+        theta[-1].append(arrays["theta"])
         if "distances" in arrays:
-            rounds.distances[-1].append(arrays["distances"])
+            distances[-1].append(arrays["distances"])
         rounds.accepted[-1], rounds.proposals[-1] = arrays["accepted"].copy(), arrays["proposals"].copy()
         rounds.cost, rounds.capped = Cost(*scalars["cost"]), int(scalars["capped"])
         rounds.failures.extend(Failure(**one) for one in scalars["failures"])
         rounds.taken = int(scalars["to"])
-    rounds.theta = [np.concatenate(parts) for parts in rounds.theta]
-    rounds.distances = [np.concatenate(parts) for parts in rounds.distances if parts]
+    rounds.theta = [np.concatenate(parts) for parts in theta]
+    rounds.distances = [np.concatenate(parts) for parts in distances if parts]
 
 
 def _end_to_end(parts: list[Array]) -> Array:
@@ -412,16 +413,24 @@ def _end_to_end(parts: list[Array]) -> Array:
     if len(parts) == 1:
         return parts[0]
     joined = np.concatenate(parts)
-    columnwise = all(part.flags.f_contiguous for part in parts) and not all(part.flags.c_contiguous for part in parts)
-    return np.asfortranarray(joined) if columnwise else joined
+    return np.asfortranarray(joined) if any(map(_columnwise, parts)) else joined
+
+
+def _columnwise(array: Array) -> bool:
+    return array.flags.f_contiguous and not array.flags.c_contiguous
 
 
 def _state_of(kind: Any, arrays: dict[str, Array], block: Block) -> Any:
     """The state of a block from the saved one of all."""
     rows = slice(block.first, block.first + block.size)
     whole = {name: arrays[f"state.{name}"] for name in kind._fields}
-    orders = {name: "F" if value.flags.f_contiguous and value.ndim > 1 else "C" for name, value in whole.items()}
-    return kind(**{name: np.array(value[rows], order=orders[name]) for name, value in whole.items()})
+    # Contiguous in the order that the whole had: some sums depend on it in their last bit.
+    return kind(
+        **{
+            name: np.asfortranarray(value[rows]).copy(order="F") if _columnwise(value) else value[rows].copy(order="C")
+            for name, value in whole.items()
+        }
+    )
 
 
 def _add_up(rounds: Rounds, tallies: list[Tally]) -> None:
@@ -430,7 +439,9 @@ def _add_up(rounds: Rounds, tallies: list[Tally]) -> None:
     for tally in tallies:
         rounds.cost = rounds.cost.plus(tally.cost())
         rounds.capped += tally.capped
-        rounds.failures.extend(tally.failures[: 20 - len(rounds.failures)])
+    # By step, not by block: which failures are kept must not depend on where the run looked up.
+    failures = sorted((one for tally in tallies for one in tally.failures), key=lambda one: (one.step, one.chain))
+    rounds.failures.extend(failures[: max(0, FAILURES_KEPT - len(rounds.failures))])
 
 
 def posterior_of(
@@ -507,6 +518,10 @@ def _acceptance(rounds: Rounds) -> tuple[float, float]:
         return float(rate), math.nan
     spread = math.sqrt(float((residual**2).sum()) * residual.size / (residual.size - 1))
     return float(rate), spread / total
+
+
+def _start_setting(start: Any) -> str:
+    return start if isinstance(start, str) else type(start).__name__
 
 
 def _status(reason: str, request: Request, kept: int) -> Status:

@@ -8,7 +8,7 @@ Reference: Bornn, Pillai, Smith and Woodard, Algorithm 1; Wilkinson (2013).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
 from onedraw.engine.saving import Saver, begin, checked_segment, recorded_seed
 from onedraw.engine.signals import Stopped, guarded
+from onedraw.engine.store import Record
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, check_model_and_kernel, evaluate
 from onedraw.kernels import Kernel
@@ -66,10 +67,7 @@ class Proposals:
         rng = Rng(self.seed, self.phase, block.first)
         theta = self.estimator.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
         result = evaluate(self.estimator, rng, theta, None)
-        # A uniform is needed only where the estimate is above zero; u < estimate is decided on the log scale.
-        hits = np.flatnonzero(result.log_estimate > -np.inf)
-        log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(hits.size)
-        chosen = hits[log_u < result.log_estimate[hits] - self.log_bound]
+        chosen = choose(rng, result.log_estimate, self.log_bound)
         distances = result.distances[chosen] if result.distances.size else result.distances
         bank = {}
         if result.rows is not None:
@@ -77,9 +75,7 @@ class Proposals:
         spent = result._replace(log_estimate=np.empty(0), distances=np.empty((0, 0)), rows=None)
         near = self._nearest_rejected(result.distances, chosen)
         near_distance = result.distances[near, 0] if near.size else np.empty(0)
-        return Accepted(
-            theta[chosen], result.log_estimate[chosen], distances, spent, theta[near], near_distance, bank
-        )
+        return Accepted(theta[chosen], result.log_estimate[chosen], distances, spent, theta[near], near_distance, bank)
 
     def _nearest_rejected(self, distances: Array, chosen: Array) -> Array:
         if self.neighbours == 0 or distances.size == 0:
@@ -90,6 +86,14 @@ class Proposals:
         if rejected.size <= self.neighbours:
             return rejected
         return rejected[np.argpartition(nearest[rejected], self.neighbours)[: self.neighbours]]
+
+
+def choose(rng: Rng, log_estimate: Array, log_bound: float) -> Array:
+    """Which proposals of a block are accepted: u < estimate, decided on the log scale."""
+    # A uniform is needed only where the estimate is above zero.
+    hits = np.flatnonzero(log_estimate > -np.inf)
+    log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(hits.size)
+    return hits[log_u < log_estimate[hits] - log_bound]
 
 
 @dataclass
@@ -172,9 +176,9 @@ class Basket:
         saver.put(f"{name}.segment", {**counts, "failures": failures}, arrays, with_bank)
         self._mark_saved()
 
-    def load(self, saver: Saver, name: str) -> None:
+    def load(self, records: Iterable[Record]) -> None:
         """Take in what earlier sessions saved."""
-        for record in saver.records(f"{name}.segment"):
+        for record in records:
             arrays = record.arrays
             if "theta" in arrays:
                 self.theta.append(arrays["theta"])
@@ -231,7 +235,7 @@ def collect(
     saver = Saver() if saver is None else saver
     name = Phase(phase).name.lower()
     basket = Basket(neighbours)
-    basket.load(saver, name)
+    basket.load(saver.records(f"{name}.segment"))
 
     def enough() -> bool:
         return draws is not None and basket.accepted >= draws and basket.made >= draws + neighbours
@@ -368,6 +372,8 @@ def rejection(
                     f"budget = {budget} does not pay for one proposal of pseudo_samples = {pseudo_samples} simulations "
                     f"after {pilot_cost.simulations} pilot simulations"
                 )
+            if saver.last("ready") is None:
+                saver.put("ready", {"distance": _distance_setting(model)})
             total, unit = (proposals, "proposals") if draws is None else (draws, "draws")
             found = collect(
                 estimator.with_model(model),
