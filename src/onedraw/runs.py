@@ -230,6 +230,13 @@ def resume(
     return sampler(**given, store=Continue(path, force), segment=segment, max_seconds=max_seconds, progress=progress)
 
 
+def own_parts(path: File) -> list[str]:
+    """Which of kernel, proposal and start were the user's own, so that they must be given to go on."""
+    with Store(path) as store:
+        arguments = _specification(store)["arguments"]
+    return [name for name in ("kernel", "proposal", "start") if OWN in str(arguments.get(name))]
+
+
 def replay(path: File, failure: int = 0, *, model: Model) -> Any:
     """Run one failed simulation again, with its own random stream, and let its exception through.
 

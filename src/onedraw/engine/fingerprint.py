@@ -5,8 +5,8 @@ the globals it reads (numbers, text, arrays, containers of them, and functions, 
 by their bytes; SciPy's frozen distributions by name and arguments; objects by their class's functions and their
 attributes; partial functions, bound methods and marked simulators by what they wrap.
 
-Not seen are: the inside of compiled code, what a module does beyond the functions named, files that are read, and
-state that a function reaches by other ways. Comments, line numbers and docstrings of functions do not count.
+Not seen are: the inside of compiled code and of installed packages, what a module does beyond the functions named,
+files that are read, and state that a function reaches by other ways. Comments, line numbers and docstrings of functions do not count.
 """
 
 import dis
@@ -23,6 +23,8 @@ import numpy as np
 
 OURS = ("onedraw", "numpy", "scipy")
 """Packages whose versions are recorded with a run."""
+HAS_DOCSTRING = 0x4000000
+"""A flag of code objects from Python 3.13 on."""
 
 
 def fingerprint(value: Any) -> dict[str, str]:
@@ -44,13 +46,6 @@ def fingerprint(value: Any) -> dict[str, str]:
     return {"value": _digest(value)}
 
 
-class Code:
-    """Bytecode to be read, as opposed to a value to be compared."""
-
-    def __init__(self, code: types.CodeType, documentation: str | None = None) -> None:
-        self.code, self.documentation = code, documentation
-
-
 def _digest(value: Any) -> str:
     hashed = hashlib.blake2b(digest_size=12)
     _feed(hashed, value, {})
@@ -59,7 +54,7 @@ def _digest(value: Any) -> str:
 
 def _function_parts(function: types.FunctionType) -> dict[str, Any]:
     """Code, defaults, closure and globals of a function, by name."""
-    parts: dict[str, Any] = {"code": Code(function.__code__, function.__doc__)}
+    parts: dict[str, Any] = {"code": function.__code__}
     if function.__defaults__ or function.__kwdefaults__:
         parts["defaults"] = (function.__defaults__, function.__kwdefaults__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -118,15 +113,12 @@ def _feed(hashed: Any, value: Any, seen: dict[int, tuple[int, Any]]) -> None:
             inside(*value.ravel().tolist())
         else:
             hashed.update(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, Code):
-        code = value.code
-        constants = code.co_consts
-        if value.documentation is not None and constants and constants[0] == value.documentation:
-            constants = constants[1:]
-        text("code", code.co_code.hex(), code.co_names, code.co_varnames, code.co_argcount, code.co_flags)
-        inside(*(Code(one) if isinstance(one, types.CodeType) else one for one in constants))
     elif isinstance(value, types.CodeType):
-        inside(Code(value))
+        # Instruction by instruction with what each refers to: places in tables shift with a docstring.
+        text("code", value.co_varnames, value.co_argcount, value.co_kwonlyargcount, value.co_flags & ~HAS_DOCSTRING)
+        for one in dis.get_instructions(value):
+            text(one.opname)
+            inside(one.argval)
     elif isinstance(value, list | tuple):
         text(type(value).__name__, len(value))
         inside(*value)
@@ -151,7 +143,7 @@ def _feed(hashed: Any, value: Any, seen: dict[int, tuple[int, Any]]) -> None:
     elif isinstance(value, types.ModuleType):
         text("module", value.__name__)
     elif isinstance(value, type):
-        text("class", value.__module__, value.__qualname__)
+        text("class", value.__qualname__)
         if not _foreign(value.__module__):
             inside(*(one for _, one in sorted(vars(value).items()) if isinstance(one, types.FunctionType)))
     elif hasattr(value, "dist") and hasattr(value, "args") and hasattr(value, "kwds"):

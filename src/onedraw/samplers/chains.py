@@ -178,12 +178,13 @@ def _run(
         rounds.cost = rounds.cost.plus(start.cost)
         rounds.failures = list(start.failures)
         notes = [start.note] if start.note else []
-        if len(start.theta) < request.chains:
+        if not start.complete(request.chains):
             rounds.reason = {"done": "budget"}.get(start.reason, start.reason)
-            notes.append(
-                f"only {len(start.theta)} of {request.chains} chains found a starting point in "
-                f"{start.cost.simulations:,} simulations: raise eps or the budget, or ask for fewer chains"
-            )
+            if len(start.theta) < request.chains:
+                notes.append(
+                    f"only {len(start.theta)} of {request.chains} chains found a starting point in "
+                    f"{start.cost.simulations:,} simulations: raise eps or the budget, or ask for fewer chains"
+                )
         else:
             proposal = resolve(request.proposal, estimator.prior, lambda: _spread(start, estimator.prior, request.seed))
             if saver.last("ready") is None:

@@ -43,6 +43,13 @@ class Start:
     reason: str
     note: str = ""
 
+    def complete(self, chains: int) -> bool:
+        """Whether every chain has its state; a search that was stopped is not, even where it had found enough.
+
+        What else it would have found shapes the proposal, so the run would be another one.
+        """
+        return len(self.theta) == chains and self.reason in ("enough", "done")
+
 
 def starting_states(
     start: Any,
@@ -63,7 +70,7 @@ def starting_states(
     if known is not None:
         return _loaded(known)
     found = _found(start, estimator, chains, seed, budget, deadline, progress, saver)
-    if len(found.theta) == chains:
+    if found.complete(chains):
         scalars = {"cost": found.cost, "failures": [one._asdict() for one in found.failures], "note": found.note}
         saver.put("start", scalars, {name: getattr(found, name) for name in ARRAYS})
     return found
@@ -136,7 +143,8 @@ def _by_rejection(
         neighbours=wanted,
         saver=saver,
     )
-    return _completed(estimator, found, seed) if len(found.theta) == chains else _as_start(found, found.log_estimate)
+    here = _as_start(found, found.log_estimate)
+    return _completed(estimator, found, seed) if here.complete(chains) else here
 
 
 def _completed(estimator: Any, found: Collected, seed: int) -> Start:
