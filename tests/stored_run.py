@@ -1,13 +1,14 @@
-"""A run in a process of its own, to be killed: python -m tests.stored_run SAMPLER FILE OUTPUT PAUSE COMMIT."""
+"""Runs of every sampler on a model with failures, and processes of their own in which they can be killed."""
 
 import contextlib
 import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
+import traceback
+import warnings
 
 from scipy import stats
 
@@ -84,12 +85,65 @@ def die_in_commit(number):
     store_module._transaction = deadly
 
 
-if __name__ == "__main__":
-    name, store, output, pause, commit = sys.argv[1:6]
-    Test.pause = float(pause)
-    if int(commit):
-        die_in_commit(int(commit))
-    print("running", flush=True)
-    result = run(name, store, segment=0.03)
-    with open(output, "w") as file:
-        json.dump([told(result), result.status.reason, result.cost.seconds], file)
+class Child:
+    """A fork of this process, which has everything imported, at work."""
+
+    def __init__(self, work):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the threads of BLAS are at rest
+            self.pid = os.fork()
+        self.code = None
+        if self.pid == 0:
+            code = 1
+            try:
+                work()
+                code = 0
+            except SystemExit as error:
+                code = error.code
+            except KeyboardInterrupt:
+                code = 130
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+
+    def send(self, number):
+        os.kill(self.pid, number)
+
+    def poll(self):
+        """Its exit status, negative for the signal that ended it, or None while it works."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def wait(self, seconds=60.0):
+        until = time.monotonic() + seconds
+        while self.poll() is None:
+            if time.monotonic() > until:
+                self.send(signal.SIGKILL)
+                raise TimeoutError(f"the child worked for more than {seconds} s")
+            time.sleep(0.002)
+        return self.code
+
+
+def in_child(name, store, output=None, pause=0.0004, commit=0):
+    """A run in a child; its result goes to `output`."""
+
+    def work():
+        Test.pause = pause
+        if commit:
+            die_in_commit(commit)
+        post = run(name, store, segment=0.03)
+        if output is not None:
+            output.write_text(json.dumps([told(post), post.status.reason]))
+
+    return Child(work)
+
+
+def wait_for_writer(store):
+    """Until a run holds the file, and with it takes signals."""
+    lock = store.with_name(store.name + ".lock")
+    until = time.monotonic() + 30
+    while not (lock.exists() and store.exists() and store.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.005)

@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from dataclasses import replace
@@ -20,7 +18,7 @@ import onedraw as od
 from onedraw.engine import commands, saving
 from onedraw.engine.fingerprint import fingerprint
 from onedraw.engine.store import Store
-from tests.stored_run import KERNEL, RUNS, Test, die_in_commit, model, run, told
+from tests.stored_run import KERNEL, RUNS, Child, Test, in_child, model, run, told, wait_for_writer
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,38 +36,6 @@ def undisturbed():
     Test.stop_at = 0
 
 
-def start_process(name, store, output, pause=0.002, commit=0):
-    """A run in a process of its own, once it has begun."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.stored_run", name, str(store), str(output), str(pause), str(commit)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "running\n"
-    return process
-
-
-def killed_run(name, store, commit, seconds):
-    """A run in a fork of this process (which has everything imported) that is killed; whether it was in time."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        try:
-            Test.pause = 0.0004
-            if commit:
-                die_in_commit(commit)
-            run(name, store, segment=0.03)
-        finally:
-            os._exit(0)
-    if not commit:
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
-
-
 def survive(name, folder, kills, seed):
     """A run that was killed this many times, at random moments and within commits."""
     rng = random.Random(seed)
@@ -77,7 +43,11 @@ def survive(name, folder, kills, seed):
     killed = 0
     for kill in range(kills):
         commit = rng.randint(2, 8) if kill % 3 == 2 else 0
-        killed += killed_run(name, store, commit, rng.uniform(0.0, 0.4))
+        child = in_child(name, store, commit=commit)
+        if not commit:
+            time.sleep(rng.uniform(0.0, 0.4))
+            child.send(signal.SIGKILL)
+        killed += child.wait() == -signal.SIGKILL
         if store.exists() and store.stat().st_size:
             with Store(store) as file:
                 assert file.good()[0] == file.count()
@@ -207,7 +177,10 @@ def drifted(rng, a, b, k):
         (lambda: other(observed=[2.0, 4.5]), "observed changed"),
         (lambda: other(summary=lambda y: y[::-1]), r"model\.summary changed"),
         (lambda: other(distance=od.euclidean()), r"model\.distance changed"),
-        (lambda: other(prior=od.Prior(a=stats.norm(0, 2.5), b=stats.uniform(0, 3), k=stats.poisson(2))), "prior changed"),
+        (
+            lambda: other(prior=od.Prior(a=stats.norm(0, 2.5), b=stats.uniform(0, 3), k=stats.poisson(2))),
+            "prior changed",
+        ),
     ],
 )
 def test_a_changed_model_is_refused_by_its_part(make, words, tmp_path):
@@ -381,29 +354,29 @@ def test_batched_and_staged_simulators(name, simulate, tmp_path):
     assert told(od.resume(path, two, draws=given["draws"]))[:3] == told(straight)[:3]
 
 
+@needs_fork
 class TestSignals:
     def stopped(self, tmp_path, *signals, name="pseudo_marginal"):
         store, output = tmp_path / "run.db", tmp_path / "output.json"
-        process = start_process(name, store, output, pause=0.01)
-        time.sleep(0.6)
+        child = in_child(name, store, output, pause=0.01)
+        wait_for_writer(store)
+        time.sleep(0.3)
         for number in signals:
-            process.send_signal(number)
+            child.send(number)
             time.sleep(0.02)
-        code = process.wait(timeout=20)
-        process.stdout.close()
-        return code, output, store
+        return child.wait(), output, store
 
     @pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
     @pytest.mark.parametrize("name", ["rejection", "pseudo_marginal"])
     def test_one_signal_saves_and_returns(self, name, number, reason, tmp_path, whole):
         code, output, store = self.stopped(tmp_path, number, name=name)
         assert code == 0
-        _, ended, _ = json.loads(output.read_text())
+        _, ended = json.loads(output.read_text())
         assert ended == reason and od.open(store).status.reason == reason
         assert told(od.resume(store, model)) == whole[name]
 
     def test_a_second_signal_leaves_at_once(self, tmp_path, whole):
-        code, output, store = self.stopped(tmp_path, *[signal.SIGINT] * 4)
+        code, _, store = self.stopped(tmp_path, *[signal.SIGINT] * 4)
         assert code in (-signal.SIGINT, 1, 130, 0)
         assert told(od.resume(store, model)) == whole["pseudo_marginal"]
 
@@ -415,8 +388,7 @@ class TestSignals:
             os.kill(os.getpid(), signal.SIGINT)
             assert guard.asked == "interrupted"
             with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.1)
+                signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is before
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -453,9 +425,11 @@ def test_an_exception_loses_nothing(name, tmp_path, whole, monkeypatch):
     """A run that ends with an error has saved what it had, and goes on once the error is gone."""
     path = tmp_path / "run.db"
 
-    def broken(self, simulated, count=[0]):
-        count[0] += 1
-        if count[0] == 14:
+    count = []
+
+    def broken(self, simulated):
+        count.append(1)
+        if len(count) == 14:
             raise ValueError("a bug in the distance")
         return good(self, simulated)
 
@@ -495,7 +469,9 @@ class TestReplay:
         chancy = od.Model(od.Prior(theta=stats.norm()), simulate, 1.0)
         for sampler, more in ((od.rejection, {}), (od.pseudo_marginal, {"chains": 6})):
             path = tmp_path / f"{sampler.__name__}.db"
-            post = sampler(chancy, od.uniform(1.0), draws=300, seed=3, pseudo_samples=pseudo_samples, store=path, **more)
+            post = sampler(
+                chancy, od.uniform(1.0), draws=300, seed=3, pseudo_samples=pseudo_samples, store=path, **more
+            )
             assert len(post.failures) > 2
             for number in range(len(post.failures)):
                 assert np.isnan(od.replay(path, number, model=chancy)).any()
@@ -625,21 +601,18 @@ class TestCommands:
         own = CliRunner().invoke(commands.resume, [str(path), f"{file}:model", "--draws", "10"])
         assert own.exit_code == 1 and "it may be raised, not lowered" in own.output
 
+    @needs_fork
     def test_sigterm_gives_a_non_zero_exit(self, tmp_path):
         path, file = tmp_path / "run.db", tmp_path / "slow.py"
         file.write_text(
             "import time, onedraw as od\nfrom scipy import stats\n"
             "def simulate(rng, theta):\n    time.sleep(0.01)\n    return rng.normal(theta)\n"
             "model = od.Model(od.Prior(theta=stats.norm()), simulate, 1.0)\n"
-            "if __name__ == '__main__':\n"
-            f"    od.rejection(model, od.uniform(0.5), draws=10**6, seed=1, store={str(path)!r}, max_seconds=0.1)\n"
         )
-        assert subprocess.run([sys.executable, str(file)], cwd=ROOT).returncode == 0
-        command = "from onedraw.engine.commands import resume; resume()"
-        process = subprocess.Popen(
-            [sys.executable, "-c", command, str(path), str(file)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        time.sleep(2.0)
-        process.terminate()
-        output, _ = process.communicate(timeout=20)
-        assert process.returncode == 143 and "terminated" in output
+        slow = commands._loaded(file).model
+        od.rejection(slow, od.uniform(0.5), draws=10**6, seed=1, store=path, max_seconds=0.1)
+        child = Child(lambda: commands.resume.main([str(path), str(file)]))
+        wait_for_writer(path)
+        time.sleep(0.2)
+        child.send(signal.SIGTERM)
+        assert child.wait() == 143 and od.open(path).status.reason == "terminated"

@@ -6,7 +6,8 @@ by their bytes; SciPy's frozen distributions by name and arguments; objects by t
 attributes; partial functions, bound methods and marked simulators by what they wrap.
 
 Not seen are: the inside of compiled code and of installed packages, what a module does beyond the functions named,
-files that are read, and state that a function reaches by other ways. Comments, line numbers and docstrings of functions do not count.
+files that are read, and state that a function reaches by other ways. Comments, line numbers and docstrings do not
+count.
 """
 
 import dis
@@ -82,11 +83,13 @@ def _names(code: types.CodeType) -> set[str]:
 def _foreign(module: str | None) -> bool:
     """Whether a module was installed and not written by the user: its functions are named, not read."""
     name = module or ""
+    if name == "__main__":
+        return False
     file = getattr(sys.modules.get(name), "__file__", None)
-    if name.split(".")[0] in OURS or (file is None and name != "__main__"):
+    if name.split(".")[0] in OURS or file is None:
         return True
     places = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return file is not None and file.startswith(tuple(f"{place}/" for place in places))
+    return file.startswith(tuple(f"{place}/" for place in places))
 
 
 def _feed(hashed: Any, value: Any, seen: dict[int, tuple[int, Any]]) -> None:

@@ -1,8 +1,9 @@
 """One run in one SQLite file: a specification and a list of records that only ever grows.
 
 A record is a name, a few plain values and a few arrays. Its header (JSON) lists the values and each array's name,
-type and shape; its body is the arrays' bytes end to end, little-endian. A CRC32 covers name, header and body. One
-record is one transaction, so a process that is killed at any moment leaves a file that ends with a whole record.
+type and shape; its body is the arrays' bytes end to end, little-endian. One CRC32 covers number, name and header, one
+the body, and the number of records is written down, so that neither a changed nor a lost record goes unnoticed. One
+record is one transaction: a process that is killed at any moment leaves a file that ends with a whole record.
 Nothing is ever unpickled: what a file holds is numbers and text.
 
 The rollback journal is used, since SQLite's write-ahead log fails on network file systems. Other processes may read
@@ -16,6 +17,7 @@ import os
 import re
 import socket
 import sqlite3
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -32,12 +34,15 @@ APPLICATION_ID = 0x6F6E6564
 """Marks an SQLite file as a run of onedraw."""
 READ_PATIENCE, WRITE_PATIENCE = 10.0, 2.0
 """Seconds to wait for another process's lock: a run should not stand still for a slow reader."""
+LARGEST_COPY = 2**30
+"""Bytes of a damaged file that are copied to see what of it is good."""
 TYPES = re.compile(r"<[iuf][248]|\|[iub]1")
 """Array types that may be stored: plain numbers."""
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE record (
-    sequence INTEGER PRIMARY KEY, name TEXT NOT NULL, header TEXT NOT NULL, crc INTEGER NOT NULL, body BLOB NOT NULL
+    sequence INTEGER PRIMARY KEY, name TEXT NOT NULL, header TEXT NOT NULL, header_crc INTEGER NOT NULL,
+    body_crc INTEGER NOT NULL, body BLOB NOT NULL
 );
 """
 
@@ -131,7 +136,7 @@ class Store:
                 f"{self.path} is not a run of onedraw (it is no SQLite file), or its first page is damaged"
             )
         if "malformed" in text or "corrupt" in text:
-            return StoreError(f"{self.path} is damaged or cut short: {text}")
+            return StoreError(f"{self.path} is damaged or cut short ({text}): {_good_of_a_cut(self.path)}")
         return StoreError(f"{self.path} cannot be {'written' if self.write else 'read'}: {text}")
 
     def set_meta(self, values: Mapping[str, Any]) -> None:
@@ -144,10 +149,9 @@ class Store:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                     connection.execute(f"PRAGMA user_version = {FORMAT}")
+                    _write_meta(connection, "records", 0)
                 for key, value in values.items():
-                    text = json.dumps(value)
-                    row = (key, text, _crc(key, text))
-                    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", row)
+                    _write_meta(connection, key, value)
         except sqlite3.Error as error:
             raise self._broken(error) from error
         self.empty = False
@@ -163,7 +167,7 @@ class Store:
         if row is None:
             return None
         text, crc = row
-        if not isinstance(text, str) or _crc(key, text) != crc:
+        if not isinstance(text, str) or _crc(f"{key}:{text}") != crc:
             raise StoreError(f"{self.path} is damaged: the checksum of its {key!r} does not fit")
         return _from_json(text)
 
@@ -172,24 +176,26 @@ class Store:
         if self.empty:
             return 0
         try:
-            count, last = self._connect().execute("SELECT count(*), max(sequence) FROM record").fetchone()
+            (last,) = self._connect().execute("SELECT max(sequence) FROM record").fetchone()
         except sqlite3.Error as error:
             raise self._located(error) from error
-        if count and count != last:
-            raise StoreError(f"{self.path} is damaged: it holds {count} records, and the last one is number {last}")
-        return int(count)
+        written = self.meta("records")
+        if written != (last or 0):
+            raise self._located(ValueError(f"it should hold {written} records, the last that is found is {last}"))
+        return int(written)
 
     def put(self, *records: tuple[str, Mapping[str, Any], Mapping[str, Array]]) -> None:
         """Append records (name, values, arrays), in one transaction; an sqlite3.Error leaves the file as it was."""
         connection = self._connect()
         try:
             with _transaction(connection):
-                for name, scalars, arrays in records:
+                (last,) = connection.execute("SELECT max(sequence) FROM record").fetchone()
+                for sequence, (name, scalars, arrays) in enumerate(records, start=(last or 0) + 1):
                     header, body = _packed(scalars, arrays)
-                    connection.execute(
-                        "INSERT INTO record (name, header, crc, body) VALUES (?, ?, ?, ?)",
-                        (name, header, _crc(name, header, body), body),
-                    )
+                    crcs = _crc(f"{sequence}:{name}:{header}"), zlib.crc32(body)
+                    row = (sequence, name, header, *crcs, body)
+                    connection.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", row)
+                _write_meta(connection, "records", (last or 0) + len(records))
         except sqlite3.Error:
             # A connection that met a full disk or a lost file is not used again.
             self._disconnect()
@@ -197,35 +203,43 @@ class Store:
 
     def records(self, name: str | None = None) -> Iterator[Record]:
         """The records (with this name), first to last, each checked; a StoreError at the first that is damaged."""
-        sequence = 0
-        if self.empty:
-            return
-        where = "" if name is None else "AND name = ?"
-        more = () if name is None else (name,)
-        # One query a record: a cursor left open would keep the writer from committing.
-        query = f"SELECT sequence, name, header, crc, body FROM record WHERE sequence > ? {where} ORDER BY 1 LIMIT 1"
-        while True:
-            try:
-                row = self._connect().execute(query, (sequence, *more)).fetchone()
-                if row is None:
-                    return
-                record = _unpacked(*row)
-            except (sqlite3.Error, ValueError) as error:
-                raise self._located(error) from error
-            sequence = record.sequence
-            yield record
+        for sequence in range(1, self.count() + 1):
+            record = self._record(sequence, name)
+            if record is not None:
+                yield record
 
     def last(self, name: str | None = None) -> Record | None:
         """The last record (with this name)."""
-        if self.empty:
-            return None
-        where = "" if name is None else "WHERE name = ?"
-        query = f"SELECT sequence, name, header, crc, body FROM record {where} ORDER BY sequence DESC LIMIT 1"
+        for sequence in range(self.count(), 0, -1):
+            record = self._record(sequence, name)
+            if record is not None:
+                return record
+        return None
+
+    def _record(self, sequence: int, name: str | None) -> Record | None:
+        """One record; None where it has another name, which is told from its header alone."""
         try:
-            row = self._connect().execute(query, () if name is None else (name,)).fetchone()
-            return None if row is None else _unpacked(*row)
+            return self._read(sequence, name)
         except (sqlite3.Error, ValueError) as error:
             raise self._located(error) from error
+
+    def _read(self, sequence: int, name: str | None = None) -> Record | None:
+        # One query each, and none for all: a cursor left open would keep the writer from committing.
+        execute = self._connect().execute
+        row = execute("SELECT name, header, header_crc FROM record WHERE sequence = ?", (sequence,)).fetchone()
+        if row is None:
+            raise ValueError(f"record {sequence} is missing")
+        found, header, crc = row
+        if not isinstance(found, str) or not isinstance(header, str):
+            raise ValueError(f"record {sequence} is not made of text and bytes")
+        if _crc(f"{sequence}:{found}:{header}") != crc:
+            raise ValueError(f"the checksum of the header of record {sequence} does not fit")
+        if name is not None and found != name:
+            return None
+        body, crc = execute("SELECT body, body_crc FROM record WHERE sequence = ?", (sequence,)).fetchone()
+        if not isinstance(body, bytes) or zlib.crc32(body) != crc:
+            raise ValueError(f"the checksum of record {sequence}, {found!r}, does not fit")
+        return _unpacked(sequence, found, header, body)
 
     def _located(self, error: BaseException) -> StoreError:
         """What is wrong, and up to which record the file is good."""
@@ -238,23 +252,16 @@ class Store:
         return StoreError(f"{self.path} is damaged or cut short ({what}): {until}")
 
     def good(self) -> tuple[int, int | None, str]:
-        """The last of the records that are whole from the first on, how many there are, and what that one is."""
-        connection = self._connect()
+        """The last of the records that are whole from the first on, how many there should be, and what that one is."""
         good, where, count = 0, "", None
-        with contextlib.suppress(sqlite3.Error):
-            (count,) = connection.execute("SELECT max(sequence) FROM record").fetchone()
-        try:
-            while True:
-                row = connection.execute(
-                    "SELECT sequence, name, header, crc, body FROM record WHERE sequence = ?", (good + 1,)
-                ).fetchone()
-                if row is None:
-                    break
-                record = _unpacked(*row)
+        with contextlib.suppress(sqlite3.Error, StoreError, TypeError, ValueError):
+            count = int(self.meta("records"))
+        with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
+            while count is None or good < count:
+                record = self._read(good + 1)
+                assert record is not None
                 good = record.sequence
                 where = f" ({record.name}, {float(record.scalars.get('seconds', 0)):.1f} s into the run)"
-        except (sqlite3.Error, ValueError, TypeError):
-            pass
         return good, count, where
 
     def drop_after(self, good: int) -> None:
@@ -263,6 +270,7 @@ class Store:
         try:
             with _transaction(connection):
                 connection.execute("DELETE FROM record WHERE sequence > ?", (good,))
+                _write_meta(connection, "records", good)
         except sqlite3.Error as error:
             raise self._broken(error) from error
 
@@ -299,6 +307,9 @@ class Lock:
     def _taken(self, path: Path) -> bool:
         try:
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.1)
+        except sqlite3.Error as error:
+            raise StoreError(f"{path} cannot be locked for writing ({self.path}: {error})") from error
+        try:
             self._connection.execute("BEGIN IMMEDIATE")
             before = _inode(self.path)
             self._connection.execute("CREATE TABLE IF NOT EXISTS holder (process INTEGER, host TEXT, since TEXT)")
@@ -336,6 +347,27 @@ class Lock:
             self._connection.close()
 
 
+def _good_of_a_cut(path: Path) -> str:
+    """Up to which record a file is good of which SQLite reads nothing, because it is shorter than it says.
+
+    A copy is filled up with zeros to its full length; then the pages that are there can be read.
+    """
+    with contextlib.suppress(OSError, sqlite3.Error, ValueError), tempfile.TemporaryDirectory() as folder:
+        if path.stat().st_size > LARGEST_COPY:
+            return "what of it is good was not looked for, since it is large"
+        content = path.read_bytes()
+        full = int.from_bytes(content[16:18], "big") * int.from_bytes(content[28:32], "big")
+        if full > len(content):
+            copy = Path(folder) / "copy.db"
+            copy.write_bytes(content)
+            os.truncate(copy, full)
+            with Store(copy) as store:
+                good, count, where = store.good()
+            if good:
+                return f"the file is good up to record {good} of {count}{where}"
+    return "no record of it can be read"
+
+
 def _inode(path: Path) -> int | None:
     with contextlib.suppress(OSError):
         return path.stat().st_ino
@@ -355,11 +387,13 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _crc(*parts: str | bytes) -> int:
-    crc = 0
-    for part in parts:
-        crc = zlib.crc32(part.encode() if isinstance(part, str) else part, crc)
-    return crc
+def _crc(text: str) -> int:
+    return zlib.crc32(text.encode(errors="surrogatepass"))
+
+
+def _write_meta(connection: sqlite3.Connection, key: str, value: Any) -> None:
+    text = json.dumps(value)
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, _crc(f"{key}:{text}")))
 
 
 def _packed(scalars: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[str, bytes]:
@@ -376,12 +410,8 @@ def _packed(scalars: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[st
     return json.dumps({"scalars": dict(scalars), "arrays": described}), b"".join(parts)
 
 
-def _unpacked(sequence: Any, name: Any, header: Any, crc: Any, body: Any) -> Record:
-    """A row of the table as a Record; a ValueError where it is not one."""
-    if not (isinstance(name, str) and isinstance(header, str) and isinstance(body, bytes)):
-        raise ValueError(f"record {sequence} is not made of text and bytes")
-    if _crc(name, header, body) != crc:
-        raise ValueError(f"the checksum of record {sequence}, {name!r}, does not fit")
+def _unpacked(sequence: int, name: str, header: str, body: bytes) -> Record:
+    """A Record from its header and body; a ValueError where they are not those of one."""
     content = _from_json(header)
     try:
         scalars, arrays, offset = dict(content["scalars"]), {}, 0
@@ -401,7 +431,7 @@ def _unpacked(sequence: Any, name: Any, header: Any, crc: Any, body: Any) -> Rec
             raise ValueError
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(f"record {sequence}, {name!r}, does not have the form of one") from error
-    return Record(int(sequence), name, scalars, arrays)
+    return Record(sequence, name, scalars, arrays)
 
 
 def _from_json(text: str) -> Any:
