@@ -68,7 +68,7 @@ class Saver:
         self.store = store
         self.segment = segment
         self.notes: tuple[str, ...] = ()
-        self._pending: list[list[Entry]] = []
+        self._pending: list[Entry] = []
         self._warned = False
         self._began = self._saved = time.perf_counter()
         self._before = 0.0
@@ -101,30 +101,26 @@ class Saver:
         arrays: Mapping[str, Array] | None = None,
         along: Mapping[str, Mapping[str, Array]] | None = None,
     ) -> None:
-        """Save a record, after those that could not be saved before; `along` are records of arrays to go with it."""
+        """Save a record, at once where it is time to; `along` are records of arrays that belong to it.
+
+        Arrays must not be written to afterwards.
+        """
         if self.store is None:
             return
         seconds = {"seconds": self.seconds()}
-        others = [(other, seconds, dict(more)) for other, more in (along or {}).items()]
-        self._pending.append([*others, (name, {**scalars, **seconds}, dict(arrays or {}))])
-        self._flush()
-        self._saved = time.perf_counter()
+        self._pending += [(other, seconds, dict(more)) for other, more in (along or {}).items()]
+        self._pending.append((name, {**scalars, **seconds}, dict(arrays or {})))
+        # A commit costs more than a small record, so records wait for each other as long as the user allows.
+        if self.due(sum(array.nbytes for _, _, some in self._pending for array in some.values())):
+            self._flush()
 
     def _flush(self) -> None:
         assert self.store is not None
+        self._saved = time.perf_counter()
         try:
-            while self._pending:
-                self.store.put(*self._pending[0])
-                del self._pending[0]
+            self.store.put(*self._pending)
+            self._pending = []
         except (sqlite3.Error, StoreError, OSError) as error:
-            # The arrays may be views of memory that the run writes to again.
-            self._pending = [
-                [
-                    (name, scalars, {key: array.copy(order="K") for key, array in arrays.items()})
-                    for name, scalars, arrays in some
-                ]
-                for some in self._pending
-            ]
             if not self._warned:
                 self._warned = True
                 warnings.warn(

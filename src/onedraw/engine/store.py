@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import socket
 import sqlite3
 import tempfile
@@ -166,7 +167,9 @@ class Store:
             raise self._broken(error) from error
         if row is None:
             return None
-        text, crc = row
+        return self._value(key, *row)
+
+    def _value(self, key: str, text: Any, crc: Any) -> Any:
         if not isinstance(text, str) or _crc(f"{key}:{text}") != crc:
             raise StoreError(f"{self.path} is damaged: the checksum of its {key!r} does not fit")
         return _from_json(text)
@@ -176,10 +179,12 @@ class Store:
         if self.empty:
             return 0
         try:
-            (last,) = self._connect().execute("SELECT max(sequence) FROM record").fetchone()
+            # One query, since a writer may commit between two.
+            query = "SELECT value, crc, (SELECT max(sequence) FROM record) FROM meta WHERE key = 'records'"
+            text, crc, last = self._connect().execute(query).fetchone() or ("null", None, None)
         except sqlite3.Error as error:
             raise self._located(error) from error
-        written = self.meta("records")
+        written = self._value("records", text, crc)
         if written != (last or 0):
             raise self._located(ValueError(f"it should hold {written} records, the last that is found is {last}"))
         return int(written)
@@ -307,28 +312,33 @@ class Lock:
     def _taken(self, path: Path) -> bool:
         try:
             self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.1)
+            # What this file says ends with the process, so it need not outlive the machine.
+            self._connection.execute("PRAGMA synchronous = OFF")
         except sqlite3.Error as error:
             raise StoreError(f"{path} cannot be locked for writing ({self.path}: {error})") from error
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            before = _inode(self.path)
-            self._connection.execute("CREATE TABLE IF NOT EXISTS holder (process INTEGER, host TEXT, since TEXT)")
+            self._connection.execute("CREATE TABLE IF NOT EXISTS holder (process, host, since, token)")
             self._connection.execute("DELETE FROM holder")
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
-            self._connection.execute("INSERT INTO holder VALUES (?, ?, ?)", (os.getpid(), socket.gethostname(), since))
+            token, since = secrets.token_hex(8), time.strftime("%Y-%m-%d %H:%M:%S")
+            holder = (os.getpid(), socket.gethostname(), since, token)
+            self._connection.execute("INSERT INTO holder VALUES (?, ?, ?, ?)", holder)
             self._connection.execute("COMMIT")
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            holder = self._holder()
+            who = self._holder()
             self._connection.close()
             if "locked" in str(error) or "busy" in str(error):
                 raise StoreError(
-                    f"{path} is being written by {holder}: wait for it or stop it; od.open reads the file meanwhile"
+                    f"{path} is being written by {who}: wait for it or stop it; od.open reads the file meanwhile"
                 ) from None
             raise StoreError(f"{path} cannot be locked for writing ({self.path}: {error})") from error
-        if before is not None and before == _inode(self.path):
-            return True
-        # The last holder removed its lock file while we opened it: what we hold is no longer there for others.
+        # The last holder may have removed its lock file while we opened it: then what we hold is not there for others.
+        with contextlib.suppress(sqlite3.Error):
+            there = sqlite3.connect(f"file:{quote(str(self.path.absolute()))}?mode=rw", uri=True, timeout=0.1)
+            with contextlib.closing(there):
+                if there.execute("SELECT token FROM holder").fetchone() == (token,):
+                    return True
         self._connection.close()
         return False
 
@@ -368,12 +378,6 @@ def _good_of_a_cut(path: Path) -> str:
     return "no record of it can be read"
 
 
-def _inode(path: Path) -> int | None:
-    with contextlib.suppress(OSError):
-        return path.stat().st_ino
-    return None
-
-
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
@@ -398,7 +402,8 @@ def _write_meta(connection: sqlite3.Connection, key: str, value: Any) -> None:
 
 def _packed(scalars: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[str, bytes]:
     """Header and body of a record."""
-    described, parts = [], []
+    described: list[list[Any]] = []
+    parts: list[Any] = []
     for name, array in arrays.items():
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         # Some sums depend on the order in memory in their last bit, so it is part of an array.
@@ -406,7 +411,7 @@ def _packed(scalars: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[st
         if TYPES.fullmatch(little.dtype.str) is None:
             raise TypeError(f"array {name!r} is of type {array.dtype}, which a store does not keep")
         described.append([name, little.dtype.str, list(little.shape), order])
-        parts.append(little.tobytes(order="F" if order == "F" else "C"))
+        parts.append(np.ascontiguousarray(little.T if order == "F" else little).reshape(-1).view(np.uint8))
     return json.dumps({"scalars": dict(scalars), "arrays": described}), b"".join(parts)
 
 

@@ -379,7 +379,7 @@ def _save(saver: Saver, rounds: Rounds, saved: int, told: int, draws: dict[str, 
         "capped": rounds.capped,
         "failures": [one._asdict() for one in rounds.failures[told:]],
     }
-    tallies = {"accepted": rounds.accepted[-1], "proposals": rounds.proposals[-1]}
+    tallies = {"accepted": rounds.accepted[-1].copy(), "proposals": rounds.proposals[-1].copy()}
     names = type(states[0])._fields
     joined = {f"state.{name}": _end_to_end([getattr(state, name) for state in states]) for name in names}
     saver.put("run.segment", scalars, {**draws, **tallies, **joined})
