@@ -31,12 +31,13 @@ HAS_DOCSTRING = 0x4000000
 def fingerprint(value: Any) -> dict[str, str]:
     """Digests of what makes up a value: of a function its code, closure and globals one by one, else one.
 
-    >>> rate = 2.0
-    >>> before = fingerprint(lambda x: rate * x)
-    >>> fingerprint(lambda x: rate * x) == before
-    True
-    >>> sorted(fingerprint(lambda x: rate * x + 1))
-    ['code', 'global rate']
+    >>> def times(rate):
+    ...     return lambda x: rate * x
+    >>> sorted(fingerprint(times(2.0)))
+    ['closure rate', 'code']
+    >>> before, after = fingerprint(times(2.0)), fingerprint(times(3.0))
+    >>> [name for name in before if before[name] != after[name]]
+    ['closure rate']
     """
     function = value
     while not isinstance(function, types.FunctionType) and callable(getattr(function, "function", None)):
