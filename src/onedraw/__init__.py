@@ -2,12 +2,14 @@
 
 from onedraw.cost import Cost
 from onedraw.distance import euclidean, mahalanobis, scaled
+from onedraw.engine.store import StoreError
 from onedraw.estimator import Estimator, abc_average, handicapped, unbiased
 from onedraw.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
 from onedraw.proposal import independence, lazy, random_walk
+from onedraw.runs import open, replay, resume, reuse
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
@@ -33,6 +35,7 @@ __all__ = [
     "Prior",
     "SimulationError",
     "Status",
+    "StoreError",
     "Tolerance",
     "abc_average",
     "advise",
@@ -47,10 +50,14 @@ __all__ = [
     "laplace",
     "lazy",
     "mahalanobis",
+    "open",
     "pseudo_marginal",
     "r_hit",
     "random_walk",
     "rejection",
+    "replay",
+    "resume",
+    "reuse",
     "running_time",
     "scaled",
     "staged",

@@ -35,6 +35,8 @@ class Evaluation(NamedTuple):
     failed: int = 0
     failures: tuple[Failure, ...] = ()
     ignored_rng: bool = False
+    rows: Array | None = None
+    """Summaries (n, M, s) where they are asked for."""
 
 
 @runtime_checkable
@@ -71,6 +73,8 @@ class AbcAverage:
     keep_distances: bool = True
     early: bool = True
     """Whether plain simulators stop between draws once acceptance is out of reach."""
+    keep_rows: bool = False
+    """Whether evaluations without a threshold hand back the summaries of all pseudo-samples."""
     log_bound: float | None = field(default=0.0, init=False)
 
     @property
@@ -121,15 +125,18 @@ class AbcAverage:
             part = self.model.simulate_rows(rng, theta, rows, draws, on_error=self.on_error)
             distance = self.model.distances(part)
             kept_all = distance if self.keep_distances else NO_DISTANCES
-            return _tally(self.kernel.log_average(distance), kept_all, n * draws, [part])
+            whole = _tally(self.kernel.log_average(distance), kept_all, n * draws, [part])
+            return whole._replace(rows=part.rows) if self.keep_rows else whole
         parts: list[Simulated] = []
         log_estimates: list[Array] = []
         kept: list[Array] = []
+        rows_kept: list[Array] = []
         for top in range(0, n, height):
             some = slice(top, min(top + height, n))
             places = np.arange(some.start, some.stop) if rows is None else rows[some]
             log_shares: list[Array] = []
             kept_here: list[Array] = []
+            rows_here: list[Array] = []
             for left in range(0, draws, width):
                 m = min(width, draws - left)
                 part = self.model.simulate_rows(rng, theta[some], places, m, left, len(parts), self.on_error)
@@ -138,6 +145,8 @@ class AbcAverage:
                 log_shares.append(log_average if m == draws else log_average + math.log(m / draws))
                 if self.keep_distances:
                     kept_here.append(distance)
+                if self.keep_rows:
+                    rows_here.append(part.rows)
                 part.rows = NO_DISTANCES
                 parts.append(part)
             if len(log_shares) == 1:
@@ -146,8 +155,11 @@ class AbcAverage:
                 log_estimates.append(np.minimum(np.logaddexp.reduce(log_shares), 0.0))
             if self.keep_distances:
                 kept.append(_joined(kept_here, axis=1))
+            if self.keep_rows:
+                rows_kept.append(_joined(rows_here, axis=1))
         distances = _joined(kept, axis=0) if self.keep_distances else NO_DISTANCES
-        return _tally(_joined(log_estimates, axis=0), distances, n * draws, parts)
+        whole = _tally(_joined(log_estimates, axis=0), distances, n * draws, parts)
+        return whole._replace(rows=_joined(rows_kept, axis=0)) if self.keep_rows else whole
 
     def _one_draw_at_a_time(self, rng: Rng, theta: Array, rows: Array | None, log_needed: Array) -> Evaluation:
         """Draw m for all open rows, then close those whose average can no longer reach what is needed.

@@ -24,7 +24,11 @@ R_HAT_LIMIT, ESS_LIMIT = 1.01, 100
 
 
 class Status(NamedTuple):
-    """How a run ended. `reason` is "finished", "budget", "max_seconds" or "interrupted"."""
+    """How a run ended.
+
+    `reason` is "finished", "budget", "max_seconds", "interrupted" (Ctrl-C), "terminated" (SIGTERM), or "unfinished"
+    for a file whose run still goes on or was killed.
+    """
 
     reason: str
     message: str
@@ -169,8 +173,8 @@ class Posterior:
         return tuple(note for note in self.notes if not note.startswith("weighted from a run at"))
 
     def _kernel_for_at(self) -> Kernel:
-        if self.kernel is None or self.model is None:
-            raise ValueError("at(eps) needs a run with a kernel: this one used an estimator of its own")
+        if self.kernel is None:
+            raise ValueError("at(eps) needs a run with a kernel: this one used an estimator or kernel of its own")
         if self.distances is None:
             raise ValueError(
                 "at(eps) needs the distance of every pseudo-sample, which this run did not keep: run again with "
@@ -198,7 +202,10 @@ class Posterior:
         Failed simulations are rows of NaN. The simulations are not added to this run's cost.
         """
         if self.model is None:
-            raise ValueError("predict needs a model to simulate from: this run used an estimator of its own")
+            raise ValueError(
+                "predict needs a model to simulate from: this run used an estimator of its own, or was read from a "
+                "file, which holds no functions"
+            )
         n = whole_number("n", n, "the number of predictive simulations")
         pick = self._pick(n, seed)
         theta = np.column_stack([values.reshape(-1)[pick] for values in self.draws.values()]).astype(float)

@@ -180,14 +180,7 @@ class Prior:
 
     def columns(self, theta: Array) -> dict[str, Array]:
         """Theta as named, read-only columns, whole numbers for discrete parameters."""
-        columns = {}
-        for index, name in enumerate(self.names):
-            column = theta[:, index]
-            if self._whole[index]:
-                column = column.astype(np.int64)
-            column.flags.writeable = False
-            columns[name] = column
-        return columns
+        return named_columns(self.names, self._whole, theta)
 
     def rows(self, theta: Array) -> list[list[Any]]:
         """Theta as lists of plain numbers, whole ones for discrete parameters."""
@@ -229,6 +222,18 @@ class Prior:
 
     def __repr__(self) -> str:
         return f"Prior({', '.join(self.names)})"
+
+
+def named_columns(names: Sequence[str], whole: Sequence[bool], theta: Array) -> dict[str, Array]:
+    """The columns of theta (n, dim) by name, read-only; those that are whole numbers as integers."""
+    columns = {}
+    for index, name in enumerate(names):
+        column = theta[:, index]
+        if whole[index]:
+            column = column.astype(np.int64)
+        column.flags.writeable = False
+        columns[name] = column
+    return columns
 
 
 def _marginal(name: str, distribution: Any) -> Marginal:

@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
+from onedraw.engine.signals import Stopped, current
 from onedraw.progress import Progress
 
 Result = TypeVar("Result")
@@ -24,13 +25,12 @@ class Block(NamedTuple):
     size: int
 
 
-def cut(total: int | None, size: int) -> Iterator[Block]:
-    """Blocks of at most `size` up to `total`, or without end.
+def cut(total: int | None, size: int, first: int = 0) -> Iterator[Block]:
+    """Blocks of at most `size` from `first` up to `total`, or without end.
 
     >>> list(cut(5, 2))
     [Block(first=0, size=2), Block(first=2, size=2), Block(first=4, size=1)]
     """
-    first = 0
     while total is None or first < total:
         yield Block(first, size if total is None else min(size, total - first))
         first += size
@@ -75,16 +75,17 @@ def in_order(
 ) -> str:
     """Run the task over the blocks and hand each result to `take`, in order, until it says that it has enough.
 
-    Returns why it stopped: "enough", "done" (no block is left), "max_seconds", or "interrupted" (Ctrl-C; the block
-    then in flight is dropped).
+    Returns why it stopped: "enough", "done" (no block is left), "max_seconds", or "interrupted" or "terminated" (by
+    Ctrl-C or SIGTERM; the block then in flight is dropped).
     """
+    guard = current()
     with one_blas_thread(), progress:
         try:
             for block in blocks:
                 if deadline.passed():
                     return "max_seconds"
-                if take(block, task(block)):
+                if take(block, guard.call(partial(task, block))):
                     return "enough"
-        except KeyboardInterrupt:
-            return "interrupted"
+        except Stopped as stopped:
+            return stopped.reason
     return "done"

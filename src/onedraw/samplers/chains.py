@@ -8,8 +8,9 @@ rectangular, and where a run is cut into blocks or rounds has no influence on an
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,10 @@ from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_f
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, one_blas_thread
-from onedraw.engine.lockstep import Sampler, Tally, advance
+from onedraw.engine.lockstep import FAILURES_KEPT, Sampler, Tally, advance
+from onedraw.engine.saving import Saver, Specification, begin, checked_segment, recorded_seed
+from onedraw.engine.signals import Stopped, current, guarded
+from onedraw.engine.store import Record
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage
 from onedraw.kernels import Kernel
@@ -28,6 +32,7 @@ from onedraw.prior import Prior
 from onedraw.progress import Progress
 from onedraw.proposal import resolve
 from onedraw.samplers.pilot import learn_distance, warn_ignored_rng
+from onedraw.samplers.specification import specify
 from onedraw.samplers.start import Start, keeps_distances, points_in, starting_states
 from onedraw.simulator import Failure
 
@@ -54,6 +59,8 @@ class Request:
     progress: bool | None
     start: Any
     proposal: Any
+    store: Any = None
+    segment: float = 30.0
 
     @staticmethod
     def checked(model: Model | None, **given: Any) -> "Request":
@@ -73,12 +80,14 @@ class Request:
             chains=chains,
             budget=budget,
             thin=whole_number("thin", given["thin"], "the number of steps between kept draws"),
-            seed=seed_or_fresh(given["seed"]),
+            seed=seed_or_fresh(recorded_seed(given["store"], given["seed"])),
             on_error=one_of("on_error", given["on_error"], ("reject", "raise")),
             max_seconds=max_seconds,
             progress=Progress(given["progress"], "", None).asked,
             start=given["start"],
             proposal=given["proposal"],
+            store=given["store"],
+            segment=checked_segment(given["segment"]),
         )
 
 
@@ -95,6 +104,14 @@ class Rounds:
     failures: list[Failure]
     capped: int = 0
     reason: str = "finished"
+    plans: list[tuple[int, int]] = field(default_factory=list)
+    """First step and steps planned of each round."""
+    taken: int = 0
+    """Steps taken of the last round."""
+
+    def done(self) -> int:
+        """Steps taken in all rounds."""
+        return self.plans[-1][0] + self.taken if self.plans else 0
 
 
 def run_chains(
@@ -105,34 +122,76 @@ def run_chains(
     make_state: Callable[[Start, Array], Any],
     worst: int,
     settings: dict[str, Any],
+    also: Mapping[str, Any] | None = None,
 ) -> Posterior:
     """Run a chain sampler.
 
     `make_sampler(estimator, proposal)` builds it once the distance and the proposal are ready, `make_state(start,
     log_prior)` its state from the starting draws of a block. `worst` is the most simulations one step of one chain
-    can take.
+    can take. `also` are arguments of the run that its settings do not show.
     """
+    arguments = {
+        **settings, **(also or {}), "draws": request.draws, "budget": request.budget, "chains": request.chains,
+        "thin": request.thin, "seed": request.seed, "on_error": request.on_error,
+    }  # fmt: skip
+
+    def specification() -> Specification:
+        made = specify(algorithm, estimator, arguments, proposal=request.proposal, start=request.start)
+        return replace(made, facts={**made.facts, "settings": list(settings), "start": _start_setting(request.start)})
+
+    with (
+        guarded(terminate=request.store is not None),
+        begin(request.store, request.segment, specification) as saver,
+    ):
+        return _run(algorithm, request, estimator, make_sampler, make_state, worst, settings, saver)
+
+
+def _run(
+    algorithm: str,
+    request: Request,
+    estimator: Any,
+    make_sampler: Callable[[Any, Any], Sampler],
+    make_state: Callable[[Start, Array], Any],
+    worst: int,
+    settings: dict[str, Any],
+    saver: Saver,
+) -> Posterior:
     deadline = Deadline(request.max_seconds)
     model, kernel = _model_and_kernel(estimator)
-    pilot = Cost()
-    if model is not None and model.pilot:
-        model, pilot = learn_distance(model, request.seed, request.budget, request.on_error, request.progress)
-        estimator = estimator.with_model(model)
-    left = None if request.budget is None else request.budget - pilot.simulations
-    start = starting_states(request.start, estimator, request.chains, request.seed, left, deadline, request.progress)
-    rounds = Rounds([], [], [], [], pilot.plus(start.cost), list(start.failures))
-    notes = [start.note] if start.note else []
-    if len(start.theta) < request.chains:
-        rounds.reason = {"done": "budget"}.get(start.reason, start.reason)
-        notes.append(
-            f"only {len(start.theta)} of {request.chains} chains found a starting point in {start.cost.simulations:,} "
-            f"simulations: raise eps or the budget, or ask for fewer chains"
+    rounds = Rounds([], [], [], [], Cost(), [])
+    notes: list[str] = []
+    proposal = None
+    try:
+        if model is not None and model.pilot:
+            model, pilot = learn_distance(
+                model, request.seed, request.budget, request.on_error, request.progress, saver
+            )
+            estimator = estimator.with_model(model)
+            rounds.cost = pilot
+        left = None if request.budget is None else request.budget - rounds.cost.simulations
+        start = starting_states(
+            request.start, estimator, request.chains, request.seed, left, deadline, request.progress, saver
         )
-        proposal = None
+    except Stopped as stopped:
+        rounds.reason = stopped.reason
     else:
-        proposal = resolve(request.proposal, estimator.prior, lambda: _spread(start, estimator.prior, request.seed))
-        sampler = make_sampler(estimator, proposal)
-        _rounds_of_steps(algorithm, request, estimator, sampler, make_state, start, worst, deadline, rounds)
+        rounds.cost = rounds.cost.plus(start.cost)
+        rounds.failures = list(start.failures)
+        notes = [start.note] if start.note else []
+        if not start.complete(request.chains):
+            rounds.reason = {"done": "budget"}.get(start.reason, start.reason)
+            if len(start.theta) < request.chains:
+                notes.append(
+                    f"only {len(start.theta)} of {request.chains} chains found a starting point in "
+                    f"{start.cost.simulations:,} simulations: raise eps or the budget, or ask for fewer chains"
+                )
+        else:
+            proposal = resolve(request.proposal, estimator.prior, lambda: _spread(start, estimator.prior, request.seed))
+            if saver.last("ready") is None:
+                saver.put("ready", {"proposal": proposal.described(), "notes": notes})
+            load_rounds(rounds, saver.records("run.segment"))
+            sampler = make_sampler(estimator, proposal)
+            _rounds_of_steps(algorithm, request, estimator, sampler, make_state, start, worst, deadline, rounds, saver)
     settings = {
         "algorithm": algorithm,
         "kernel": None if kernel is None else kernel.name,
@@ -143,10 +202,16 @@ def run_chains(
         "budget": request.budget,
         "thin": request.thin,
         "proposal": None if proposal is None else proposal.described(),
-        "start": request.start if isinstance(request.start, str) else type(request.start).__name__,
+        "start": _start_setting(request.start),
         "on_error": request.on_error,
     }
-    return _posterior(request, estimator, model, kernel, rounds, settings, notes, deadline)
+    status = _status(rounds.reason, request, sum(map(len, rounds.theta)))
+    saver.finish(status.reason, status.message, notes)
+    keep = keeps_distances(estimator) and kernel is not None
+    rounds.cost = rounds.cost._replace(seconds=saver.seconds())
+    return posterior_of(
+        rounds, estimator.prior, keep, settings, request.seed, status, model, kernel, [*notes, *saver.notes]
+    )
 
 
 def _rounds_of_steps(
@@ -159,33 +224,47 @@ def _rounds_of_steps(
     worst: int,
     deadline: Deadline,
     rounds: Rounds,
+    saver: Saver,
 ) -> None:
     size = BATCHED_BLOCK if _in_batches(estimator) else PLAIN_BLOCK
     blocks = list(cut(request.chains, size))
     log_prior = estimator.prior.logpdf(start.theta)
     states = [make_state(_part(start, block), log_prior[block.first : block.first + block.size]) for block in blocks]
+    last = saver.last("run.segment")
+    if last is not None:
+        states = [_state_of(type(states[0]), last.arrays, block) for block in blocks]
     rngs = [Rng(request.seed, Phase.RUN, block.first) for block in blocks]
     wanted = None if request.draws is None else request.draws * request.thin
     keep = keeps_distances(estimator)
-    done = 0
     bar = Progress(request.progress, algorithm, wanted or request.budget, "steps" if wanted else "simulations")
     with one_blas_thread(), bar:
         while True:
-            steps, rounds.reason = _affordable(request, wanted, done, worst, rounds.cost.simulations)
-            if steps == 0:
-                return
+            if not rounds.plans or rounds.taken == rounds.plans[-1][1]:
+                done = rounds.done()
+                steps, rounds.reason = _affordable(request, wanted, done, worst, rounds.cost.simulations)
+                if steps == 0:
+                    return
+                rounds.plans.append((done, steps))
+                rounds.taken = 0
+            done, steps = rounds.plans[-1]
             kept = steps // request.thin
             theta = np.empty((kept, request.chains, estimator.prior.dim))
             width = states[0].distances.shape[1] if keep else 0
             distances = np.empty((kept, request.chains, width)) if keep else None
-            taken = _segments(
-                request, sampler, blocks, states, rngs, done, steps, theta, distances, deadline, rounds, bar, wanted
-            )
-            rounds.theta.append(theta[: taken // request.thin])
+            if rounds.taken == 0:
+                batches = max(1, math.ceil(UNITS / request.chains))
+                rounds.accepted.append(np.zeros((batches, request.chains), dtype=np.int64))
+                rounds.proposals.append(np.zeros((batches, request.chains), dtype=np.int64))
+            else:
+                known = rounds.taken // request.thin
+                theta[:known] = rounds.theta.pop()
+                if distances is not None:
+                    distances[:known] = rounds.distances.pop()
+            _segments(request, sampler, blocks, states, rngs, theta, distances, deadline, rounds, bar, wanted, saver)
+            rounds.theta.append(theta[: rounds.taken // request.thin])
             if distances is not None:
-                rounds.distances.append(distances[: taken // request.thin])
-            done += taken
-            if taken < steps:
+                rounds.distances.append(distances[: rounds.taken // request.thin])
+            if rounds.taken < steps:
                 return
 
 
@@ -209,64 +288,150 @@ def _segments(
     blocks: list[Block],
     states: list[Any],
     rngs: list[Rng],
-    done: int,
-    steps: int,
     theta: Array,
     distances: Array | None,
     deadline: Deadline,
     rounds: Rounds,
     bar: Progress,
     wanted: int | None,
-) -> int:
-    """Take the steps of one round in segments short enough to look up in between; returns the steps taken."""
-    batches = max(1, math.ceil(UNITS / request.chains))
-    stretch = (done, done + steps)
-    rounds.accepted.append(np.zeros((batches, request.chains), dtype=np.int64))
-    rounds.proposals.append(np.zeros((batches, request.chains), dtype=np.int64))
-    taken, length = 0, request.thin
-    while taken < steps:
-        length = min(length, steps - taken)
-        began = time.perf_counter()
-        rows = slice(taken // request.thin, (taken + length) // request.thin)
-        fresh: list[Any] = []
-        tallies: list[Tally] = []
-        try:
-            for block, state, rng in zip(blocks, states, rngs, strict=True):
-                columns = slice(block.first, block.first + block.size)
-                into = None if distances is None else distances[rows, columns]
-                state, tally = advance(
-                    sampler,
-                    rng,
-                    state,
-                    done + taken,
-                    length,
-                    request.thin,
-                    theta[rows, columns],
-                    into,
-                    batches,
-                    stretch,
-                )
-                fresh.append(state)
-                tallies.append(tally)
-        except KeyboardInterrupt:
-            rounds.reason = "interrupted"
-            surplus = sum(tally.simulations for tally in tallies)
-            rounds.cost = rounds.cost.plus(Cost(surplus=surplus))
-            return taken
-        states[:] = fresh
-        _add_up(rounds, tallies)
-        if done == taken == 0 and all(tally.ignored_rng for tally in tallies):
-            warn_ignored_rng()
-        taken += length
-        moves, tried = int(rounds.accepted[-1].sum()), int(rounds.proposals[-1].sum())
-        bar.update(done + taken if wanted else rounds.cost.simulations, f"{moves / max(tried, 1):.3g} accepted")
-        if taken < steps and deadline.passed():
-            rounds.reason = "max_seconds"
-            return taken
-        # The clock decides only where we look up, never what is computed.
-        speed = length / max(time.perf_counter() - began, 1e-9)
-        length = max(request.thin, int(min(speed * LOOK_SECONDS, 4 * length)) // request.thin * request.thin)
-    return taken
+    saver: Saver,
+) -> None:
+    """Take the steps of the last round in segments short enough to look up in between, and save some of the times."""
+    done, steps = rounds.plans[-1]
+    batches = len(rounds.accepted[-1])
+    saved, told = rounds.taken, len(rounds.failures)
+
+    def save() -> None:
+        nonlocal saved, told
+        if rounds.taken > saved:
+            rows = slice(saved // request.thin, rounds.taken // request.thin)
+            draws = (
+                {"theta": theta[rows]} if distances is None else {"theta": theta[rows], "distances": distances[rows]}
+            )
+            _save(saver, rounds, saved, told, draws, states)
+            saved, told = rounds.taken, len(rounds.failures)
+
+    guard = current()
+    length = request.thin
+    step_bytes = theta[:1].nbytes + (0 if distances is None else distances[:1].nbytes)
+    try:
+        while rounds.taken < steps:
+            taken = rounds.taken
+            length = min(length, steps - taken)
+            began = time.perf_counter()
+            rows = slice(taken // request.thin, (taken + length) // request.thin)
+            fresh: list[Any] = []
+            tallies: list[Tally] = []
+            try:
+                for block, state, rng in zip(blocks, states, rngs, strict=True):
+                    columns = slice(block.first, block.first + block.size)
+                    into = None if distances is None else distances[rows, columns]
+                    work = partial(
+                        advance,
+                        sampler,
+                        rng,
+                        state,
+                        done + taken,
+                        length,
+                        request.thin,
+                        theta[rows, columns],
+                        into,
+                        batches,
+                        (done, done + steps),
+                    )
+                    state, tally = guard.call(work)
+                    fresh.append(state)
+                    tallies.append(tally)
+            except Stopped as stopped:
+                rounds.reason = stopped.reason
+                surplus = sum(tally.simulations for tally in tallies)
+                rounds.cost = rounds.cost.plus(Cost(surplus=surplus))
+                return
+            states[:] = fresh
+            _add_up(rounds, tallies)
+            if done == taken == 0 and all(tally.ignored_rng for tally in tallies):
+                warn_ignored_rng()
+            rounds.taken += length
+            moves, tried = int(rounds.accepted[-1].sum()), int(rounds.proposals[-1].sum())
+            position = done + rounds.taken if wanted else rounds.cost.simulations
+            bar.update(position, f"{moves / max(tried, 1):.3g} accepted")
+            if saver.due((rounds.taken - saved) // request.thin * step_bytes):
+                save()
+            if rounds.taken < steps and deadline.passed():
+                rounds.reason = "max_seconds"
+                return
+            # The clock decides only where we look up, never what is computed.
+            speed = length / max(time.perf_counter() - began, 1e-9)
+            length = max(request.thin, int(min(speed * LOOK_SECONDS, 4 * length)) // request.thin * request.thin)
+    finally:
+        save()
+
+
+def _save(saver: Saver, rounds: Rounds, saved: int, told: int, draws: dict[str, Array], states: list[Any]) -> None:
+    """Put what the last round did since step `saved` into the file, with all that is needed to go on from here."""
+    begin_step, planned = rounds.plans[-1]
+    scalars = {
+        "begin": begin_step,
+        "planned": planned,
+        "from": saved,
+        "to": rounds.taken,
+        "cost": rounds.cost,
+        "capped": rounds.capped,
+        "failures": [one._asdict() for one in rounds.failures[told:]],
+    }
+    tallies = {"accepted": rounds.accepted[-1].copy(), "proposals": rounds.proposals[-1].copy()}
+    names = type(states[0])._fields
+    joined = {f"state.{name}": _end_to_end([getattr(state, name) for state in states]) for name in names}
+    saver.put("run.segment", scalars, {**draws, **tallies, **joined})
+
+
+def load_rounds(rounds: Rounds, records: Iterable[Record]) -> None:
+    """Take in the steps that earlier sessions saved."""
+    theta: list[list[Array]] = []
+    distances: list[list[Array]] = []
+    for record in records:
+        scalars, arrays = record.scalars, record.arrays
+        plan = (int(scalars["begin"]), int(scalars["planned"]))
+        if not rounds.plans or rounds.plans[-1] != plan:
+            rounds.plans.append(plan)
+            theta.append([])
+            distances.append([])
+            rounds.accepted.append(arrays["accepted"])
+            rounds.proposals.append(arrays["proposals"])
+        theta[-1].append(arrays["theta"])
+        if "distances" in arrays:
+            distances[-1].append(arrays["distances"])
+        rounds.accepted[-1], rounds.proposals[-1] = arrays["accepted"].copy(), arrays["proposals"].copy()
+        rounds.cost, rounds.capped = Cost(*scalars["cost"]), int(scalars["capped"])
+        rounds.failures.extend(Failure(**one) for one in scalars["failures"])
+        rounds.taken = int(scalars["to"])
+    rounds.theta = [np.concatenate(parts) for parts in theta]
+    rounds.distances = [np.concatenate(parts) for parts in distances if parts]
+
+
+def _end_to_end(parts: list[Array]) -> Array:
+    """Arrays of all blocks as one, in the order in memory that they have."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = np.concatenate(parts)
+    return np.asfortranarray(joined) if any(map(_columnwise, parts)) else joined
+
+
+def _columnwise(array: Array) -> bool:
+    return array.flags.f_contiguous and not array.flags.c_contiguous
+
+
+def _state_of(kind: Any, arrays: dict[str, Array], block: Block) -> Any:
+    """The state of a block from the saved one of all."""
+    rows = slice(block.first, block.first + block.size)
+    whole = {name: arrays[f"state.{name}"] for name in kind._fields}
+    # Contiguous in the order that the whole had: some sums depend on it in their last bit.
+    return kind(
+        **{
+            name: np.asfortranarray(value[rows]).copy(order="F") if _columnwise(value) else value[rows].copy(order="C")
+            for name, value in whole.items()
+        }
+    )
 
 
 def _add_up(rounds: Rounds, tallies: list[Tally]) -> None:
@@ -275,33 +440,37 @@ def _add_up(rounds: Rounds, tallies: list[Tally]) -> None:
     for tally in tallies:
         rounds.cost = rounds.cost.plus(tally.cost())
         rounds.capped += tally.capped
-        rounds.failures.extend(tally.failures[: 20 - len(rounds.failures)])
+    # By step, not by block: which failures are kept must not depend on where the run looked up.
+    failures = sorted((one for tally in tallies for one in tally.failures), key=lambda one: (one.step, one.chain))
+    rounds.failures.extend(failures[: max(0, FAILURES_KEPT - len(rounds.failures))])
 
 
-def _posterior(
-    request: Request,
-    estimator: Any,
+def posterior_of(
+    rounds: Rounds,
+    prior: Any,
+    keep_distances: bool,
+    settings: dict[str, Any],
+    seed: int,
+    status: Status,
     model: Model | None,
     kernel: Kernel | None,
-    rounds: Rounds,
-    settings: dict[str, Any],
     notes: list[str],
-    deadline: Deadline,
 ) -> Posterior:
-    prior: Prior = estimator.prior
-    theta = _joined(rounds.theta, (0, request.chains, prior.dim))
-    kept = len(theta)
+    """The Posterior of a run of chains; of `prior` only the parameters' names and types are used."""
+    chains, dim = settings["chains"], len(prior.names)
+    theta = _joined(rounds.theta, (0, chains, dim))
     draws = {}
     for column, name in enumerate(prior.names):
         values = theta[:, :, column].T
         draws[name] = values.astype(np.int64) if prior.discrete[column] else values
     distances = None
-    if keeps_distances(estimator) and kernel is not None:
+    if keep_distances:
         width = rounds.distances[0].shape[2] if rounds.distances else 1
-        distances = _joined(rounds.distances, (0, request.chains, width)).transpose(1, 0, 2)
+        distances = _joined(rounds.distances, (0, chains, width)).transpose(1, 0, 2)
         distances = distances[:, :, 0] if width == 1 else distances
     rate, error = _acceptance(rounds)
-    if rounds.cost.failed:
+    notes = list(notes)
+    if rounds.cost.failed and rounds.failures:
         notes.append(
             f"{rounds.cost.failed:,} of {rounds.cost.simulations:,} simulations failed and count as misses; the first "
             f"failed {rounds.failures[0]}"
@@ -317,9 +486,9 @@ def _posterior(
         distances=distances,
         acceptance_rate=rate,
         acceptance_rate_se=error,
-        cost=rounds.cost._replace(seconds=deadline.seconds()),
-        status=_status(rounds.reason, kept, request),
-        seed=request.seed,
+        cost=rounds.cost,
+        status=status,
+        seed=seed,
         settings=settings,
         failures=tuple(rounds.failures),
         model=model,
@@ -352,14 +521,16 @@ def _acceptance(rounds: Rounds) -> tuple[float, float]:
     return float(rate), spread / total
 
 
-def _status(reason: str, kept: int, request: Request) -> Status:
+def _start_setting(start: Any) -> str:
+    return start if isinstance(start, str) else type(start).__name__
+
+
+def _status(reason: str, request: Request, kept: int) -> Status:
     made = f"{request.chains} x {kept:,} draws"
     message = {
-        "finished": f"finished: {made}",
         "budget": f"the budget of {request.budget or 0:,} simulations is spent: {made}",
         "max_seconds": f"stopped by max_seconds: {made}",
-        "interrupted": f"interrupted: {made}",
-    }[reason]
+    }.get(reason, f"{reason}: {made}")
     return Status(reason, message)
 
 

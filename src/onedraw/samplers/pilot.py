@@ -5,12 +5,16 @@ from draws that are then accepted would bend the posterior (docs/theory.md, 2).
 """
 
 import warnings
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Deadline, cut, in_order
+from onedraw.engine.saving import Saver
+from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.model import Model
 from onedraw.progress import Progress
@@ -21,9 +25,9 @@ HOPELESS = 100
 
 
 def learn_distance(
-    model: Model, seed: int, budget: int | None, on_error: str, progress: bool | None
+    model: Model, seed: int, budget: int | None, on_error: str, progress: bool | None, saver: Saver | None = None
 ) -> tuple[Model, Cost]:
-    """The model with its distance ready for use, and what that cost."""
+    """The model with its distance ready for use, and what that cost; Stopped where a signal came first."""
     if model.pilot == 0:
         return model, Cost()
     if budget is not None and budget <= model.pilot:
@@ -31,10 +35,19 @@ def learn_distance(
             f"budget = {budget} leaves nothing after the {model.pilot} pilot simulations of the distance: raise it, "
             f"or lower the pilot, as in od.scaled(pilot={max(10, budget // 10)})"
         )
+    saver = Saver() if saver is None else saver
+    learnt = saver.last("pilot")
+    if learnt is not None:
+        return model.with_distance(ready(model.distance, learnt.arrays)), Cost(*learnt.scalars["cost"])
     size = CHUNK_ROWS if model.batched else 32
     rows: list[Array] = []
-    failed = setups = 0
+    done = saved = failed = setups = 0
     first_failure: list[Failure] = []
+    for record in saver.records("pilot.segment"):
+        rows.append(record.arrays["rows"])
+        done, failed, setups = (int(record.scalars[name]) for name in ("done", "failed", "setups"))
+        first_failure = [Failure(**one) for one in record.scalars["failures"]]
+        saved = len(rows)
 
     def simulate(block: tuple[int, int]) -> Simulated:
         first, count = block
@@ -43,7 +56,7 @@ def learn_distance(
         return model.simulate_rows(rng, theta, on_error=on_error)
 
     def take(block: tuple[int, int], result: Simulated) -> bool:
-        nonlocal failed, setups
+        nonlocal done, failed, setups
         rows.append(result.rows[:, 0, :])
         failed += result.failed
         setups += result.setups
@@ -51,16 +64,45 @@ def learn_distance(
         done = block[0] + block[1]
         refuse_hopeless(done, failed, first_failure, last=done == model.pilot)
         bar.update(done)
+        if saver.due():
+            save()
         return False
+
+    def save() -> None:
+        nonlocal saved
+        if saved < len(rows):
+            some = {"done": done, "failed": failed, "setups": setups}
+            failures = [one._asdict() for one in first_failure]
+            saver.put("pilot.segment", {**some, "failures": failures}, {"rows": np.concatenate(rows[saved:])})
+            saved = len(rows)
 
     bar = Progress(progress, "pilot", model.pilot, "simulations")
     deadline = Deadline(None)
-    if in_order(simulate, cut(model.pilot, size), take, deadline, bar) == "interrupted":
-        raise KeyboardInterrupt
+    try:
+        reason = in_order(simulate, cut(model.pilot, size, done), take, deadline, bar)
+    finally:
+        save()
+    if reason != "done":
+        raise Stopped(reason)
     good = np.concatenate(rows)
     good = good[~np.isnan(good[:, 0])]
     cost = Cost(simulations=model.pilot, setups=setups, failed=failed, seconds=deadline.seconds())
-    return model.with_distance(model.distance.learnt(good, model.labels())), cost
+    distance = model.distance.learnt(good, model.labels())
+    if type(distance).__module__ == "onedraw.distance":
+        # A distance of the user's own learns again from the rows that are kept.
+        saver.put("pilot", {"cost": cost}, learnt_arrays(distance))
+    return model.with_distance(distance), cost
+
+
+def learnt_arrays(distance: Any) -> dict[str, Array]:
+    """What a built-in distance has learnt."""
+    every = {field.name: getattr(distance, field.name) for field in fields(distance)}
+    return {name: value for name, value in every.items() if isinstance(value, np.ndarray)}
+
+
+def ready(distance: Any, arrays: dict[str, Array]) -> Any:
+    """A built-in distance with what it has learnt."""
+    return replace(distance, pilot=0, **arrays)
 
 
 def refuse_hopeless(simulations: int, failed: int, failures: list[Failure], last: bool) -> None:

@@ -25,7 +25,7 @@ from onedraw.model import Model
 from onedraw.posterior import Posterior
 from onedraw.proposal import Proposed
 from onedraw.samplers.chains import Request, run_chains
-from onedraw.samplers.start import Start, pseudo_samples_of
+from onedraw.samplers.start import Start, keeps_distances, pseudo_samples_of
 
 
 class State(NamedTuple):
@@ -125,6 +125,8 @@ def pseudo_marginal(
     early: bool = True,
     keep_distances: bool | None = None,
     estimator: Any = None,
+    store: Any = None,
+    segment: float = 30.0,
     progress: bool | None = None,
 ) -> Posterior:
     """Draws from pi_K by Algorithm 2: many chains that carry their estimate with them.
@@ -147,7 +149,7 @@ def pseudo_marginal(
     budget
         The most simulations, pilot and starts included: never passed, and missed by less than one proposal (times
         thin) for each chain. `draws` or `budget` or both: whichever comes first.
-    thin, seed, on_error, max_seconds, progress
+    thin, seed, on_error, max_seconds, store, segment, progress
         As in every sampler: see `od.rejection`.
     early
         Reject before simulating where no simulation could be accepted. The chain is the same for plain simulators
@@ -181,7 +183,8 @@ def pseudo_marginal(
         draws_each = pseudo_samples_of(estimator)
     request = Request.checked(
         model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
-        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal,
+        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
+        segment=segment,
     )  # fmt: skip
     return run_chains(
         "pseudo_marginal",
@@ -191,4 +194,5 @@ def pseudo_marginal(
         starting_state,
         worst=draws_each,
         settings={"pseudo_samples": draws_each, "early": early},
+        also={"keep_distances": keeps_distances(estimator)},
     )

@@ -187,6 +187,8 @@ def r_hit(
     seed: int | None = None,
     on_error: str = "reject",
     max_seconds: float | None = None,
+    store: Any = None,
+    segment: float = 30.0,
     progress: bool | None = None,
 ) -> Posterior:
     """Draws from pi_eps by the one-hit (hits=1) or r-hit kernel; the kernel must be `od.uniform`.
@@ -211,7 +213,8 @@ def r_hit(
     on_error = one_of("on_error", on_error, ("reject", "raise"))
     request = Request.checked(
         model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
-        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal,
+        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
+        segment=segment,
     )  # fmt: skip
     if max_draws is None:
         affordable = MAX_DRAWS if request.budget is None else request.budget // (10 * request.chains * request.thin)

@@ -8,6 +8,7 @@ Reference: Bornn, Pillai, Smith and Woodard, Algorithm 1; Wilkinson (2013).
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_f
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
+from onedraw.engine.saving import Saver, begin, checked_segment, recorded_seed
+from onedraw.engine.signals import Stopped, guarded
+from onedraw.engine.store import Record
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, check_model_and_kernel, evaluate
 from onedraw.kernels import Kernel
@@ -24,6 +28,7 @@ from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.progress import Progress
 from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
+from onedraw.samplers.specification import specify
 from onedraw.simulator import CHUNK_ROWS, Failure
 
 PLAIN_BLOCK = 64
@@ -43,6 +48,8 @@ class Accepted(NamedTuple):
     near_theta: Array
     """Rejected proposals that came nearest to the data, where they are asked for, with their distances."""
     near_distance: Array
+    bank: dict[str, Array]
+    """Theta, summaries and distances of all proposals, where they are kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,15 +67,15 @@ class Proposals:
         rng = Rng(self.seed, self.phase, block.first)
         theta = self.estimator.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
         result = evaluate(self.estimator, rng, theta, None)
-        # A uniform is needed only where the estimate is above zero; u < estimate is decided on the log scale.
-        hits = np.flatnonzero(result.log_estimate > -np.inf)
-        log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(hits.size)
-        chosen = hits[log_u < result.log_estimate[hits] - self.log_bound]
+        chosen = choose(rng, result.log_estimate, self.log_bound)
         distances = result.distances[chosen] if result.distances.size else result.distances
-        spent = result._replace(log_estimate=np.empty(0), distances=np.empty((0, 0)))
+        bank = {}
+        if result.rows is not None:
+            bank = {"theta": theta, "rows": result.rows, "distances": result.distances}
+        spent = result._replace(log_estimate=np.empty(0), distances=np.empty((0, 0)), rows=None)
         near = self._nearest_rejected(result.distances, chosen)
         near_distance = result.distances[near, 0] if near.size else np.empty(0)
-        return Accepted(theta[chosen], result.log_estimate[chosen], distances, spent, theta[near], near_distance)
+        return Accepted(theta[chosen], result.log_estimate[chosen], distances, spent, theta[near], near_distance, bank)
 
     def _nearest_rejected(self, distances: Array, chosen: Array) -> Array:
         if self.neighbours == 0 or distances.size == 0:
@@ -79,6 +86,14 @@ class Proposals:
         if rejected.size <= self.neighbours:
             return rejected
         return rejected[np.argpartition(nearest[rejected], self.neighbours)[: self.neighbours]]
+
+
+def choose(rng: Rng, log_estimate: Array, log_bound: float) -> Array:
+    """Which proposals of a block are accepted: u < estimate, decided on the log scale."""
+    # A uniform is needed only where the estimate is above zero.
+    hits = np.flatnonzero(log_estimate > -np.inf)
+    log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(hits.size)
+    return hits[log_u < log_estimate[hits] - log_bound]
 
 
 @dataclass
@@ -97,6 +112,111 @@ class Collected:
     are independent of the draws above, so that a scale learnt from them leaves those draws exact."""
 
 
+class Basket:
+    """Acceptances as they come in, block after block, and what of them is not saved yet."""
+
+    def __init__(self, neighbours: int) -> None:
+        self.neighbours = neighbours
+        self.theta: list[Array] = []
+        self.log_estimate: list[Array] = []
+        self.distances: list[Array] = []
+        self.near: list[tuple[Array, Array]] = []
+        self.failures: list[Failure] = []
+        self.bank: list[dict[str, Array]] = []
+        self.sizes: list[int] = []
+        """Proposals in each block whose simulations are in the bank, which name the streams used to accept."""
+        self.accepted = self.simulations = self.setups = self.failed = self.made = 0
+        self.unsaved = 0
+        """Bytes that are not saved yet."""
+        self._saved = self._saved_failures = self._saved_made = 0
+
+    def add(self, block: Block, result: Accepted) -> None:
+        """Take in the result of one block."""
+        spent = result.evaluation
+        if len(result.theta):
+            self.theta.append(result.theta)
+            self.log_estimate.append(result.log_estimate)
+            self.distances.append(result.distances)
+        if self.neighbours:
+            self.near.append((result.near_theta, result.near_distance))
+            if len(self.near) > 64:
+                self.near[:] = [_nearest(self.near, self.neighbours)]
+        if result.bank:
+            self.bank.append(result.bank)
+            self.sizes.append(block.size)
+        self.failures.extend(spent.failures[: FAILURES_KEPT - len(self.failures)])
+        self.made += block.size
+        self.unsaved += result.theta.nbytes + result.distances.nbytes
+        self.unsaved += sum(part.nbytes for part in result.bank.values())
+        self.accepted += len(result.theta)
+        self.simulations += spent.simulations
+        self.setups += spent.setups
+        self.failed += spent.failed
+
+    def save(self, saver: Saver, name: str) -> None:
+        """Put what is new into the file."""
+        if self.made == self._saved_made:
+            return
+        bank: dict[str, Array] = {}
+        if self.bank:
+            bank = {key: np.concatenate([some[key] for some in self.bank]) for key in self.bank[0]}
+            bank["sizes"] = np.array(self.sizes, dtype=np.int64)
+        new = slice(self._saved, None)
+        arrays: dict[str, Array] = {}
+        if self.theta[new]:
+            arrays = {"theta": np.concatenate(self.theta[new]), "distances": np.concatenate(self.distances[new])}
+            if self.neighbours:
+                arrays["log_estimate"] = np.concatenate(self.log_estimate[new])
+        if self.neighbours:
+            self.near[:] = [_nearest(self.near, self.neighbours)]
+            arrays["near_theta"], arrays["near_distance"] = self.near[0]
+        counts = {key: getattr(self, key) for key in COUNTS}
+        failures = [one._asdict() for one in self.failures[self._saved_failures :]]
+        with_bank = {f"{name}.bank": bank} if bank else {}
+        saver.put(f"{name}.segment", {**counts, "failures": failures}, arrays, with_bank)
+        self._mark_saved()
+
+    def load(self, records: Iterable[Record]) -> None:
+        """Take in what earlier sessions saved."""
+        for record in records:
+            arrays = record.arrays
+            if "theta" in arrays:
+                self.theta.append(arrays["theta"])
+                self.distances.append(arrays["distances"])
+                self.log_estimate.append(arrays.get("log_estimate", np.zeros(len(arrays["theta"]))))
+            if self.neighbours:
+                self.near[:] = [(arrays["near_theta"], arrays["near_distance"])]
+            self.failures.extend(Failure(**one) for one in record.scalars["failures"])
+            for key in COUNTS:
+                setattr(self, key, int(record.scalars[key]))
+        self._mark_saved()
+
+    def _mark_saved(self) -> None:
+        self._saved, self._saved_failures, self._saved_made = len(self.theta), len(self.failures), self.made
+        self.bank, self.sizes, self.unsaved = [], [], 0
+
+    def collected(self, draws: int | None, dim: int, reason: str, seconds: float) -> Collected:
+        """All that was taken in, cut to `draws`."""
+        kept = self.accepted if draws is None else min(self.accepted, draws)
+        every = np.concatenate(self.theta) if self.theta else np.empty((0, dim))
+        beyond = every[kept:][: self.neighbours]
+        if len(beyond) < self.neighbours and self.near:
+            beyond = np.concatenate([beyond, _nearest(self.near, self.neighbours - len(beyond))[0]])
+        return Collected(
+            every[:kept],
+            np.concatenate(self.log_estimate)[:kept] if self.theta else np.empty(0),
+            np.concatenate(self.distances)[:kept] if self.theta else np.empty((0, 0)),
+            self.accepted,
+            Cost(self.simulations, self.setups, 0, self.failed, self.made, 0, seconds),
+            tuple(self.failures),
+            reason,
+            beyond,
+        )
+
+
+COUNTS = ("accepted", "simulations", "setups", "failed", "made")
+
+
 def collect(
     estimator: Any,
     *,
@@ -108,55 +228,36 @@ def collect(
     deadline: Deadline,
     progress: Progress,
     neighbours: int = 0,
+    saver: Saver | None = None,
 ) -> Collected:
     """Run Algorithm 1 until there are `draws` acceptances or `proposals` proposals were made."""
     task = Proposals(estimator, float(estimator.log_bound), seed, phase, neighbours)
-    near: list[tuple[Array, Array]] = []
-    thetas: list[Array] = []
-    log_estimates: list[Array] = []
-    distances: list[Array] = []
-    failures: list[Failure] = []
-    accepted = simulations = setups = failed = made = 0
+    saver = Saver() if saver is None else saver
+    name = Phase(phase).name.lower()
+    basket = Basket(neighbours)
+    basket.load(saver.records(f"{name}.segment"))
+
+    def enough() -> bool:
+        return draws is not None and basket.accepted >= draws and basket.made >= draws + neighbours
 
     def take(block: Block, result: Accepted) -> bool:
-        nonlocal accepted, simulations, setups, failed, made
-        spent = result.evaluation
-        if block.first == 0 and spent.ignored_rng:
+        if block.first == 0 and result.evaluation.ignored_rng:
             warn_ignored_rng()
-        if len(result.theta):
-            thetas.append(result.theta)
-            log_estimates.append(result.log_estimate)
-            distances.append(result.distances)
-        if neighbours:
-            near.append((result.near_theta, result.near_distance))
-            if len(near) > 64:
-                near[:] = [_nearest(near, neighbours)]
-        failures.extend(spent.failures[: FAILURES_KEPT - len(failures)])
-        made += block.size
-        accepted += len(result.theta)
-        simulations += spent.simulations
-        setups += spent.setups
-        failed += spent.failed
-        refuse_hopeless(simulations, failed, failures, last=made == proposals)
-        progress.update(made if draws is None else min(accepted, draws), f"{accepted / made:.3g} accepted")
-        return draws is not None and accepted >= draws and made >= draws + neighbours
+        basket.add(block, result)
+        refuse_hopeless(basket.simulations, basket.failed, basket.failures, last=basket.made == proposals)
+        done = basket.made if draws is None else min(basket.accepted, draws)
+        progress.update(done, f"{basket.accepted / basket.made:.3g} accepted")
+        if saver.store is not None and saver.due(basket.unsaved):
+            basket.save(saver, name)
+        return enough()
 
-    reason = in_order(task, cut(proposals, block), take, deadline, progress)
-    kept = accepted if draws is None else min(accepted, draws)
-    every = np.concatenate(thetas) if thetas else np.empty((0, estimator.prior.dim))
-    beyond = every[kept:][:neighbours]
-    if len(beyond) < neighbours:
-        beyond = np.concatenate([beyond, _nearest(near, neighbours - len(beyond))[0]])
-    return Collected(
-        every[:kept],
-        np.concatenate(log_estimates)[:kept] if thetas else np.empty(0),
-        np.concatenate(distances)[:kept] if thetas else np.empty((0, 0)),
-        accepted,
-        Cost(simulations, setups, 0, failed, made, 0, deadline.seconds()),
-        tuple(failures),
-        reason,
-        beyond,
-    )
+    reason = "enough"
+    try:
+        if not enough():
+            reason = in_order(task, cut(proposals, block, basket.made), take, deadline, progress)
+    finally:
+        basket.save(saver, name)
+    return basket.collected(draws, estimator.prior.dim, reason, deadline.seconds())
 
 
 def _nearest(parts: list[tuple[Array, Array]], count: int) -> tuple[Array, Array]:
@@ -182,6 +283,9 @@ def rejection(
     on_error: str = "reject",
     max_seconds: float | None = None,
     keep_distances: bool | None = None,
+    keep: str = "draws",
+    store: Any = None,
+    segment: float = 30.0,
     progress: bool | None = None,
 ) -> Posterior:
     """Independent draws from pi_K by Algorithm 1.
@@ -205,6 +309,13 @@ def rejection(
         Stop after the block in which this time has passed.
     keep_distances
         Whether the distances of all M pseudo-samples of each draw are kept; by default up to M = 64.
+    keep
+        "all" keeps theta, summaries and distances of every proposal in the file, for `od.reuse`.
+    store
+        The file of this run. What is done is saved there, and the same call goes on where an earlier one ended
+        (docs/store.md). None: in memory only.
+    segment
+        Seconds between saves; without influence on the result.
     progress
         Show a bar: True, False, or None for terminals only.
 
@@ -229,58 +340,101 @@ def rejection(
     if max_seconds is not None:
         max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")
     one_of("on_error", on_error, ("reject", "raise"))
-    seed = seed_or_fresh(seed)
+    seed = seed_or_fresh(recorded_seed(store, seed))
     if keep_distances is None:
         keep_distances = pseudo_samples <= KEPT_PSEUDO_SAMPLES
+    segment = checked_segment(segment)
+    if one_of("keep", keep, ("draws", "all")) == "all" and store is None:
+        raise ValueError("keep='all' keeps every simulation in the run's file: say which with store='run.db'")
+    estimator = AbcAverage(
+        model, kernel, pseudo_samples, on_error=on_error, keep_distances=keep_distances or keep == "all", early=False,
+        keep_rows=keep == "all",
+    )  # fmt: skip
+    block = block_size(model, pseudo_samples)
+    arguments = {
+        "pseudo_samples": pseudo_samples, "draws": draws, "budget": budget, "seed": seed, "on_error": on_error,
+        "keep_distances": keep_distances, "keep": keep, "block": block,
+    }  # fmt: skip
     deadline = Deadline(max_seconds)
-    model, pilot_cost = learn_distance(model, seed, budget, on_error, progress)
-    proposals = None if budget is None else (budget - pilot_cost.simulations) // pseudo_samples
-    if proposals == 0:
-        raise ValueError(
-            f"budget = {budget} does not pay for one proposal of pseudo_samples = {pseudo_samples} simulations "
-            f"after {pilot_cost.simulations} pilot simulations"
+    with (
+        guarded(terminate=store is not None),
+        begin(store, segment, lambda: specify("rejection", estimator, arguments)) as saver,
+    ):
+        try:
+            model, pilot_cost = learn_distance(model, seed, budget, on_error, progress, saver)
+        except Stopped as stopped:
+            found = Basket(0).collected(draws, model.prior.dim, stopped.reason, 0.0)
+            pilot_cost = Cost()
+        else:
+            proposals = None if budget is None else (budget - pilot_cost.simulations) // pseudo_samples
+            if proposals == 0:
+                raise ValueError(
+                    f"budget = {budget} does not pay for one proposal of pseudo_samples = {pseudo_samples} simulations "
+                    f"after {pilot_cost.simulations} pilot simulations"
+                )
+            if saver.last("ready") is None:
+                saver.put("ready", {"distance": _distance_setting(model)})
+            total, unit = (proposals, "proposals") if draws is None else (draws, "draws")
+            found = collect(
+                estimator.with_model(model),
+                seed=seed,
+                phase=Phase.RUN,
+                draws=draws,
+                proposals=proposals,
+                block=block,
+                deadline=deadline,
+                progress=Progress(progress, "rejection", total, unit),
+                saver=saver,
+            )
+        cost = pilot_cost.plus(found.cost)._replace(seconds=saver.seconds())
+        status = _status(found.reason, len(found.theta), draws, budget, found.cost.proposals)
+        saver.finish(status.reason, status.message)
+        named = {**arguments, "kernel": kernel.name, "eps": kernel.eps}
+        return posterior_of(
+            found, model.prior, named, cost, status, kernel, _distance_setting(model), model, saver.notes
         )
-    estimator = AbcAverage(model, kernel, pseudo_samples, on_error=on_error, keep_distances=keep_distances, early=False)
-    total, unit = (proposals, "proposals") if draws is None else (draws, "draws")
-    found = collect(
-        estimator,
-        seed=seed,
-        phase=Phase.RUN,
-        draws=draws,
-        proposals=proposals,
-        block=block_size(model, pseudo_samples),
-        deadline=deadline,
-        progress=Progress(progress, "rejection", total, unit),
-    )
-    cost = pilot_cost.plus(found.cost)._replace(seconds=deadline.seconds())
-    made = found.cost.proposals
+
+
+def posterior_of(
+    found: Collected,
+    prior: Any,
+    arguments: Mapping[str, Any],
+    cost: Cost,
+    status: Status,
+    kernel: Kernel | None,
+    distance: Any,
+    model: Model | None,
+    notes: tuple[str, ...],
+) -> Posterior:
+    """The Posterior of a run of Algorithm 1; of `prior` only the columns' names and types are used."""
+    made, kept = found.cost.proposals, len(found.theta)
+    pseudo_samples, keep_distances = arguments["pseudo_samples"], arguments["keep_distances"]
     rate = found.accepted / made if made else math.nan
-    kept = len(found.theta)
     distances = found.distances if kept else np.empty((0, pseudo_samples if keep_distances else 0))
     return Posterior(
-        draws={name: column[None, :] for name, column in model.prior.columns(found.theta).items()},
+        draws={name: column[None, :] for name, column in prior.columns(found.theta).items()},
         weights=None,
         distances=_shaped(distances, kept, pseudo_samples) if keep_distances else None,
         acceptance_rate=rate,
         acceptance_rate_se=math.sqrt(rate * (1 - rate) / made) if made else math.nan,
         cost=cost,
-        status=_status(found.reason, kept, draws, budget, made),
-        seed=seed,
+        status=status,
+        seed=arguments["seed"],
         settings={
             "algorithm": "rejection",
-            "kernel": kernel.name,
-            "eps": kernel.eps,
+            "kernel": arguments["kernel"],
+            "eps": arguments["eps"],
             "pseudo_samples": pseudo_samples,
-            "draws": draws,
-            "budget": budget,
-            "on_error": on_error,
-            "distance": _distance_setting(model),
+            "draws": arguments["draws"],
+            "budget": arguments["budget"],
+            "on_error": arguments["on_error"],
+            "distance": distance,
         },
         failures=found.failures,
         model=model,
         kernel=kernel,
         independent=True,
-        notes=_notes(found, kept, kernel),
+        notes=(*_notes(found, kept, arguments["eps"]), *notes),
     )
 
 
@@ -296,15 +450,13 @@ def _status(reason: str, kept: int, draws: int | None, budget: int | None, made:
         return Status("budget", f"the budget of {budget:,} simulations is spent: {kept:,} draws")
     if reason == "max_seconds":
         return Status("max_seconds", f"stopped by max_seconds after {made:,} proposals: {kept:,} draws")
-    return Status("interrupted", f"interrupted after {made:,} proposals: {kept:,} draws")
+    return Status(reason, f"{reason} after {made:,} proposals: {kept:,} draws")
 
 
-def _notes(found: Collected, kept: int, kernel: Kernel) -> tuple[str, ...]:
+def _notes(found: Collected, kept: int, eps: float) -> tuple[str, ...]:
     notes = []
     if kept == 0:
-        notes.append(
-            f"nothing was accepted in {found.cost.proposals:,} proposals: raise eps = {kernel.eps:g} or the budget"
-        )
+        notes.append(f"nothing was accepted in {found.cost.proposals:,} proposals: raise eps = {eps:g} or the budget")
     if found.cost.failed:
         notes.append(
             f"{found.cost.failed:,} of {found.cost.simulations:,} simulations failed and count as misses; the first "

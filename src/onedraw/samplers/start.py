@@ -6,6 +6,7 @@ burn-in. For M > 1 it is enough to accept with one pseudo-sample, keep it, and a
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ import numpy as np
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Deadline, one_blas_thread
+from onedraw.engine.saving import Saver
+from onedraw.engine.signals import current
+from onedraw.engine.store import Record
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, evaluate
 from onedraw.posterior import Posterior
@@ -39,6 +43,13 @@ class Start:
     reason: str
     note: str = ""
 
+    def complete(self, chains: int) -> bool:
+        """Whether every chain has its state; a search that was stopped is not, even where it had found enough.
+
+        What else it would have found shapes the proposal, so the run would be another one.
+        """
+        return len(self.theta) == chains and self.reason in ("enough", "done")
+
 
 def starting_states(
     start: Any,
@@ -48,8 +59,44 @@ def starting_states(
     budget: int | None,
     deadline: Deadline,
     progress: bool | None,
+    saver: Saver | None = None,
 ) -> Start:
-    """The starting states asked for; fewer than `chains` rows where the budget or the time did not suffice."""
+    """The starting states asked for; fewer than `chains` rows where the budget or the time did not suffice.
+
+    Stopped where a signal came while fresh pseudo-samples were drawn.
+    """
+    saver = Saver() if saver is None else saver
+    known = saver.last("start")
+    if known is not None:
+        return _loaded(known)
+    found = _found(start, estimator, chains, seed, budget, deadline, progress, saver)
+    if found.complete(chains):
+        scalars = {"cost": found.cost, "failures": [one._asdict() for one in found.failures], "note": found.note}
+        saver.put("start", scalars, {name: getattr(found, name) for name in ARRAYS})
+    return found
+
+
+ARRAYS = ("theta", "log_estimate", "distances", "spread")
+
+
+def _loaded(record: Record) -> Start:
+    """The start that an earlier session saved."""
+    arrays = {name: record.arrays[name].copy(order="K") for name in ARRAYS}
+    failures = tuple(Failure(**one) for one in record.scalars["failures"])
+    return Start(**arrays, cost=Cost(*record.scalars["cost"]), failures=failures, reason="enough",
+                 note=record.scalars["note"])  # fmt: skip
+
+
+def _found(
+    start: Any,
+    estimator: Any,
+    chains: int,
+    seed: int,
+    budget: int | None,
+    deadline: Deadline,
+    progress: bool | None,
+    saver: Saver,
+) -> Start:
     if isinstance(start, str):
         if start != "rejection":
             raise ValueError(f"start must be 'rejection', points or a Posterior, got {start!r}")
@@ -58,7 +105,7 @@ def starting_states(
                 "start='rejection' needs an estimator with a known log_bound: give starting points, as in "
                 f"start={{{', '.join(f'{name!r}: ...' for name in estimator.prior.names)}}}"
             )
-        return _by_rejection(estimator, chains, seed, budget, deadline, progress)
+        return _by_rejection(estimator, chains, seed, budget, deadline, progress, saver)
     if isinstance(start, Posterior):
         if start.names != estimator.prior.names:
             raise ValueError(f"start holds draws of {list(start.names)}, the model has {list(estimator.prior.names)}")
@@ -68,7 +115,13 @@ def starting_states(
 
 
 def _by_rejection(
-    estimator: Any, chains: int, seed: int, budget: int | None, deadline: Deadline, progress: bool | None
+    estimator: Any,
+    chains: int,
+    seed: int,
+    budget: int | None,
+    deadline: Deadline,
+    progress: bool | None,
+    saver: Saver,
 ) -> Start:
     abc = isinstance(estimator, AbcAverage)
     cheap = replace(estimator, pseudo_samples=1, early=False, keep_distances=True) if abc else estimator
@@ -88,8 +141,10 @@ def _by_rejection(
         deadline=deadline,
         progress=Progress(progress, "starting points", chains, "chains"),
         neighbours=wanted,
+        saver=saver,
     )
-    return _completed(estimator, found, seed) if len(found.theta) == chains else _as_start(found, found.log_estimate)
+    here = _as_start(found, found.log_estimate)
+    return _completed(estimator, found, seed) if here.complete(chains) else here
 
 
 def _completed(estimator: Any, found: Collected, seed: int) -> Start:
@@ -98,7 +153,8 @@ def _completed(estimator: Any, found: Collected, seed: int) -> Start:
     if isinstance(estimator, AbcAverage) and estimator.pseudo_samples > 1:
         rest = replace(estimator, pseudo_samples=estimator.pseudo_samples - 1, keep_distances=True, early=False)
         with one_blas_thread():
-            more = rest.evaluate(Rng(seed, Phase.FILL), np.asfortranarray(found.theta), None)
+            theta = np.asfortranarray(found.theta)
+            more = current().call(lambda: rest.evaluate(Rng(seed, Phase.FILL), theta, None))
         found.distances = np.concatenate([found.distances, more.distances], axis=1)
         found.cost = found.cost.plus(Cost(simulations=more.simulations, setups=more.setups, failed=more.failed))
         found.failures = (*found.failures, *more.failures)
@@ -201,7 +257,8 @@ def _at_points(points: Array, pool: Array, estimator: Any, seed: int, budget: in
         for attempt in range(tries):
             needed = np.full(chains, np.inf)
             needed[missing] = -np.inf
-            result = evaluate(estimator, Rng(seed, Phase.START, step=attempt), points, needed)
+            rng = Rng(seed, Phase.START, step=attempt)
+            result = current().call(partial(evaluate, estimator, rng, points, needed))
             cost = cost.plus(Cost(result.simulations, result.setups, 0, result.failed))
             failures = (*failures, *result.failures)[:20]
             log_estimate[missing] = result.log_estimate[missing]

@@ -96,6 +96,8 @@ def wilkinson(
     on_error: str = "reject",
     max_seconds: float | None = None,
     early: bool = True,
+    store: Any = None,
+    segment: float = 30.0,
     progress: bool | None = None,
 ) -> Posterior:
     """Draws from pi_K by Algorithm 3. The arguments are those of `od.pseudo_marginal`.
@@ -113,7 +115,8 @@ def wilkinson(
     on_error = one_of("on_error", on_error, ("reject", "raise"))
     request = Request.checked(
         model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
-        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal,
+        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
+        segment=segment,
     )  # fmt: skip
     return run_chains(
         "wilkinson",

@@ -1,0 +1,535 @@
+"""The file of a run: its form, what happens to it when things go wrong, and that it never runs anyone's code."""
+
+import json
+import os
+import pickle
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.engine import store as store_module
+from onedraw.engine.store import Store, StoreError
+from tests.stored_run import RUNS, Child, Test, in_child, model, run, told, wait_for_writer
+from tests.test_resume import ROOT, needs_fork
+
+
+@pytest.fixture(autouse=True)
+def undisturbed():
+    Test.pause, Test.stop_at, Test.calls = 0.0, 0, 0
+    yield
+    Test.stop_at = 0
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file of a few records."""
+    path = tmp_path / "run.db"
+    run("pseudo_marginal", path, segment=1e-9)
+    return path
+
+
+def crc(*parts):
+    return zlib.crc32(":".join(map(str, parts)).encode())
+
+
+class TestRecords:
+    def test_arrays_come_back_as_they_were(self, tmp_path):
+        arrays = {
+            "float": np.array([[1.5, -np.inf, np.nan]]),
+            "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+            "whole": np.arange(-3, 3),
+            "empty": np.empty((0, 4)),
+            "nothing": np.empty((2, 0)),
+            "bool": np.array([True, False]),
+            "big": np.arange(3, dtype=">f8"),
+            "number": np.array(2.5),
+            "strided": np.arange(12.0).reshape(3, 4)[:, ::2],
+        }
+        with Store(tmp_path / "a.db", write=True) as store:
+            store.set_meta({"x": [1, "two", None]})
+            store.put(("first", {"a": 0.1, "b": [1, 2], "c": None, "d": -0.0}, arrays), ("second", {}, {}))
+        with Store(tmp_path / "a.db") as store:
+            assert store.meta("x") == [1, "two", None] and store.meta("y") is None
+            first, second = store.records()
+            assert store.last("first").sequence == 1 and store.last().name == "second"
+        assert first.scalars == {"a": 0.1, "b": [1, 2], "c": None, "d": -0.0} and second.arrays == {}
+        for name, array in arrays.items():
+            back = first.arrays[name]
+            assert back.dtype == array.dtype.newbyteorder("<") and back.shape == array.shape
+            assert np.array_equal(back, array, equal_nan=back.dtype.kind == "f")
+        assert first.arrays["columns"].flags.f_contiguous and not first.arrays["columns"].flags.c_contiguous
+
+    def test_records_come_back_in_order(self, tmp_path):
+        with Store(tmp_path / "a.db", write=True) as store:
+            store.set_meta({})
+            for number in range(20):
+                store.put((f"name {number % 2}", {"number": number}, {}))
+        with Store(tmp_path / "a.db") as store:
+            assert [one.scalars["number"] for one in store.records("name 1")] == list(range(1, 20, 2))
+            assert [one.sequence for one in store.records()] == list(range(1, 21))
+
+    def test_objects_are_not_stored(self, tmp_path):
+        with Store(tmp_path / "a.db", write=True) as store:
+            store.set_meta({})
+            with pytest.raises(TypeError, match="object"):
+                store.put(("a", {}, {"x": np.array([object()])}))
+            assert store.count() == 0
+
+
+class TestDamage:
+    def good_before(self, path):
+        with Store(path) as store:
+            return [record.sequence for record in store.records()]
+
+    def test_a_flipped_byte_in_a_blob(self, file):
+        connection = sqlite3.connect(file)
+        last = connection.execute("SELECT max(sequence) FROM record WHERE name = 'run.segment'").fetchone()[0]
+        body = bytearray(connection.execute("SELECT body FROM record WHERE sequence = ?", (last,)).fetchone()[0])
+        body[len(body) // 2] ^= 1
+        with connection:
+            connection.execute("UPDATE record SET body = ? WHERE sequence = ?", (bytes(body), last))
+        connection.close()
+        words = rf"checksum of record {last}, 'run.segment', does not fit.*good up to record {last - 1} of \d+ \("
+        with pytest.raises(StoreError, match=words):
+            od.open(file)
+        with pytest.raises(StoreError, match=words):
+            od.resume(file, model)
+        # With force, what cannot be read is computed again, and the result is the same.
+        with pytest.warns(UserWarning, match="damaged records are removed and computed again"):
+            again = od.resume(file, model, force=True)
+        assert told(again) == told(run("pseudo_marginal"))
+
+    @pytest.mark.parametrize("table", ["record", "meta"])
+    def test_a_flipped_byte_in_text(self, file, table):
+        connection = sqlite3.connect(file)
+        with connection:
+            if table == "record":
+                connection.execute("UPDATE record SET header = replace(header, 'cost', 'cast') WHERE name = 'start'")
+            else:
+                connection.execute("UPDATE meta SET value = replace(value, '5', '6') WHERE key = 'specification'")
+        connection.close()
+        with pytest.raises(StoreError, match="checksum of"):
+            od.open(file)
+
+    def test_a_lost_record(self, file):
+        connection = sqlite3.connect(file)
+        with connection:
+            connection.execute("DELETE FROM record WHERE sequence = 4")
+        connection.close()
+        with pytest.raises(StoreError, match=r"record 4 is missing.*good up to record 3"):
+            od.open(file)
+
+    def test_a_lost_end(self, file):
+        connection = sqlite3.connect(file)
+        with connection:
+            connection.execute("DELETE FROM record WHERE sequence > 6")
+        connection.close()
+        with pytest.raises(StoreError, match=r"should hold \d+ records.*good up to record 6"):
+            od.open(file)
+
+    def test_every_cut_is_one_clear_error(self, file, tmp_path):
+        whole = file.read_bytes()
+        for part in range(1, 20):
+            cut = tmp_path / "cut.db"
+            cut.write_bytes(whole[: len(whole) * part // 20])
+            with pytest.raises(StoreError, match=r"cut\.db"):
+                od.open(cut)
+            with pytest.raises(StoreError, match=r"cut\.db"):
+                od.resume(cut, model)
+
+    def test_a_cut_says_up_to_where_the_file_is_good(self, file, tmp_path):
+        cut = tmp_path / "cut.db"
+        cut.write_bytes(file.read_bytes()[:-20_000])
+        with pytest.raises(StoreError, match=r"good up to record \d+ of \d+ \("):
+            od.open(cut)
+
+    def test_every_damaged_page_is_found_or_does_not_matter(self, file, tmp_path):
+        """Noise in any page: a clear error, or (where the page is unused) the same posterior."""
+        whole, right, rng = file.read_bytes(), told(od.open(file)), np.random.default_rng(1)
+        errors = 0
+        for page in range(0, len(whole) // 4096, 2):
+            noisy = bytearray(whole)
+            noisy[page * 4096 + 64 : page * 4096 + 512] = rng.bytes(448)
+            damaged = tmp_path / "damaged.db"
+            damaged.write_bytes(noisy)
+            try:
+                read = od.open(damaged)
+            except StoreError:
+                errors += 1
+            else:
+                assert told(read) == right
+        assert errors >= 5
+
+    @pytest.mark.parametrize("content", [b"", b"not a database at all" * 100, b"SQLite format 3\0" + bytes(4000)])
+    def test_other_files(self, content, tmp_path):
+        path = tmp_path / "other.db"
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match=r"other\.db"):
+            od.open(path)
+        if content:
+            with pytest.raises(StoreError, match=r"other\.db"):
+                run("rejection", path)
+            assert path.read_bytes() == content
+        else:
+            assert run("rejection", path).status.complete
+
+    def test_another_programs_database_is_left_alone(self, tmp_path):
+        path = tmp_path / "other.db"
+        connection = sqlite3.connect(path)
+        with connection:
+            connection.execute("CREATE TABLE precious (x)")
+        connection.close()
+        before = path.read_bytes()
+        for use in (od.open, lambda path: run("rejection", path)):
+            with pytest.raises(StoreError, match="not a run of onedraw"):
+                use(path)
+        assert path.read_bytes() == before
+
+    def test_a_file_of_the_future(self, file):
+        connection = sqlite3.connect(file)
+        connection.execute("PRAGMA user_version = 99")
+        connection.close()
+        with pytest.raises(StoreError, match=r"format 99.*update onedraw"):
+            od.open(file)
+
+
+class TestHostileFiles:
+    """A file that someone else made: everything in it may be a lie, checksums included."""
+
+    class Bomb:
+        def __reduce__(self):
+            return (os.mkdir, (str(Path(tempfile.gettempdir()) / "onedraw-was-here"),))
+
+    def rewrite(self, path, name, header, body):
+        connection = sqlite3.connect(path)
+        (last,) = connection.execute("SELECT max(sequence) FROM record WHERE name = ?", (name,)).fetchone()
+        with connection:
+            connection.execute(
+                "UPDATE record SET header = ?, body = ?, header_crc = ?, body_crc = ? WHERE sequence = ?",
+                (header, body, crc(last, name, header), zlib.crc32(body), last),
+            )
+        connection.close()
+
+    @pytest.mark.parametrize(
+        "arrays",
+        [
+            [["theta", "|O", [1], "C"]],
+            [["theta", "O", [1], "C"]],
+            [["theta", "|V8", [1], "C"]],
+            [["theta", "<M8[s]", [1], "C"]],
+            [["theta", "<f8", [2**62, 2**62], "C"]],
+            [["theta", "<f8", [-1], "C"]],
+            [["theta", "<f8", [1.0], "C"]],
+            [["theta", "<f8", [True], "C"]],
+            [["theta", "<f8,<f8", [1], "C"]],
+            [["theta", "<f8", [1], "K"]],
+            [["theta"]],
+            "theta",
+            {"theta": 1},
+            [],
+        ],
+    )
+    def test_no_code_is_run_and_the_error_is_clear(self, file, arrays):
+        body = pickle.dumps(self.Bomb())
+        self.rewrite(file, "run.segment", json.dumps({"scalars": {}, "arrays": arrays}), body)
+        with pytest.raises(StoreError):
+            od.open(file)
+        assert not (Path(tempfile.gettempdir()) / "onedraw-was-here").exists()
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            "[" * 100_000,
+            "{}",
+            "null",
+            '{"scalars": 3, "arrays": []}',
+            '{"scalars": {"cost": "__import__(\'os\')"}, "arrays": []}',
+            pickle.dumps(Bomb(), 0).decode("latin1"),
+        ],
+    )
+    def test_headers_that_lie(self, file, header):
+        self.rewrite(file, "run.segment", header, b"")
+        with pytest.raises(StoreError):
+            od.open(file)
+        with pytest.raises((StoreError, ValueError, KeyError, TypeError)):
+            od.resume(file, model)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("algorithm", "os.system"),
+            ("arguments", 3),
+            ("facts", {}),
+            ("arguments", {"kernel": "__import__", "eps": -1}),
+        ],
+    )
+    def test_specifications_that_lie(self, file, key, value):
+        connection = sqlite3.connect(file)
+        written = json.loads(connection.execute("SELECT value FROM meta WHERE key = 'specification'").fetchone()[0])
+        text = json.dumps({**written, key: value})
+        with connection:
+            connection.execute(
+                "UPDATE meta SET value = ?, crc = ? WHERE key = 'specification'",
+                (text, crc("specification", text)),
+            )
+        connection.close()
+        with pytest.raises(StoreError):
+            od.open(file)
+        with pytest.raises(StoreError):
+            od.resume(file, model)
+
+    def test_the_source_never_unpickles(self):
+        for source in (ROOT / "src" / "onedraw").rglob("*.py"):
+            text = source.read_text()
+            assert "import pickle" not in text and "allow_pickle=True" not in text and "eval(" not in text, source
+
+
+class TestWriters:
+    @needs_fork
+    def test_a_second_writer_is_refused_and_told_who_writes(self, tmp_path):
+        path = tmp_path / "run.db"
+        child = in_child("rejection", path, pause=0.02)
+        try:
+            wait_for_writer(path)
+            with pytest.raises(StoreError, match=rf"being written by process {child.pid} on .* since"):
+                run("rejection", path)
+            with pytest.raises(StoreError, match="being written by"):
+                od.resume(path, model)
+            assert od.open(path).status.reason == "unfinished"
+        finally:
+            child.send(signal.SIGKILL)
+            child.wait()
+        # The lock ended with the process that held it.
+        assert run("rejection", path).status.complete
+
+    def test_two_writers_in_one_process(self, tmp_path):
+        with Store(tmp_path / "a.db", write=True) as store:
+            store.set_meta({})
+            with pytest.raises(StoreError, match=f"process {os.getpid()}"):
+                Store(tmp_path / "a.db", write=True)
+        Store(tmp_path / "a.db", write=True).close()
+        assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
+
+    def test_many_who_want_to_write_at_once(self, tmp_path):
+        """Of threads that try again and again, no two are ever writers at the same time."""
+        holding, most, taken = [], [], []
+
+        def worker():
+            for _ in range(15):
+                try:
+                    store = Store(tmp_path / "a.db", write=True)
+                except StoreError:
+                    continue
+                holding.append(1)
+                most.append(len(holding))
+                time.sleep(0.002)
+                holding.pop()
+                taken.append(1)
+                store.close()
+
+        threads = [threading.Thread(target=worker) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(taken) > 5 and max(most) == 1
+
+    @needs_fork
+    def test_a_run_can_be_read_while_it_goes_on(self, tmp_path):
+        path = tmp_path / "run.db"
+        child = in_child("wilkinson", path, pause=0.001)
+        shapes = []
+        try:
+            while child.poll() is None:
+                if path.exists() and path.stat().st_size:
+                    try:
+                        post = od.open(path)
+                    except StoreError:
+                        assert not shapes  # the tables are not there yet
+                        continue
+                    shapes.append((post.shape[1], post.status.reason))
+                time.sleep(0.02)
+        finally:
+            child.wait()
+        draws = [count for count, _ in shapes]
+        assert draws == sorted(draws) and len(set(draws)) > 5
+        assert all(reason == "unfinished" for count, reason in shapes if count < 150)
+        final = told(run("wilkinson"))
+        assert told(od.open(path)) == final
+
+    def test_a_reader_that_does_not_let_go(self, tmp_path, monkeypatch):
+        """A run goes on in memory while someone holds the file, and saves once he lets go."""
+        path = tmp_path / "run.db"
+        monkeypatch.setattr(store_module, "WRITE_PATIENCE", 0.01)
+        Test.stop_at = 300
+        run("rejection", path)
+        reader = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM record").fetchone()
+        timer = threading.Timer(0.4, reader.close)
+        Test.pause = 0.0005
+        timer.start()
+        # The session's first entry waits for the reader too: it has nowhere else to go.
+        with pytest.raises(StoreError, match="locked by another process"):
+            od.resume(path, model, segment=0.05)
+        timer.join()
+        assert told(od.resume(path, model)) == told(run("rejection"))
+
+
+class TestPlaces:
+    def test_a_missing_directory(self, tmp_path):
+        with pytest.raises(StoreError, match=r"the directory .* does not exist: make it first"):
+            run("rejection", tmp_path / "nowhere" / "run.db")
+        assert Test.calls == 0
+        with pytest.raises(StoreError, match="is a directory"):
+            run("rejection", tmp_path)
+        with pytest.raises(StoreError, match="does not exist: there is no run to read"):
+            od.open(tmp_path / "run.db")
+
+    def test_a_relative_name_with_odd_characters(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        run("rejection", "a b?c#d%20.db")
+        assert od.open("a b?c#d%20.db").status.complete and (tmp_path / "a b?c#d%20.db").exists()
+
+    @needs_fork
+    def test_a_read_only_file_and_folder(self):
+        """Read by someone who may not write: it opens, and is refused for writing. Root may always write."""
+        folder = Path(tempfile.mkdtemp())
+        try:
+            folder.chmod(0o755)
+            path = folder / "run.db"
+            run("rejection", path)
+            path.chmod(0o444)
+            folder.chmod(0o555)
+            script = (
+                "import os, sys\n"
+                "from tests.stored_run import run, od\n"
+                "if os.getuid() == 0: os.setuid(65534)\n"
+                "assert od.open(sys.argv[1]).status.complete\n"
+                "for name in ('run.db', 'new.db'):\n"
+                "    try: run('rejection', os.path.join(os.path.dirname(sys.argv[1]), name))\n"
+                "    except od.StoreError as error: print(error)\n"
+            )
+            told_ = subprocess.run(
+                [sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+            )
+            assert told_.returncode == 0, told_.stderr
+            assert "run.db is read-only: make it writable" in told_.stdout
+            assert "new.db cannot be locked for writing" in told_.stdout
+        finally:
+            folder.chmod(0o755)
+            shutil.rmtree(folder)
+
+
+@needs_fork
+class TestFullDisk:
+    """A limit on the size of files stands for a full disk; it is lifted in time, or not."""
+
+    def limited(self, path, lift_at):
+        class World:
+            calls = 0
+
+        def simulate(rng, theta):
+            World.calls += 1
+            if World.calls == 2000:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, -1))
+            if World.calls == lift_at:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+            return rng.normal(theta, 1.0, size=4)
+
+        wide = od.Model(od.Prior(theta=stats.norm()), simulate, np.zeros(4))
+
+        def whole(**more):
+            return od.rejection(wide, od.uniform(2.0), budget=15_000, seed=1, **more)
+
+        def work():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                post = whole(store=path, segment=0.01)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+            saved = od.open(path)
+            same = told(post) == told(whole())
+            again = told(od.resume(path, wide)) == told(post)
+            texts = [str(one.message) for one in caught]
+            result = [texts, same, again, saved.status.reason, saved.shape[1], post.shape[1]]
+            path.with_suffix(".json").write_text(json.dumps(result))
+
+        assert Child(work).wait() == 0
+        return json.loads(path.with_suffix(".json").read_text())
+
+    @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_FSIZE)[1] != -1, reason="files are limited already")
+    def test_room_is_made_in_time(self, tmp_path):
+        texts, same, again, reason, saved, kept = self.limited(tmp_path / "run.db", 10_000)
+        assert len(texts) == 1 and "could not be written" in texts[0] and "goes on in memory" in texts[0]
+        assert same and again and reason == "budget" and saved == kept
+
+    @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_FSIZE)[1] != -1, reason="files are limited already")
+    def test_no_room_is_made(self, tmp_path):
+        texts, same, again, reason, saved, kept = self.limited(tmp_path / "run.db", 10**9)
+        assert len(texts) == 2 and "records are lost when this process ends" in texts[1]
+        assert same and again and reason == "unfinished" and 0 < saved < kept
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("fault", ["raises", "nan", "shape"])
+def test_simulations_that_fail_midway_are_kept_with_the_run(name, fault, tmp_path):
+    def simulate(rng, theta):
+        value = theta + rng.normal()
+        if theta > 1.2:
+            if fault == "raises":
+                raise RuntimeError("beyond the model")
+            return np.nan if fault == "nan" else np.zeros(3)
+        return value
+
+    picky = od.Model(od.Prior(theta=stats.norm()), simulate, 1.0)
+    sampler, arguments = RUNS[name]
+    given = {**arguments, "draws": 40}
+    path = tmp_path / "run.db"
+    post = sampler(picky, od.uniform(0.8), **given, store=path, segment=1e-9)
+    assert post.cost.failed > 5
+    read = od.open(path)
+    assert read.failures == post.failures and told(read) == told(post)
+    if fault == "nan":
+        assert np.isnan(od.replay(path, model=picky))
+    else:
+        with pytest.raises(RuntimeError if fault == "raises" else ValueError):
+            od.replay(path, model=picky)
+    with pytest.raises(od.SimulationError):
+        sampler(picky, od.uniform(0.8), **given, store=tmp_path / "raise.db", on_error="raise")
+    assert (
+        od.open(tmp_path / "raise.db").status.reason == "unfinished" if os.path.exists(tmp_path / "raise.db") else True
+    )
+
+
+def test_an_opened_posterior_can_do_what_needs_no_model(tmp_path):
+    path = tmp_path / "run.db"
+    post, read = run("rejection", path), od.open(path)
+    assert read.model is None and read.kernel == post.kernel
+    assert np.array_equal(read.at(1.0).weights, post.at(1.0).weights)
+    assert np.array_equal(read.sample(5, seed=1)["a"], post.sample(5, seed=1)["a"])
+    assert read.draws["k"].dtype == np.int64
+    with pytest.raises(ValueError, match="holds no functions"):
+        read.predict(3)
+    for name, values in read.draws.items():
+        assert not values.flags.writeable, name
+
+
+def test_the_file_is_not_much_larger_than_its_arrays(tmp_path):
+    path = tmp_path / "run.db"
+    batch = od.Model(od.Prior(theta=stats.norm()), od.batched(lambda rng, theta: rng.normal(theta)), 2.0)
+    post = od.pseudo_marginal(batch, od.uniform(0.5), draws=300, chains=512, seed=1, store=path)
+    assert path.stat().st_size < 1.1 * (post.draws["theta"].nbytes + post.distances.nbytes)
