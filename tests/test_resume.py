@@ -103,6 +103,22 @@ def test_interrupted_in_every_phase(name, whole, tmp_path):
     assert calls + Test.calls - post.cost.simulations < 7 * 64
 
 
+@pytest.mark.parametrize("eps", [0.4, 2.0])
+def test_interrupted_in_the_search_for_starts(eps, tmp_path):
+    """What the search has found and rejected so far shapes the proposal, also where it has found enough points."""
+    given = {"draws": 20, "chains": 6, "seed": 5}
+    whole = od.wilkinson(model, od.uniform(eps), **given)
+    path = tmp_path / "run.db"
+    # The pilot takes 80 simulations, then come blocks of 64 proposals: the second one is dropped, and the next.
+    for stop_at in (200, 100):
+        Test.stop_at, Test.calls = stop_at, 0
+        post = od.wilkinson(model, od.uniform(eps), **given, store=path)
+        assert post.status.reason == "interrupted" or eps == 2.0
+    Test.stop_at = 0
+    resumed = od.resume(path, model)
+    assert resumed.settings["proposal"] == whole.settings["proposal"] and told(resumed) == told(whole)
+
+
 def test_the_same_call_goes_on_and_then_returns_what_is_there(tmp_path, whole):
     path = tmp_path / "run.db"
     Test.stop_at = 700
