@@ -100,6 +100,20 @@ def test_the_budget_with_early_rejection_and_thinning(name):
     assert 0 <= 6000 - post.cost.simulations < 4 * 5 * WORST[name]
 
 
+@pytest.mark.parametrize("name", ["pseudo_marginal", "wilkinson"])
+def test_a_budget_that_nothing_is_worth_spends_itself_in_the_end(name):
+    """A walk that leaves the prior at every step simulates nothing: the run must end all the same, and say why."""
+    model = od.Model(od.Prior(theta=stats.uniform(0, 1)), od.batched(lambda rng, theta: rng.normal(theta)), 0.5)
+    post = run(name, model, od.uniform(1.0), budget=400, chains=8, proposal=od.random_walk(1e16))
+    assert post.status.reason == "budget"
+    assert "hardly any of" in str(post.notes)
+
+
+def test_few_chains_do_not_pay_for_a_large_block_of_starts():
+    post = od.pseudo_marginal(toy(), od.uniform(0.1), budget=5000, chains=8, proposal=od.independence(), seed=1)
+    assert post.shape[1] > 300 and post.cost.simulations <= 5000
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_costs_add_up(name):
     simulate = Counter()

@@ -41,6 +41,8 @@ PLAIN_BLOCK, BATCHED_BLOCK = 4, 16_384
 """Chains a block: they share the streams of proposals and uniforms, so this is part of a run's identity."""
 LOOK_SECONDS = 0.2
 """About how often a run looks at the clock and at Ctrl-C, and shows progress."""
+STEPS_A_SIMULATION = 200
+"""Steps that a chain takes at the most for each simulation of its share of the budget."""
 UNITS = 32
 """Stretches of chains from which the error of the acceptance rate is estimated, at the least."""
 
@@ -205,6 +207,12 @@ def _run(
         "start": _start_setting(request.start),
         "on_error": request.on_error,
     }
+    most = math.inf if request.budget is None else STEPS_A_SIMULATION * request.budget // request.chains
+    if request.budget is not None and rounds.done() > most - request.thin:
+        notes.append(
+            f"stopped with {request.budget - rounds.cost.simulations:,} simulations unspent: hardly any of "
+            f"{rounds.done():,} steps proposed what was worth simulating; use smaller steps"
+        )
     status = _status(rounds.reason, request, sum(map(len, rounds.theta)))
     saver.finish(status.reason, status.message, notes)
     keep = keeps_distances(estimator) and kernel is not None
@@ -276,6 +284,8 @@ def _affordable(request: Request, wanted: int | None, done: int, worst: int, spe
         assert wanted is not None
         return wanted - done, "finished"
     steps = (request.budget - spent) // (request.chains * worst)
+    # Proposals that are all rejected unseen spend nothing, and would go on for ever.
+    steps = min(steps, STEPS_A_SIMULATION * request.budget // request.chains - done)
     steps -= steps % request.thin
     if wanted is not None:
         steps = min(steps, wanted - done)

@@ -19,7 +19,7 @@ from onedraw.arguments import one_of, whole_number
 from onedraw.arrays import Array
 from onedraw.engine.lockstep import Info
 from onedraw.engine.streams import Purpose, Rng
-from onedraw.estimator import AbcAverage, check_estimator, check_model_and_kernel, evaluate
+from onedraw.estimator import AbcAverage, Evaluation, check_estimator, check_model_and_kernel, evaluate
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior
@@ -64,6 +64,22 @@ def proposals_of(proposed: Proposed) -> int | Array:
     return 1 if proposed.held is None else ~proposed.held
 
 
+def info_of(accepted: Array, proposed: Proposed, result: Evaluation, draws: int) -> Info:
+    """What a step reports that asked its estimator for up to `draws` simulations a proposal."""
+    proposals = proposals_of(proposed)
+    asked = (len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))) * draws
+    return Info(
+        accepted,
+        proposals,
+        result.simulations,
+        result.setups,
+        asked - result.simulations,
+        result.failed,
+        result.failures,
+        result.ignored_rng,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class PseudoMarginal:
     """Algorithm 2 with an estimator and a proposal."""
@@ -89,18 +105,7 @@ class PseudoMarginal:
             chosen(accepted, result.log_estimate, state.log_estimate),
             chosen(accepted, result.distances, state.distances) if state.distances.shape[1] else state.distances,
         )
-        proposals = proposals_of(proposed)
-        asked = (len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))) * self.draws
-        return state, Info(
-            accepted,
-            proposals,
-            result.simulations,
-            result.setups,
-            asked - result.simulations,
-            result.failed,
-            result.failures,
-            result.ignored_rng,
-        )
+        return state, info_of(accepted, proposed, result, self.draws)
 
 
 def starting_state(start: Start, log_prior: Array) -> State:

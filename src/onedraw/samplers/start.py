@@ -130,7 +130,8 @@ def _by_rejection(
     # The fresh draws that complete M are set aside beforehand, so that the budget is not passed.
     proposals = None if budget is None else max(0, (budget - later * chains) // cost_each)
     wanted = max(64, 10 * estimator.prior.dim)
-    size = block_size(cheap.model, 1) if abc else 64
+    # Whole blocks are paid for, so few chains are looked for in small ones.
+    size = min(block_size(cheap.model, 1), max(64, 16 * chains)) if abc else 64
     found = collect(
         cheap,
         seed=seed,

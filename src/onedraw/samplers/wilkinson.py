@@ -22,7 +22,7 @@ from onedraw.model import Model
 from onedraw.posterior import Posterior
 from onedraw.proposal import Proposed
 from onedraw.samplers.chains import Request, run_chains
-from onedraw.samplers.pseudo_marginal import accept, chosen, proposals_of
+from onedraw.samplers.pseudo_marginal import accept, chosen, info_of
 from onedraw.samplers.start import Start
 
 
@@ -63,18 +63,7 @@ class Wilkinson:
             chosen(accepted, proposed.log_prior, state.log_prior),
             chosen(accepted, result.distances, state.distances),
         )
-        proposals = proposals_of(proposed)
-        asked = len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))
-        return state, Info(
-            accepted,
-            proposals,
-            result.simulations,
-            result.setups,
-            asked - result.simulations,
-            result.failed,
-            result.failures,
-            result.ignored_rng,
-        )
+        return state, info_of(accepted, proposed, result, 1)
 
 
 def starting_state(start: Start, log_prior: Array) -> State:
