@@ -78,11 +78,11 @@ def test_forty_kills(name, whole, tmp_path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_segment_has_no_influence(name, whole, tmp_path):
-    for segment in (1e-9, 0.02, 30.0):
+    for segment in (1e-9, 30.0):
         path = tmp_path / f"{segment}.db"
         assert told(run(name, path, segment=segment)) == whole[name]
         assert told(od.open(path)) == whole[name]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.02.db", "1e-09.db", "30.0.db"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1e-09.db", "30.0.db"]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -145,8 +145,8 @@ def test_draws_may_be_raised(name, tmp_path):
     path, draws = tmp_path / "run.db", RUNS[name][1]["draws"]
     run(name, path)
     more = od.resume(path, model, draws=2 * draws)
-    assert told(more)[:3] == told(run(name, draws=2 * draws))[:3]
-    assert more.acceptance_rate == run(name, draws=2 * draws).acceptance_rate
+    straight = run(name, draws=2 * draws)
+    assert told(more)[:3] == told(straight)[:3] and more.acceptance_rate == straight.acceptance_rate
     with pytest.raises(od.StoreError, match=rf"draws: {2 * draws} -> {draws} \(it may be raised, not lowered\)"):
         od.resume(path, model, draws=draws)
 
@@ -362,7 +362,7 @@ def test_batched_and_staged_simulators(name, simulate, tmp_path):
     prior = od.Prior(a=stats.norm(), b=stats.uniform(0.5, 1))
     two = od.Model(prior, simulate, 1.0, distance=od.mahalanobis(pilot=50))
     sampler, arguments = RUNS[name]
-    given = {**arguments, "chains": 40} if "chains" in arguments else arguments
+    given = {**arguments, "chains": 16, "draws": 40} if "chains" in arguments else arguments
     path = tmp_path / "run.db"
     straight = sampler(two, KERNEL, **{key: value for key, value in given.items() if key != "keep"})
     half = {"draws": given["draws"] // 2}
