@@ -96,7 +96,7 @@ def test_the_default_walk_learns_its_scale_near_the_posterior():
 @pytest.mark.parametrize("pseudo_samples", [1, 2, 8, 64])
 @pytest.mark.parametrize("eps", [0.25, 0.0625])
 def test_acceptance_rates_of_the_study(eps, pseudo_samples):
-    """The study's own chain: proposals from the prior, uniform kernel (docs/theory.md, 7)."""
+    """The study's own chain: proposals from the prior, uniform kernel (docs/study.md)."""
     post = od.pseudo_marginal(
         toy(),
         od.uniform(eps),

@@ -69,7 +69,7 @@ def test_values_stated_in_the_theory():
 
 
 def rate_by_adaptive_quadrature(toy: Toy, eps: float, pseudo_samples: int) -> float:
-    """The double sum of THEORY.md, section 7, with every p(j) from QUADPACK: nothing shared with the package."""
+    """The double sum of docs/study.md, with every p(j) from QUADPACK: nothing shared with the package."""
     kinks = sorted(
         {toy.y_obs + sign * eps + k * toy.sigma_y for sign in (-1, 1) for k in (-9, -6, -3, -1, 0, 1, 3, 6, 9)}
     )

@@ -1,7 +1,7 @@
 """Unbiased, non-negative estimates of the likelihood part of the target: the ABC average, handicapped, or your own.
 
 The ABC average with M pseudo-samples at one theta is T_M / pi(theta) = (1/M) sum_i K(distance_i); its expectation is
-the integral that defines pi_K (docs/theory.md, 1). Samplers ask for it through `evaluate`, and hand over the least
+the integral that defines pi_K (docs/theory.md). Samplers ask for it through `evaluate`, and hand over the least
 log estimate that would still be accepted, so that a pseudo-sample that cannot matter is not drawn (early rejection).
 """
 

@@ -1,7 +1,7 @@
 """Kernels K(d / eps) that turn a distance into a weight; the largest weight is 1.
 
 A kernel is compared on the log scale, so that a Gaussian kernel far from the data still tells two states apart.
-Its target is pi_K(theta), proportional to pi(theta) times the mean of K over pseudo-samples (docs/theory.md, 1).
+Its target is pi_K(theta), proportional to pi(theta) times the mean of K over pseudo-samples (docs/theory.md).
 """
 
 import math

@@ -139,7 +139,7 @@ class Posterior:
     def at(self, eps: float) -> "Posterior":
         """The posterior at a smaller tolerance, from the same run: the draws with new weights.
 
-        A draw with distances d_1..d_M gets the weight mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md, 5;
+        A draw with distances d_1..d_M gets the weight mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md;
         Vihola and Franks 2020). A larger tolerance would need simulations that were thrown away, and is refused.
         """
         kernel = self._kernel_for_at()

@@ -2,7 +2,7 @@
 
 A proposal moves a block of chains at once: theta (n, dim) -> theta' (n, dim), with the log of
 pi(theta') q(theta | theta') / (pi(theta) q(theta' | theta)) for each chain, and which chains are held this step. A
-held chain repeats its whole state: nothing is proposed, simulated or tested (docs/theory.md, 2).
+held chain repeats its whole state: nothing is proposed, simulated or tested (docs/theory.md).
 """
 
 import math

@@ -6,7 +6,7 @@ parameter arrays from one stream. A staged one prepares once for a theta and the
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import update_wrapper
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ CHUNK_ROWS = 32_768
 CHUNK_VALUES = 4_194_304
 """Numbers a chunk may hold at once (32 MiB), so that wide data sets are cut finer."""
 
+NO_ROWS = np.empty((0, 0, 0))
 SCALARS = (float, int, np.float64)
 """Results that need no look at their shape."""
 
@@ -139,7 +140,7 @@ def simulate_rows(
     `index` (n,) are the rows' places in their block (None: they are the whole block), which name the streams of
     plain and staged simulators; `chunk` names that of a batched one.
     """
-    places = np.arange(len(theta)) if index is None else index
+    places = range(len(theta)) if index is None else index.tolist()
     shape = (len(theta), pseudo_samples, recipe.layout.size)
     watch = rng.first == 0 and rng.step == 0 and chunk == 0 and first_pseudo_sample == 0
     if isinstance(recipe.simulator, Batched):
@@ -148,8 +149,8 @@ def simulate_rows(
         result = Simulated(np.empty(shape))
         _staged_rows(recipe, rng, theta, places, first_pseudo_sample, pseudo_samples, result, on_error)
     else:
-        result = Simulated(np.empty(shape))
-        _plain_rows(recipe, rng, theta, places, first_pseudo_sample, result, on_error, watch)
+        result = Simulated(NO_ROWS)
+        _plain_rows(recipe, rng, theta, places, shape, first_pseudo_sample, result, on_error, watch)
     finite = np.isfinite(result.rows)
     if np.count_nonzero(finite) < finite.size:
         bad = ~finite.all(axis=2)
@@ -157,7 +158,7 @@ def simulate_rows(
         result.rows[bad] = np.nan
         if not result.failures:
             row, m = (int(k) for k in np.argwhere(bad)[0])
-            where = int(places[row]), first_pseudo_sample + m
+            where = places[row], first_pseudo_sample + m
             failure = _failure(recipe, rng, theta[row], *where, "the output is not finite")
             result.failures.append(failure)
             if on_error == "raise":
@@ -169,31 +170,39 @@ def _plain_rows(
     recipe: Recipe,
     rng: Rng,
     theta: Array,
-    index: Array,
+    index: Sequence[int],
+    shape: tuple[int, int, int],
     first: int,
     result: Simulated,
     on_error: str,
     watch: bool,
 ) -> None:
-    simulate, flatten, rows = recipe.simulator, recipe.layout.flatten, result.rows
-    names, single = recipe.prior.names, rng.single
+    simulate, flatten, names, single = recipe.simulator, recipe.layout.flatten, recipe.prior.names, rng.single
     summary = None if recipe.summary is None else _one_at_a_time(recipe.summary)
     used = not watch
-    one_number = recipe.layout.keys is None and rows.shape[2] == 1
-    for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index.tolist(), strict=True)):
+    one_number = recipe.layout.keys is None and shape[2] == 1
+    missing: Any = np.nan if one_number else np.full(shape[2], np.nan)
+    # Results wait in a list: after a slow simulation, storing a single one in an array costs ten times its usual price.
+    drawn: list[Any] = []
+    for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         parameters = dict(zip(names, values, strict=True))
-        for m in range(rows.shape[1]):
+        for m in range(shape[1]):
             try:
                 value = simulate(single(place, first + m), **parameters)
                 if not used:
                     used = rng.used()
                 if summary is not None:
                     value = summary(value)
-                rows[row, m] = value if one_number and type(value) in SCALARS else flatten(value)
+                if not one_number:
+                    value = flatten(value).copy()
+                elif type(value) not in SCALARS:
+                    value = flatten(value)[0]
+                drawn.append(value)
             except Exception as error:
-                rows[row, m] = np.nan
+                drawn.append(missing)
                 _note_failure(recipe, rng, theta[row], place, first + m, error, result, on_error)
                 used = True
+    result.rows = np.array(drawn, dtype=float).reshape(shape)
     result.ignored_rng = not used
 
 
@@ -201,14 +210,14 @@ def _staged_rows(
     recipe: Recipe,
     rng: Rng,
     theta: Array,
-    index: Array,
+    index: Sequence[int],
     first: int,
     pseudo_samples: int,
     result: Simulated,
     on_error: str,
 ) -> None:
     names, simulator = recipe.prior.names, recipe.simulator
-    for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index.tolist(), strict=True)):
+    for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         result.setups += 1
         try:
             state = simulator.prepare(**dict(zip(names, values, strict=True)))

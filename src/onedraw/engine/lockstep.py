@@ -87,7 +87,8 @@ def advance(
         rng.step = first_step + done
         state, info = step(rng, state)
         batch = (first_step + done - begin) * batches // (end - begin)
-        np.add(counts[batch], info.accepted, out=counts[batch])
+        if np.count_nonzero(info.accepted):
+            counts[batch] += info.accepted
         if isinstance(info.proposals, int):
             all_proposed[batch] += info.proposals
         else:

@@ -1,7 +1,7 @@
 """Pilot simulations: what a distance must learn before a run can begin.
 
 They are drawn from the prior with streams of their own and are not used again, since a tolerance or scale chosen
-from draws that are then accepted would bend the posterior (docs/theory.md, 2).
+from draws that are then accepted would bend the posterior (docs/theory.md).
 """
 
 import warnings

@@ -5,7 +5,7 @@ u <= T' q(x | x') / (T q(x' | x)). The old T is kept, never drawn again: that is
 never accepted. For the ABC average, T = pi(x) (1/M) sum_i K(distance_i).
 
 Before anything is simulated, u says what T' must at least be; where no T' can reach it, the proposal is rejected at
-once. The chain is the same, step by step; only its cost falls (docs/theory.md, 5).
+once. The chain is the same, step by step; only its cost falls (docs/theory.md).
 
 Reference: Bornn, Pillai, Smith and Woodard, Algorithm 2; Andrieu and Roberts (2009).
 """
@@ -48,13 +48,17 @@ def least_needed(state: State, proposed: Proposed, log_u: Array) -> Array:
 
 
 def accept(log_estimate: Array, log_needed: Array) -> Array:
-    """u <= T' q(x | x') / (T q(x' | x)) on the log scale; an estimate of zero is never accepted."""
-    return (log_estimate >= log_needed) & (log_estimate > -np.inf)
+    """u <= T' q(x | x') / (T q(x' | x)) on the log scale.
+
+    An estimate of zero (-inf) is never accepted: what is needed is above -inf, since u and T are above zero.
+    """
+    return log_estimate >= log_needed
 
 
 def chosen(accepted: Array, new: Array, old: Array) -> Array:
     """The new value of accepted chains and the old of the others, (n,) or (n, k)."""
-    if new is old:
+    # Most steps of few chains move none of them, and then nothing need be built anew.
+    if new is old or (isinstance(accepted, np.ndarray) and not np.count_nonzero(accepted)):
         return old
     return np.where(accepted if new.ndim == 1 else accepted[:, None], new, old)
 

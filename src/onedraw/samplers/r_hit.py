@@ -10,7 +10,7 @@ tau' / (tau + tau' - tau tau').
 r >= 2: draw at theta until the (r-1)-th hit, N draws; draw at theta' until the r-th, N' draws; accept when
 u <= rho N / (N' - 1).
 
-Where a fixed-M chain gets stuck in the tails, this one draws as often as it takes (docs/theory.md, 2). Draws that
+Where a fixed-M chain gets stuck in the tails, this one draws as often as it takes (docs/theory.md). Draws that
 cannot change the outcome are not made: y is not drawn where y' has hit, and draws at theta' end once N' is too large.
 
 Reference: Lee (2012); Lee and Łatuszyński (2014).

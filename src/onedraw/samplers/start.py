@@ -1,7 +1,7 @@
 """Where chains start: draws of Algorithm 1 at the same kernel, points you give, or draws of an earlier posterior.
 
 An accepted draw of Algorithm 1 with its pseudo-samples is exactly a stationary state of the chain, so there is no
-burn-in. For M > 1 it is enough to accept with one pseudo-sample, keep it, and add M - 1 fresh ones (docs/theory.md, 2).
+burn-in. For M > 1 it is enough to accept with one pseudo-sample, keep it, and add M - 1 fresh ones (docs/theory.md).
 """
 
 from collections.abc import Mapping

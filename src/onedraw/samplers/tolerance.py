@@ -18,7 +18,7 @@ positive estimate when it shrinks), its average forgets bad early steps only slo
 Here the verifying run is stationary from its first step and gets most of the simulations, so that the error is the
 one that all of them would give at the root, but for the share of the wings.
 
-Reference: the study of Bornn, Pillai, Smith and Woodard (docs/theory.md, 7) asks this question at every point.
+Reference: the study of Bornn, Pillai, Smith and Woodard (docs/study.md) asks this question at every point.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Exact asymptotic variances of Algorithm 2 on the study's model, for the third figure (THEORY.md, 3, 5 and 8).
+"""Exact asymptotic variances of Algorithm 2 on the study's model, for the third figure (docs/theory.md).
 
 The chain lives on (theta, j) with j >= 1 hits out of M and stationary law w(theta, j) proportional to
 pi(theta) Bin(j; M, tau(theta)) j.
@@ -61,7 +61,7 @@ def independence_variance_on_grid(prior: Array, hits: Array, values: Array) -> f
     within = float(stationary @ (variance * (2 - leave) / leave))
 
     centred = mean - stationary @ mean
-    # Adding the stationary law to every row removes the constant functions from the null space (THEORY.md, 8).
+    # Adding the stationary law to every row removes the constant functions from the null space (docs/theory.md).
     generator = np.diag(leave) - accepted + stationary
     potential = np.linalg.solve(generator, centred)
     return within + float(stationary @ (centred * (2 * potential - centred)))
@@ -261,7 +261,7 @@ def parallel_cost(curve: EfficiencyCurve) -> tuple[Array, Array]:
 
 
 class GainBounds(NamedTuple):
-    """Upper bounds on v(f, Q_1)/(c_M v(f, Q_M)), one value for each M (THEORY.md, section 5)."""
+    """Upper bounds on v(f, Q_1)/(c_M v(f, Q_M)), one value for each M (docs/theory.md)."""
 
     general: Array
     """(M/c_M) kappa/(kappa - M + 1), which needs no positivity; infinite from M = kappa + 1 on."""

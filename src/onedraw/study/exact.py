@@ -1,4 +1,4 @@
-"""Exact values of the study: acceptance rates, tolerances and posteriors without Monte Carlo (THEORY.md, 7).
+"""Exact values of the study: acceptance rates, tolerances and posteriors without Monte Carlo (docs/study.md).
 
 With the prior as the proposal, Algorithm 2's ratio is T'/T, where T is the average of M kernel values. Write
 G(t) = P(T > t) for a fresh draw (theta from the prior, then M pseudo-samples). The stationary T is the fresh one
@@ -202,7 +202,7 @@ def hit_count_law(toy: Toy, eps: float, pseudo_samples: int, order: int = ORDER)
 
 
 def kernel_mean(toy: Toy, eps: float, kernel: Kernel = "uniform") -> float:
-    """Mean kernel value under the prior: the acceptance probability of Algorithm 1, for every M (THEORY.md, L1).
+    """Mean kernel value under the prior: the acceptance probability of Algorithm 1, for every M (docs/theory.md, L1).
 
     >>> round(kernel_mean(Toy(), 0.25), 6)
     0.052157
@@ -216,7 +216,7 @@ def kernel_mean(toy: Toy, eps: float, kernel: Kernel = "uniform") -> float:
 
 
 def acceptance_rate(toy: Toy, eps: float, pseudo_samples: int, kernel: Kernel = "uniform") -> float:
-    """Acceptance rate of Algorithm 2 in its stationary law, proposing from the prior (THEORY.md, section 7).
+    """Acceptance rate of Algorithm 2 in its stationary law, proposing from the prior (docs/study.md).
 
     >>> round(acceptance_rate(Toy(), 0.25, 64) / 64, 7)
     0.0058751

@@ -1,4 +1,4 @@
-"""The settings of the paper's simulation study, as data (THEORY.md, section 7).
+"""The settings of the paper's simulation study, as data (docs/study.md).
 
 Parameter theta ~ N(0, 1), one observation y | theta ~ N(theta, sigma_y^2), independence proposal equal to the
 prior, summary eta(y) = y. Figure 1L fixes eps and asks for the acceptance rate per pseudo-sample; figures 1R, 2L

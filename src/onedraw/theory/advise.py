@@ -1,4 +1,4 @@
-"""How many pseudo-samples? Measured on the user's own model, with a guarantee (THEORY.md, 3 to 5).
+"""How many pseudo-samples? Measured on the user's own model, with a guarantee (docs/theory.md).
 
 In this order, within one budget of simulations that is never passed:
 
@@ -169,7 +169,7 @@ class Answer:
 
 
 class Layout(NamedTuple):
-    """Two ways to use several processors, in time for the same accuracy (THEORY.md, 3)."""
+    """Two ways to use several processors, in time for the same accuracy (docs/theory.md)."""
 
     processors: int
     ratio: Estimate

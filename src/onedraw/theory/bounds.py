@@ -1,4 +1,4 @@
-"""The inequalities of THEORY.md as functions, and the certificate: what no other number of pseudo-samples can gain.
+"""The inequalities of docs/theory.md as functions, and the certificate: what no other number of draws can gain.
 
 Let a step with M pseudo-samples cost c_M steps with one, and gain(M) = v(f, Q_1)/(c_M v(f, Q_M)): how much cheaper M is
 for the same accuracy. With kappa = v(f, Q_1)/v(f) of a run with one pseudo-sample,

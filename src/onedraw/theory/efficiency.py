@@ -1,4 +1,4 @@
-"""What a run is worth: asymptotic variance with its error, kappa, cost of accuracy, running times (THEORY.md, 3).
+"""What a run is worth: asymptotic variance with its error, kappa, cost of accuracy, running times (docs/theory.md).
 
 v(f) is the variance of f under the target, v(f, Q) = lim n Var(mean of f over n steps), kappa = v(f, Q)/v(f).
 v(f, Q) is the sum of the autocovariances over all lags. Those of all chains are pooled around the *overall* mean, so
@@ -131,7 +131,7 @@ class Efficiency:
 
 
 class Time(NamedTuple):
-    """Running times of one function, in draws of a pseudo-sample with its set-up (THEORY.md, 3)."""
+    """Running times of one function, in draws of a pseudo-sample with its set-up (docs/theory.md)."""
 
     steps: float
     """Steps of all chains together (proposals, for rejection) that reach the error: v(f, Q)/error²."""
@@ -406,7 +406,7 @@ def chain_simulations(post: Posterior) -> tuple[float, bool]:
 
 
 def efficiency(post: Posterior, functions: Mapping[str, Function] | None = None) -> Efficiency:
-    """v(f), v(f, Q), kappa and the ESS per simulation and per second of a run, for each f (THEORY.md, 3).
+    """v(f), v(f, Q), kappa and the ESS per simulation and per second of a run, for each f (docs/theory.md).
 
     `functions` maps names to functions of the parameters by name, each an array (chains, draws), and replaces the
     parameters themselves. Draws are kept draws: with thin > 1 kappa counts those.
@@ -469,7 +469,7 @@ def running_time(
     ----------
     mc_error
         The standard error wanted of the posterior mean of each function: one number for all, or a dict by name.
-        THEORY.md's delta_MC is its square.
+        The Monte Carlo variance of docs/theory.md is its square.
     processors
         Of the parallel layouts: (a) one chain whose M draws are made side by side, (b) a chain on each processor.
     discount

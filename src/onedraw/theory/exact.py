@@ -1,4 +1,4 @@
-"""Exact chains on a finite grid: every kernel of THEORY.md as a matrix, every variance as a linear solve.
+"""Exact chains on a finite grid: every kernel of docs/theory.md as a matrix, every variance as a linear solve.
 
 On grid points θ_1..θ_n with prior weights p, proposal matrix q and an estimator that takes finitely many
 values, the algorithms are finite Markov chains. No Monte Carlo is involved: stationary laws are known in
@@ -6,7 +6,7 @@ closed form, asymptotic variances take one linear solve,
 
     v(f, P) = Σ w f (2h − f),    (I − P) h = f    (f centred under w),
 
-and what the theorems say can be checked to machine precision (THEORY.md, section 8).
+and what the theorems say can be checked to machine precision (docs/theory.md).
 
 >>> import numpy as np
 >>> problem = Problem(prior=[0.5, 0.5], proposal=[[0.5, 0.5], [0.5, 0.5]], law=bernoulli([0.2, 0.4]))
@@ -273,7 +273,7 @@ def _binomial(tau: Array, trials: int) -> Law:
 
 
 def handicap(law: Law, alpha: float) -> Law:
-    """T_α: 0 with probability α, else T/(1 − α). Same mean, larger in convex order (THEORY.md, L3)."""
+    """T_α: 0 with probability α, else T/(1 − α). Same mean, larger in convex order (docs/theory.md, L3)."""
     if not 0 <= alpha < 1:
         raise ValueError(f"alpha must be in [0, 1), got {alpha}: it is the probability of throwing the estimate away")
     zeros = np.zeros((len(law.values), 1))
@@ -626,7 +626,7 @@ def expected_simulations(problem: Problem, pseudo_samples: int = 1, bound: float
 
     A step from T with uniform u goes on after m draws iff u ≤ z·(Σ_{i≤m} K_i + (M − m)·bound)/M, z = p_j
     q_ji/(T q_ij). That bound falls in m, so the expected draws are Σ_{m<M} E min{1, z·(Σ_{i≤m} K_i + (M −
-    m)·bound)/M}; the term m = 0 alone decides whether to simulate at all (THEORY.md, section 5).
+    m)·bound)/M}; the term m = 0 alone decides whether to simulate at all (docs/theory.md).
     """
     _count("pseudo_samples", pseudo_samples, 1)
     if problem.law.largest > bound * (1 + 1e-12):

@@ -1,4 +1,4 @@
-"""Check every statement of THEORY.md, sections 4 and 5, on random finite problems, exactly.
+"""Check every statement of docs/theory.md on random finite problems, exactly.
 
 Each trial draws a small grid problem (dense, sparse, near-degenerate, periodic, lazy, independence and
 Gaussian proposals; uniform and other kernels), builds its chains with exact.py, and compares both sides of
