@@ -29,6 +29,7 @@ import numpy as np
 
 from onedraw.study.exact import ORDER, Array, Estimate, binomial_table, posterior_moments, prior_quadrature
 from onedraw.study.settings import PSEUDO_SAMPLES, Proposal, Toy, step_cost
+from onedraw.theory.bounds import gain_bound, gain_bounds_nonnegative
 
 GRID = 480
 """Steps of the theta grid of the random walk; grids of half and a quarter of the steps serve the extrapolation."""
@@ -278,12 +279,10 @@ class GainBounds(NamedTuple):
 
 def gain_bounds(curve: EfficiencyCurve, discount: float = 1.0) -> GainBounds:
     """The certificate's bounds on what each M could gain over M = 1, from kappa alone."""
-    costs = _costs(curve.pseudo_samples, discount)
-    count = np.array(curve.pseudo_samples, dtype=float)
-    room = curve.kappa - count + 1
-    general = np.full(count.shape, np.inf)
-    general[room > 0] = (count / costs)[room > 0] * curve.kappa / room[room > 0]
-    return GainBounds(general, (2 * count - 1) / costs, curve.kappa / costs)
+    pairs = list(zip(curve.pseudo_samples, _costs(curve.pseudo_samples, discount).tolist(), strict=True))
+    general = np.array([gain_bound(curve.kappa, count, cost) for count, cost in pairs])
+    kappa, positive = np.array([gain_bounds_nonnegative(curve.kappa, count, cost) for count, cost in pairs]).T
+    return GainBounds(general, positive, kappa)
 
 
 def cost_floor(curve: EfficiencyCurve, discount: float = 1.0) -> Array:
