@@ -90,6 +90,22 @@ def test_the_default_walk_learns_its_scale_near_the_posterior():
     assert proposal["scale"] == pytest.approx(2.38)
 
 
+def test_the_default_walk_of_few_chains_is_not_as_wide_as_the_prior():
+    """Four plain chains start after few proposals; what is nearest among them must still say where the posterior is."""
+    model = od.Model(
+        od.Prior(mu=stats.norm(0, 5), sigma=stats.uniform(0.1, 8)),
+        lambda rng, mu, sigma: rng.normal(mu, sigma, 40),
+        observed=np.random.default_rng(2026).normal(1.5, 2.0, 40),
+        summary=lambda y: [y.mean(), y.std()],
+    )
+    spread = [
+        np.diag(od.pseudo_marginal(model, od.uniform(1.0), draws=1, seed=seed).settings["proposal"]["cov"])
+        for seed in range(8)
+    ]
+    # The posterior's variances are about 0.33 and 0.32, the prior's 25 and 5.3.
+    assert (np.median(spread, axis=0) < [3.0, 2.0]).all()
+
+
 # Acceptance rates
 
 

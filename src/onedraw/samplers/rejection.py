@@ -36,6 +36,8 @@ PLAIN_BLOCK = 64
 KEPT_PSEUDO_SAMPLES = 64
 """The largest M for which the distances of all M pseudo-samples are kept unless asked for."""
 FAILURES_KEPT = 20
+SURPLUS_KEPT = 1000
+"""Acceptances beyond those asked for that are handed over with the neighbours."""
 
 
 class Accepted(NamedTuple):
@@ -199,7 +201,7 @@ class Basket:
         """All that was taken in, cut to `draws`."""
         kept = self.accepted if draws is None else min(self.accepted, draws)
         every = np.concatenate(self.theta) if self.theta else np.empty((0, dim))
-        beyond = every[kept:][: self.neighbours]
+        beyond = every[kept:][:SURPLUS_KEPT] if self.neighbours else every[kept:kept]
         if len(beyond) < self.neighbours and self.near:
             beyond = np.concatenate([beyond, _nearest(self.near, self.neighbours - len(beyond))[0]])
         return Collected(

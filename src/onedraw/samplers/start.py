@@ -129,7 +129,8 @@ def _by_rejection(
     later = estimator.pseudo_samples - 1 if abc else 0
     # The fresh draws that complete M are set aside beforehand, so that the budget is not passed.
     proposals = None if budget is None else max(0, (budget - later * chains) // cost_each)
-    wanted = max(64, 10 * estimator.prior.dim)
+    # Few, since among few proposals the nearest many would be most of the prior.
+    wanted = max(12, 5 * estimator.prior.dim)
     # Whole blocks are paid for, so few chains are looked for in small ones.
     size = min(block_size(cheap.model, 1), max(64, 16 * chains)) if abc else 64
     found = collect(
