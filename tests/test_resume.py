@@ -103,17 +103,20 @@ def test_interrupted_in_every_phase(name, whole, tmp_path):
     assert calls + Test.calls - post.cost.simulations < 7 * 64
 
 
-@pytest.mark.parametrize("eps", [0.1, 2.0])
-def test_interrupted_in_the_search_for_starts(eps, tmp_path):
-    """What the search has found and rejected so far shapes the proposal, also where it has found enough points."""
-    given = {"draws": 20, "chains": 6, "seed": 5}
+@pytest.mark.parametrize(("eps", "chains", "stops"), [(0.1, 6, (200, 100)), (100.0, 55, (150,))])
+def test_interrupted_in_the_search_for_starts(eps, chains, stops, tmp_path):
+    """What the search has found and rejected so far shapes the proposal, also where it has found enough points.
+
+    The pilot takes 80 simulations, then come blocks of 64 proposals. At eps = 0.1 the second one is dropped, and the
+    next; at eps = 100 the first one has points for all 55 chains, and the search goes on for the proposal alone.
+    """
+    given = {"draws": 20, "chains": chains, "seed": 5}
     whole = od.wilkinson(model, od.uniform(eps), **given)
     path = tmp_path / "run.db"
-    # The pilot takes 80 simulations, then come blocks of 64 proposals: the second one is dropped, and the next.
-    for stop_at in (200, 100):
+    for stop_at in stops:
         Test.stop_at, Test.calls = stop_at, 0
         post = od.wilkinson(model, od.uniform(eps), **given, store=path)
-        assert post.status.reason == "interrupted" or eps == 2.0
+        assert post.status.reason == "interrupted" and post.shape[1] == 0
     Test.stop_at = 0
     resumed = od.resume(path, model)
     assert resumed.settings["proposal"] == whole.settings["proposal"] and told(resumed) == told(whole)
