@@ -10,11 +10,14 @@ import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.engine.blocks import Deadline
 from onedraw.engine.lockstep import advance
 from onedraw.engine.streams import Phase, Rng
 from onedraw.estimator import AbcAverage
+from onedraw.progress import Progress
 from onedraw.proposal import resolve
 from onedraw.samplers import pseudo_marginal, r_hit, wilkinson
+from onedraw.samplers.rejection import collect
 from onedraw.study import exact as study
 from onedraw.study.settings import Toy
 from onedraw.theory import exact as grid_chains
@@ -88,6 +91,25 @@ def test_the_default_walk_learns_its_scale_near_the_posterior():
     assert proposal["name"] == "random_walk"
     assert np.sqrt(proposal["cov"][0][0]) == pytest.approx(exact.sd, rel=0.4)
     assert proposal["scale"] == pytest.approx(2.38)
+
+
+@pytest.mark.parametrize(("kind", "chains"), [("batched", 200), ("plain", 4)])
+def test_a_walk_learns_from_draws_that_no_chain_starts_from(kind, chains):
+    """Otherwise the kernel would depend on the starts, and the chains would not be stationary from the first step."""
+    estimator = AbcAverage(toy(kind), UNIFORM)
+    found = collect(
+        estimator,
+        seed=3,
+        phase=Phase.START,
+        draws=chains,
+        proposals=None,
+        block=2048 if kind == "batched" else 64,
+        deadline=Deadline(None),
+        progress=Progress(False, "", None),
+        neighbours=12,
+    )
+    assert len(found.theta) == chains and len(found.neighbours) >= 12
+    assert not set(found.theta[:, 0]) & set(found.neighbours[:, 0])
 
 
 def test_the_default_walk_of_few_chains_is_not_as_wide_as_the_prior():
