@@ -1,7 +1,9 @@
 """onedraw: likelihood-free Bayesian inference that spends every simulation well."""
 
+from onedraw.command import command
 from onedraw.cost import Cost
 from onedraw.distance import euclidean, mahalanobis, scaled
+from onedraw.engine.crew import WorkerError
 from onedraw.engine.store import StoreError
 from onedraw.estimator import Estimator, abc_average, handicapped, unbiased
 from onedraw.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
@@ -37,10 +39,12 @@ __all__ = [
     "Status",
     "StoreError",
     "Tolerance",
+    "WorkerError",
     "abc_average",
     "advise",
     "batched",
     "certificate",
+    "command",
     "epanechnikov",
     "euclidean",
     "gaussian",

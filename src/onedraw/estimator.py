@@ -8,16 +8,20 @@ log estimate that would still be accepted, so that a pseudo-sample that cannot m
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from onedraw.arguments import one_of, whole_number
 from onedraw.arrays import Array
+from onedraw.engine.blocks import Deadline, in_order
+from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Purpose, Rng
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.prior import Prior
+from onedraw.progress import Progress
 from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Failure, Simulated
 
 NO_DISTANCES = np.empty((0, 0))
@@ -73,6 +77,8 @@ class AbcAverage:
     keep_distances: bool = True
     early: bool = True
     """Whether plain simulators stop between draws once acceptance is out of reach."""
+    side_by_side: bool = False
+    """Whether the M draws of one estimate go to the run's workers, all of them, instead of being made here."""
     keep_rows: bool = False
     """Whether evaluations without a threshold hand back the summaries of all pseudo-samples."""
     log_bound: float | None = field(default=0.0, init=False)
@@ -110,6 +116,8 @@ class AbcAverage:
         return np.full((n, self.pseudo_samples), np.inf) if self.keep_distances else NO_DISTANCES
 
     def _evaluate(self, rng: Rng, theta: Array, rows: Array | None, log_needed: Array | None) -> Evaluation:
+        if self.side_by_side and self.model.plain and log_needed is not None:
+            return self._draws_side_by_side(rng, theta, rows)
         if log_needed is not None and self.early and self.pseudo_samples > 1 and self.model.plain:
             return self._one_draw_at_a_time(rng, theta, rows, log_needed)
         return self._in_chunks(rng, theta, rows)
@@ -190,9 +198,63 @@ class AbcAverage:
         log_estimate = np.where(closed, -np.inf, self.kernel.log_average(distances))
         return _tally(log_estimate, distances if self.keep_distances else NO_DISTANCES, simulations, parts)
 
+    @cached_property
+    def _draw(self) -> "Draw":
+        return Draw(self.model, self.on_error)
+
+    def _draws_side_by_side(self, rng: Rng, theta: Array, rows: Array | None) -> Evaluation:
+        """Every draw a piece of work of its own."""
+        n, draws = len(theta), self.pseudo_samples
+        places = range(n) if rows is None else rows.tolist()
+        asked = [
+            Asked(rng.seed, rng.phase, rng.first, rng.step, place, m, theta[row : row + 1])
+            for row, place in enumerate(places)
+            for m in range(draws)
+        ]
+        parts: list[Simulated] = []
+
+        def take(_: Asked, part: Simulated) -> bool:
+            parts.append(part)
+            return False
+
+        reason = in_order(self._draw, asked, take, Deadline(None), Progress(False, "", None))
+        if reason != "done":
+            raise Stopped(reason)
+        together = Simulated(np.concatenate([part.rows for part in parts], axis=1).reshape(n, draws, -1))
+        together.failed = sum(part.failed for part in parts)
+        distance = self.model.distances(together)
+        return _tally(self.kernel.log_average(distance), distance if self.keep_distances else NO_DISTANCES,
+                      n * draws, parts)  # fmt: skip
+
     def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
         """The public form (see `Estimator`): streams are keyed from a number drawn from `rng`."""
         return _public(self, rng, theta, worth)
+
+
+class Asked(NamedTuple):
+    """One pseudo-sample that is wanted: the name of its stream, and theta (1, dim)."""
+
+    seed: int
+    phase: int
+    first: int
+    step: int
+    place: int
+    pseudo_sample: int
+    theta: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """The pure task of `layout="draws"`: one pseudo-sample."""
+
+    model: Model
+    on_error: str
+
+    def __call__(self, asked: Asked) -> Simulated:
+        rng = Rng(asked.seed, asked.phase, asked.first, asked.step)
+        return self.model.simulate_rows(
+            rng, asked.theta, np.array([asked.place]), 1, asked.pseudo_sample, on_error=self.on_error
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,6 +389,19 @@ def evaluate(estimator: Any, rng: Rng, theta: Array, log_needed: Array | None) -
             f"-inf, and not above log_bound = {estimator.log_bound}"
         )
     return Evaluation(log_estimate, NO_DISTANCES, int(simulations))
+
+
+def joined(parts: list[Evaluation]) -> Evaluation:
+    """The evaluations of several blocks of rows as one."""
+    return Evaluation(
+        np.concatenate([part.log_estimate for part in parts]),
+        np.concatenate([part.distances for part in parts]),
+        sum(part.simulations for part in parts),
+        sum(part.setups for part in parts),
+        sum(part.failed for part in parts),
+        tuple(failure for part in parts for failure in part.failures),
+        parts[0].ignored_rng,
+    )
 
 
 def check_model_and_kernel(model: Any, kernel: Any) -> None:

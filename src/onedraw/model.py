@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from onedraw.arguments import positive
 from onedraw.arrays import Array
+from onedraw.command import Command
 from onedraw.distance import Distance, Euclidean
+from onedraw.engine.child import Limited
 from onedraw.engine.streams import Rng
 from onedraw.layout import Layout
 from onedraw.prior import Prior
@@ -25,7 +28,7 @@ class Model:
         `od.Prior(...)`.
     simulate
         A function `simulate(rng, **parameters)` that draws one pseudo-sample (a number, an array, or a dict of
-        arrays); or one marked `@od.batched`; or `od.staged(prepare, draw)`.
+        arrays); or one marked `@od.batched`; or `od.staged(prepare, draw)`; or `od.command([...])`.
     observed
         The data, in the form the simulator returns. Of a dict, the keys and their order count.
     summary
@@ -100,6 +103,21 @@ class Model:
         """Simulations the distance needs before it can be used."""
         return int(getattr(self.distance, "pilot", 0))
 
+    def limited(self, timeout: float | None) -> "Model":
+        """The model with each simulation given up after so many seconds; itself where `timeout` is None."""
+        if timeout is None:
+            return self
+        timeout = positive("timeout", timeout, "the number of seconds that one simulation may take")
+        if not self.plain:
+            raise ValueError(
+                f"timeout = {timeout:g} is for plain simulators and od.command, which draw one pseudo-sample a call: "
+                "limit the time inside a batched or staged simulator, and return NaN"
+            )
+        if isinstance(self.simulate, Command):
+            return replace(self, simulate=replace(self.simulate, timeout=timeout))
+        inner = self.simulate.function if isinstance(self.simulate, Limited) else self.simulate
+        return replace(self, simulate=Limited(inner, timeout))
+
     def labels(self) -> list[str]:
         """A name for each number that is compared."""
         return self.recipe.layout.labels("observed" if self.summary is None else "summary")
@@ -158,6 +176,14 @@ class Model:
 
 def _check_simulator(simulate: Any, prior: Prior) -> None:
     function = simulate.prepare if isinstance(simulate, Staged) else simulate
+    if isinstance(simulate, Command):
+        unknown = sorted(simulate.names() - {*prior.names, "seed"})
+        if unknown:
+            raise ValueError(
+                f"the command names {{{unknown[0]}}}, and the prior has {', '.join(prior.names)}: in braces may stand "
+                "a parameter, seed, input or output"
+            )
+        return
     if not callable(function):
         raise ValueError(f"simulate must be a function simulate(rng, **parameters), got {simulate!r}")
     try:

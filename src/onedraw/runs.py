@@ -14,11 +14,11 @@ import numpy as np
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.distance import Euclidean, Mahalanobis, Scaled
-from onedraw.engine.blocks import one_blas_thread
 from onedraw.engine.fingerprint import fingerprint
 from onedraw.engine.saving import Continue, changed_parts, forced_notes
 from onedraw.engine.store import Record, Store, StoreError
 from onedraw.engine.streams import Phase, Rng
+from onedraw.engine.threads import one_blas_thread
 from onedraw.kernels import Kernel
 from onedraw.layout import Layout
 from onedraw.model import Model
@@ -34,7 +34,7 @@ from onedraw.simulator import Batched, Failure, Simulated, Staged, summarise_obs
 
 SAMPLERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "rejection": (rejection.rejection, ("pseudo_samples", "keep_distances", "keep")),
-    "pseudo_marginal": (pseudo_marginal, ("pseudo_samples", "early", "keep_distances", "chains", "thin")),
+    "pseudo_marginal": (pseudo_marginal, ("pseudo_samples", "early", "keep_distances", "chains", "thin", "layout")),
     "wilkinson": (wilkinson, ("early", "chains", "thin")),
     "r_hit": (r_hit, ("hits", "max_draws", "chains", "thin")),
 }
@@ -173,6 +173,8 @@ def resume(
     draws: int | None = None,
     budget: int | None = None,
     max_seconds: float | None = None,
+    workers: int | None = None,
+    executor: Any = None,
     segment: float = 30.0,
     progress: bool | None = None,
     force: bool = False,
@@ -189,7 +191,7 @@ def resume(
         Only where they were a function of your own, or a Posterior to start from: the file cannot hold those.
     draws, budget
         A larger number than the run began with, to go further.
-    max_seconds, segment, progress
+    max_seconds, workers, executor, segment, progress
         For this session, as in every sampler.
     force
         Go on although the model has changed, or behind the last good record of a damaged file. The file and the
@@ -200,7 +202,7 @@ def resume(
     with _Form(path):
         arguments, facts = written["arguments"], written["facts"]
         sampler, names = SAMPLERS[written["algorithm"]]
-        given = {name: arguments[name] for name in (*names, "seed", "on_error")}
+        given = {name: arguments[name] for name in (*names, "seed", "on_error", "timeout")}
         given["draws"] = arguments["draws"] if draws is None else draws
         given["budget"] = arguments["budget"] if budget is None else budget
         if facts["estimator"]:
@@ -227,7 +229,10 @@ def resume(
             raise StoreError(f"{path} started from a Posterior: give it again, as start=")
     elif proposal is not None or start is not None:
         raise StoreError(f"{path} holds a run of rejection, which has no proposal and no start")
-    return sampler(**given, store=Continue(path, force), segment=segment, max_seconds=max_seconds, progress=progress)
+    return sampler(
+        **given, store=Continue(path, force), segment=segment, max_seconds=max_seconds, workers=workers,
+        executor=executor, progress=progress,
+    )  # fmt: skip
 
 
 def own_parts(path: File) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arrays import Array
+from onedraw.engine.child import kept_apart
 from onedraw.engine.streams import Purpose, Rng
 from onedraw.layout import Layout
 from onedraw.prior import Prior
@@ -51,6 +52,10 @@ class Staged:
 
     prepare: Callable[..., Any]
     draw: Callable[..., Any]
+
+    def both(self, rng: np.random.Generator, m: int, parameters: dict[str, Any]) -> Any:
+        """Prepare for a theta, and draw m pseudo-samples."""
+        return self.draw(rng, self.prepare(**parameters), m)
 
 
 def batched(function: Callable[..., Any]) -> Batched:
@@ -111,6 +116,11 @@ class Simulated:
     failures: list[Failure] = field(default_factory=list)
     """The first failure only: the count is in `failed`."""
     ignored_rng: bool = False
+
+    @property
+    def simulations(self) -> int:
+        """Pseudo-samples drawn."""
+        return self.rows.shape[0] * self.rows.shape[1]
 
 
 class Recipe(NamedTuple):
@@ -177,7 +187,12 @@ def _plain_rows(
     on_error: str,
     watch: bool,
 ) -> None:
-    simulate, flatten, names, single = recipe.simulator, recipe.layout.flatten, recipe.prior.names, rng.single
+    simulate, flatten, names, single = (
+        kept_apart(recipe.simulator),
+        recipe.layout.flatten,
+        recipe.prior.names,
+        rng.single,
+    )
     summary = None if recipe.summary is None else _one_at_a_time(recipe.summary)
     used = not watch
     one_number = recipe.layout.keys is None and shape[2] == 1
@@ -216,12 +231,11 @@ def _staged_rows(
     result: Simulated,
     on_error: str,
 ) -> None:
-    names, simulator = recipe.prior.names, recipe.simulator
+    names, both_stages = recipe.prior.names, kept_apart(recipe.simulator.both)
     for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         result.setups += 1
         try:
-            state = simulator.prepare(**dict(zip(names, values, strict=True)))
-            drawn = simulator.draw(rng.single(place, first), state, pseudo_samples)
+            drawn = both_stages(rng.single(place, first), pseudo_samples, dict(zip(names, values, strict=True)))
             result.rows[row] = _summaries(recipe, drawn, pseudo_samples)
         except Exception as error:
             result.rows[row] = np.nan
@@ -236,7 +250,7 @@ def _batched_rows(
     generator = rng.bulk(Purpose.SIMULATE, chunk)
     before = generator.bit_generator.state["state"]["state"] if watch else None
     try:
-        values = recipe.simulator(generator, **recipe.prior.columns(repeated))
+        values = kept_apart(recipe.simulator)(generator, **recipe.prior.columns(repeated))
         rows = _summaries(recipe, values, n)
     except Exception as error:
         raise SimulationError(

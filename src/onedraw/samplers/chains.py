@@ -7,23 +7,24 @@ rectangular, and where a run is cut into blocks or rounds has no influence on an
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_fresh, whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
-from onedraw.engine.blocks import Block, Deadline, cut, one_blas_thread
+from onedraw.engine.blocks import Block, Deadline, cut, in_lanes
+from onedraw.engine.crew import Here, hired
+from onedraw.engine.crew import current as current_crew
 from onedraw.engine.lockstep import FAILURES_KEPT, Sampler, Tally, advance
 from onedraw.engine.saving import Saver, Specification, begin, checked_segment, recorded_seed
-from onedraw.engine.signals import Stopped, current, guarded
+from onedraw.engine.signals import Stopped, guarded
 from onedraw.engine.store import Record
 from onedraw.engine.streams import Phase, Purpose, Rng
+from onedraw.engine.threads import one_blas_thread
 from onedraw.estimator import AbcAverage
 from onedraw.kernels import Kernel
 from onedraw.model import Model
@@ -32,13 +33,11 @@ from onedraw.prior import Prior
 from onedraw.progress import Progress
 from onedraw.proposal import resolve
 from onedraw.samplers.pilot import learn_distance, warn_ignored_rng
-from onedraw.samplers.specification import specify
-from onedraw.samplers.start import Start, keeps_distances, points_in, starting_states
+from onedraw.samplers.specification import in_time, specify
+from onedraw.samplers.start import Start, chains_a_block, keeps_distances, points_in, starting_states
 from onedraw.simulator import Failure
 
 PLAIN_CHAINS, BATCHED_CHAINS = 4, 1024
-PLAIN_BLOCK, BATCHED_BLOCK = 4, 16_384
-"""Chains a block: they share the streams of proposals and uniforms, so this is part of a run's identity."""
 LOOK_SECONDS = 0.2
 """About how often a run looks at the clock and at Ctrl-C, and shows progress."""
 STEPS_A_SIMULATION = 200
@@ -63,6 +62,10 @@ class Request:
     proposal: Any
     store: Any = None
     segment: float = 30.0
+    workers: int | None = None
+    executor: Any = None
+    timeout: float | None = None
+    layout: str = "chains"
 
     @staticmethod
     def checked(model: Model | None, **given: Any) -> "Request":
@@ -90,6 +93,10 @@ class Request:
             proposal=given["proposal"],
             store=given["store"],
             segment=checked_segment(given["segment"]),
+            workers=given["workers"],
+            executor=given["executor"],
+            timeout=given["timeout"],
+            layout=one_of("layout", given.get("layout", "chains"), ("chains", "draws")),
         )
 
 
@@ -132,9 +139,11 @@ def run_chains(
     log_prior)` its state from the starting draws of a block. `worst` is the most simulations one step of one chain
     can take. `also` are arguments of the run that its settings do not show.
     """
+    estimator = _in_time(estimator, request.timeout)
     arguments = {
         **settings, **(also or {}), "draws": request.draws, "budget": request.budget, "chains": request.chains,
-        "thin": request.thin, "seed": request.seed, "on_error": request.on_error,
+        "thin": request.thin, "seed": request.seed, "on_error": request.on_error, "timeout": request.timeout,
+        "layout": request.layout,
     }  # fmt: skip
 
     def specification() -> Specification:
@@ -142,10 +151,12 @@ def run_chains(
         return replace(made, facts={**made.facts, "settings": list(settings), "start": _start_setting(request.start)})
 
     with (
+        hired(request.workers, request.executor) as crew,
         guarded(terminate=request.store is not None),
         begin(request.store, request.segment, specification) as saver,
     ):
-        return _run(algorithm, request, estimator, make_sampler, make_state, worst, settings, saver)
+        post = _run(algorithm, request, estimator, make_sampler, make_state, worst, settings, saver)
+        return replace(post, cost=post.cost.plus(Cost(surplus=crew.surplus)))
 
 
 def _run(
@@ -194,6 +205,7 @@ def _run(
             load_rounds(rounds, saver.records("run.segment"))
             sampler = make_sampler(estimator, proposal)
             _rounds_of_steps(algorithm, request, estimator, sampler, make_state, start, worst, deadline, rounds, saver)
+    notes.extend(in_time({"timeout": request.timeout}))
     settings = {
         "algorithm": algorithm,
         "kernel": None if kernel is None else kernel.name,
@@ -234,14 +246,12 @@ def _rounds_of_steps(
     rounds: Rounds,
     saver: Saver,
 ) -> None:
-    size = BATCHED_BLOCK if _in_batches(estimator) else PLAIN_BLOCK
-    blocks = list(cut(request.chains, size))
+    blocks = list(cut(request.chains, chains_a_block(estimator)))
     log_prior = estimator.prior.logpdf(start.theta)
     states = [make_state(_part(start, block), log_prior[block.first : block.first + block.size]) for block in blocks]
     last = saver.last("run.segment")
     if last is not None:
         states = [_state_of(type(states[0]), last.arrays, block) for block in blocks]
-    rngs = [Rng(request.seed, Phase.RUN, block.first) for block in blocks]
     wanted = None if request.draws is None else request.draws * request.thin
     keep = keeps_distances(estimator)
     bar = Progress(request.progress, algorithm, wanted or request.budget, "steps" if wanted else "simulations")
@@ -268,7 +278,7 @@ def _rounds_of_steps(
                 theta[:known] = rounds.theta.pop()
                 if distances is not None:
                     distances[:known] = rounds.distances.pop()
-            _segments(request, sampler, blocks, states, rngs, theta, distances, deadline, rounds, bar, wanted, saver)
+            _segments(request, sampler, blocks, states, theta, distances, deadline, rounds, bar, wanted, saver)
             rounds.theta.append(theta[: rounds.taken // request.thin])
             if distances is not None:
                 rounds.distances.append(distances[: rounds.taken // request.thin])
@@ -297,7 +307,6 @@ def _segments(
     sampler: Sampler,
     blocks: list[Block],
     states: list[Any],
-    rngs: list[Rng],
     theta: Array,
     distances: Array | None,
     deadline: Deadline,
@@ -321,60 +330,98 @@ def _segments(
             _save(saver, rounds, saved, told, draws, states)
             saved, told = rounds.taken, len(rounds.failures)
 
-    guard = current()
-    length = request.thin
     step_bytes = theta[:1].nbytes + (0 if distances is None else distances[:1].nbytes)
+    crew = current_crew() if request.layout == "chains" else Here()
+    walk = Walk(sampler, request.seed, request.thin, batches, (done, done + steps), distances is not None)
+    cuts = [rounds.taken]
+    """Where legs begin, by step of the round; the clock decides, and no number depends on it."""
+    length = request.thin
+
+    def leg_of(lane: int, leg: int, last: Walked | None) -> Leg | None:
+        if cuts[leg] == steps:
+            return None
+        if leg + 1 == len(cuts):
+            cuts.append(min(cuts[leg] + length, steps))
+        state = states[lane] if last is None else last.state
+        return Leg(blocks[lane], state, done + cuts[leg], cuts[leg + 1] - cuts[leg])
+
+    def take(walked: list[Walked], seconds: float) -> None:
+        nonlocal length
+        taken, now = rounds.taken, rounds.taken + walked[0].steps
+        rows = slice(taken // request.thin, now // request.thin)
+        for lane, (block, one) in enumerate(zip(blocks, walked, strict=True)):
+            columns = slice(block.first, block.first + block.size)
+            theta[rows, columns] = one.theta
+            if distances is not None:
+                distances[rows, columns] = one.distances
+            states[lane] = one.state
+        _add_up(rounds, [one.tally for one in walked])
+        if done == taken == 0 and all(one.tally.ignored_rng for one in walked):
+            warn_ignored_rng()
+        rounds.taken = now
+        moves, tried = int(rounds.accepted[-1].sum()), int(rounds.proposals[-1].sum())
+        position = done + now if wanted else rounds.cost.simulations
+        bar.update(position, f"{moves / max(tried, 1):.3g} accepted")
+        if saver.due((now - saved) // request.thin * step_bytes):
+            save()
+        aim = LOOK_SECONDS if crew.remote else LOOK_SECONDS / len(blocks)
+        longest = min(aim * (now - taken) / max(seconds, 1e-9), 4 * (now - taken))
+        length = max(request.thin, int(longest) // request.thin * request.thin)
+
     try:
-        while rounds.taken < steps:
-            taken = rounds.taken
-            length = min(length, steps - taken)
-            began = time.perf_counter()
-            rows = slice(taken // request.thin, (taken + length) // request.thin)
-            fresh: list[Any] = []
-            tallies: list[Tally] = []
-            try:
-                for block, state, rng in zip(blocks, states, rngs, strict=True):
-                    columns = slice(block.first, block.first + block.size)
-                    into = None if distances is None else distances[rows, columns]
-                    work = partial(
-                        advance,
-                        sampler,
-                        rng,
-                        state,
-                        done + taken,
-                        length,
-                        request.thin,
-                        theta[rows, columns],
-                        into,
-                        batches,
-                        (done, done + steps),
-                    )
-                    state, tally = guard.call(work)
-                    fresh.append(state)
-                    tallies.append(tally)
-            except Stopped as stopped:
-                rounds.reason = stopped.reason
-                surplus = sum(tally.simulations for tally in tallies)
-                rounds.cost = rounds.cost.plus(Cost(surplus=surplus))
-                return
-            states[:] = fresh
-            _add_up(rounds, tallies)
-            if done == taken == 0 and all(tally.ignored_rng for tally in tallies):
-                warn_ignored_rng()
-            rounds.taken += length
-            moves, tried = int(rounds.accepted[-1].sum()), int(rounds.proposals[-1].sum())
-            position = done + rounds.taken if wanted else rounds.cost.simulations
-            bar.update(position, f"{moves / max(tried, 1):.3g} accepted")
-            if saver.due((rounds.taken - saved) // request.thin * step_bytes):
-                save()
-            if rounds.taken < steps and deadline.passed():
-                rounds.reason = "max_seconds"
-                return
-            # The clock decides only where we look up, never what is computed.
-            speed = length / max(time.perf_counter() - began, 1e-9)
-            length = max(request.thin, int(min(speed * LOOK_SECONDS, 4 * length)) // request.thin * request.thin)
+        if in_lanes(crew, walk, len(blocks), leg_of, take, deadline) == "max_seconds":
+            rounds.reason = "max_seconds"
+    except Stopped as stopped:
+        rounds.reason = stopped.reason
     finally:
         save()
+
+
+class Leg(NamedTuple):
+    """Some steps of one block of chains, from the state that they begin with."""
+
+    block: Block
+    state: Any
+    first_step: int
+    steps: int
+
+
+class Walked(NamedTuple):
+    """What a leg gives."""
+
+    state: Any
+    theta: Array
+    distances: Array | None
+    tally: Tally
+    steps: int
+
+    @property
+    def simulations(self) -> int:
+        """What the leg cost."""
+        return self.tally.simulations
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """The pure task of chains: take the steps of one leg."""
+
+    sampler: Sampler
+    seed: int
+    thin: int
+    batches: int
+    stretch: tuple[int, int]
+    keep_distances: bool
+
+    def __call__(self, leg: Leg) -> Walked:
+        kept, n = leg.steps // self.thin, leg.block.size
+        theta = np.empty((kept, n, leg.state.theta.shape[1]))
+        distances = np.empty((kept, n, leg.state.distances.shape[1])) if self.keep_distances else None
+        rng = Rng(self.seed, Phase.RUN, leg.block.first)
+        state, tally = advance(
+            self.sampler, rng, leg.state, leg.first_step, leg.steps, self.thin, theta, distances, self.batches,
+            self.stretch,
+        )  # fmt: skip
+        return Walked(state, theta, distances, tally, leg.steps)
 
 
 def _save(saver: Saver, rounds: Rounds, saved: int, told: int, draws: dict[str, Array], states: list[Any]) -> None:
@@ -565,9 +612,14 @@ def _joined(parts: list[Array], empty: tuple[int, ...]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _in_batches(estimator: Any) -> bool:
+def _in_time(estimator: Any, timeout: float | None) -> Any:
+    """The estimator with its simulations limited in time."""
+    if timeout is None:
+        return estimator
     inner = getattr(estimator, "estimator", estimator)
-    return not isinstance(inner, AbcAverage) or inner.model.batched
+    if not isinstance(inner, AbcAverage):
+        raise ValueError(f"timeout = {timeout!r} is for simulators, and this run has an estimator of your own")
+    return estimator.with_model(inner.model.limited(timeout))
 
 
 def _model_and_kernel(estimator: Any) -> tuple[Model | None, Kernel | None]:

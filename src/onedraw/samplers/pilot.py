@@ -5,14 +5,14 @@ from draws that are then accepted would bend the posterior (docs/theory.md).
 """
 
 import warnings
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from onedraw.arrays import Array
 from onedraw.cost import Cost
-from onedraw.engine.blocks import Deadline, cut, in_order
+from onedraw.engine.blocks import Block, Deadline, cut, in_order
 from onedraw.engine.saving import Saver
 from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
@@ -20,8 +20,24 @@ from onedraw.model import Model
 from onedraw.progress import Progress
 from onedraw.simulator import CHUNK_ROWS, Failure, Simulated, SimulationError
 
+PLAIN_BLOCK = 16
+"""Simulations a block for simulators that are called once a pseudo-sample."""
 HOPELESS = 100
 """Simulations that may all fail before a run stops."""
+
+
+@dataclass(frozen=True, eq=False)
+class FromPrior:
+    """The pure task of a pilot: simulate at draws from the prior."""
+
+    model: Model
+    seed: int
+    on_error: str
+
+    def __call__(self, block: Block) -> Simulated:
+        rng = Rng(self.seed, Phase.PILOT, block.first)
+        theta = self.model.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
+        return self.model.simulate_rows(rng, theta, on_error=self.on_error)
 
 
 def learn_distance(
@@ -39,7 +55,7 @@ def learn_distance(
     learnt = saver.last("pilot")
     if learnt is not None:
         return model.with_distance(ready(model.distance, learnt.arrays)), Cost(*learnt.scalars["cost"])
-    size = CHUNK_ROWS if model.batched else 32
+    size = CHUNK_ROWS if model.batched else PLAIN_BLOCK
     rows: list[Array] = []
     done = saved = failed = setups = 0
     first_failure: list[Failure] = []
@@ -49,19 +65,13 @@ def learn_distance(
         first_failure = [Failure(**one) for one in record.scalars["failures"]]
         saved = len(rows)
 
-    def simulate(block: tuple[int, int]) -> Simulated:
-        first, count = block
-        rng = Rng(seed, Phase.PILOT, first)
-        theta = model.prior.sample(rng.bulk(Purpose.PRIOR), count)
-        return model.simulate_rows(rng, theta, on_error=on_error)
-
-    def take(block: tuple[int, int], result: Simulated) -> bool:
+    def take(block: Block, result: Simulated) -> bool:
         nonlocal done, failed, setups
         rows.append(result.rows[:, 0, :])
         failed += result.failed
         setups += result.setups
         first_failure.extend(result.failures[: 1 - len(first_failure)])
-        done = block[0] + block[1]
+        done = block.first + block.size
         refuse_hopeless(done, failed, first_failure, last=done == model.pilot)
         bar.update(done)
         if saver.due():
@@ -79,7 +89,7 @@ def learn_distance(
     bar = Progress(progress, "pilot", model.pilot, "simulations")
     deadline = Deadline(None)
     try:
-        reason = in_order(simulate, cut(model.pilot, size, done), take, deadline, bar)
+        reason = in_order(FromPrior(model, seed, on_error), cut(model.pilot, size, done), take, deadline, bar)
     finally:
         save()
     if reason != "done":

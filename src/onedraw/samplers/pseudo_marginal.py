@@ -133,7 +133,11 @@ def pseudo_marginal(
     max_seconds: float | None = None,
     early: bool = True,
     keep_distances: bool | None = None,
+    layout: str = "chains",
     estimator: Any = None,
+    workers: int | None = None,
+    executor: Any = None,
+    timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
     progress: bool | None = None,
@@ -158,13 +162,16 @@ def pseudo_marginal(
     budget
         The most simulations, pilot and starts included: never passed, and missed by less than one proposal (times
         thin) for each chain. `draws` or `budget` or both: whichever comes first.
-    thin, seed, on_error, max_seconds, store, segment, progress
+    thin, seed, on_error, max_seconds, workers, executor, timeout, store, segment, progress
         As in every sampler: see `od.rejection`.
     early
         Reject before simulating where no simulation could be accepted. The chain is the same for plain simulators
         and as good for others; it costs more without.
     keep_distances
         Keep the distances of all M pseudo-samples of each draw, for `Posterior.at`; by default for M = 1.
+    layout
+        What workers share out: "chains" (blocks of chains), or "draws" (the M pseudo-samples of one estimate, all of
+        which are then drawn; for plain simulators). The first is never more than twice as slow (docs/scaling.md).
     estimator
         Any unbiased non-negative estimator (`od.Estimator`, `od.unbiased`, `od.handicapped`).
 
@@ -184,7 +191,14 @@ def pseudo_marginal(
         assert model is not None and kernel is not None
         keep = draws_each == 1 if keep_distances is None else bool(keep_distances)
         on_error = one_of("on_error", on_error, ("reject", "raise"))
-        estimator = AbcAverage(model, kernel, draws_each, on_error=on_error, keep_distances=keep, early=early)
+        if layout == "draws" and not model.plain:
+            raise ValueError("layout='draws' is for plain simulators: others draw their pseudo-samples together anyway")
+        estimator = AbcAverage(
+            model, kernel, draws_each, on_error=on_error, keep_distances=keep, early=early,
+            side_by_side=layout == "draws",
+        )  # fmt: skip
+    elif layout != "chains":
+        raise ValueError(f"layout = {layout!r} needs a model and a kernel: an estimator of your own draws as it likes")
     elif model is not None or kernel is not None or draws_each != 1:
         raise ValueError("give a model and a kernel (with pseudo_samples), or an estimator, not both")
     else:
@@ -193,7 +207,8 @@ def pseudo_marginal(
     request = Request.checked(
         model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
         max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
-        segment=segment,
+        segment=segment, workers=workers, executor=executor, timeout=timeout,
+        layout=layout,
     )  # fmt: skip
     return run_chains(
         "pseudo_marginal",

@@ -187,6 +187,9 @@ def r_hit(
     seed: int | None = None,
     on_error: str = "reject",
     max_seconds: float | None = None,
+    workers: int | None = None,
+    executor: Any = None,
+    timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
     progress: bool | None = None,
@@ -214,7 +217,7 @@ def r_hit(
     request = Request.checked(
         model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
         max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
-        segment=segment,
+        segment=segment, workers=workers, executor=executor, timeout=timeout,
     )  # fmt: skip
     if max_draws is None:
         affordable = MAX_DRAWS if request.budget is None else request.budget // (10 * request.chains * request.thin)

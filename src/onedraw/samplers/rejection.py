@@ -18,6 +18,7 @@ from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_f
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
+from onedraw.engine.crew import hired
 from onedraw.engine.saving import Saver, begin, checked_segment, recorded_seed
 from onedraw.engine.signals import Stopped, guarded
 from onedraw.engine.store import Record
@@ -28,10 +29,10 @@ from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.progress import Progress
 from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
-from onedraw.samplers.specification import specify
+from onedraw.samplers.specification import in_time, specify
 from onedraw.simulator import CHUNK_ROWS, Failure
 
-PLAIN_BLOCK = 64
+PLAIN_BLOCK = 16
 """Proposals a block for simulators that are called once a pseudo-sample."""
 KEPT_PSEUDO_SAMPLES = 64
 """The largest M for which the distances of all M pseudo-samples are kept unless asked for."""
@@ -52,6 +53,11 @@ class Accepted(NamedTuple):
     near_distance: Array
     bank: dict[str, Array]
     """Theta, summaries and distances of all proposals, where they are kept."""
+
+    @property
+    def simulations(self) -> int:
+        """What the block cost."""
+        return self.evaluation.simulations
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,6 +292,9 @@ def rejection(
     max_seconds: float | None = None,
     keep_distances: bool | None = None,
     keep: str = "draws",
+    workers: int | None = None,
+    executor: Any = None,
+    timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
     progress: bool | None = None,
@@ -313,6 +322,13 @@ def rejection(
         Whether the distances of all M pseudo-samples of each draw are kept; by default up to M = 64.
     keep
         "all" keeps theta, summaries and distances of every proposal in the file, for `od.reuse`.
+    workers
+        Simulate in so many processes on this machine. The result is the same, byte for byte.
+    executor
+        Simulate on this `concurrent.futures.Executor` or `dask.distributed.Client` instead (docs/scaling.md).
+    timeout
+        Seconds that one simulation of a plain simulator or an `od.command` may take. One that takes longer is killed
+        and counts as failed, so the posterior is that of a model that always ends in time.
     store
         The file of this run. What is done is saved there, and the same call goes on where an earlier one ended
         (docs/store.md). None: in memory only.
@@ -346,6 +362,7 @@ def rejection(
     if keep_distances is None:
         keep_distances = pseudo_samples <= KEPT_PSEUDO_SAMPLES
     segment = checked_segment(segment)
+    model = model.limited(timeout)
     if one_of("keep", keep, ("draws", "all")) == "all" and store is None:
         raise ValueError("keep='all' keeps every simulation in the run's file: say which with store='run.db'")
     estimator = AbcAverage(
@@ -355,10 +372,11 @@ def rejection(
     block = block_size(model, pseudo_samples)
     arguments = {
         "pseudo_samples": pseudo_samples, "draws": draws, "budget": budget, "seed": seed, "on_error": on_error,
-        "keep_distances": keep_distances, "keep": keep, "block": block,
+        "keep_distances": keep_distances, "keep": keep, "block": block, "timeout": timeout,
     }  # fmt: skip
     deadline = Deadline(max_seconds)
     with (
+        hired(workers, executor) as crew,
         guarded(terminate=store is not None),
         begin(store, segment, lambda: specify("rejection", estimator, arguments)) as saver,
     ):
@@ -388,7 +406,7 @@ def rejection(
                 progress=Progress(progress, "rejection", total, unit),
                 saver=saver,
             )
-        cost = pilot_cost.plus(found.cost)._replace(seconds=saver.seconds())
+        cost = pilot_cost.plus(found.cost)._replace(seconds=saver.seconds(), surplus=crew.surplus)
         status = _status(found.reason, len(found.theta), draws, budget, found.cost.proposals)
         saver.finish(status.reason, status.message)
         named = {**arguments, "kernel": kernel.name, "eps": kernel.eps}
@@ -436,7 +454,7 @@ def posterior_of(
         model=model,
         kernel=kernel,
         independent=True,
-        notes=(*_notes(found, kept, arguments["eps"]), *notes),
+        notes=(*_notes(found, kept, arguments["eps"]), *in_time(arguments), *notes),
     )
 
 

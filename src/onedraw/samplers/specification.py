@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from onedraw import kernels
+from onedraw.engine.child import Limited
 from onedraw.engine.fingerprint import fingerprint
 from onedraw.engine.saving import Specification
 from onedraw.engine.store import StoreError
@@ -57,9 +58,22 @@ def specify(algorithm: str, estimator: Any, arguments: Mapping[str, Any], **part
     return Specification(algorithm, named | dict(arguments), prints, facts)
 
 
+def in_time(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a reader must know of a run whose simulations had a time limit."""
+    timeout = arguments.get("timeout")
+    if timeout is None:
+        return ()
+    return (
+        f"simulations that took more than timeout = {timeout:g} s were killed and count as misses: the posterior is "
+        "that of the model conditional on finishing in time",
+    )
+
+
 def model_parts(model: Model) -> dict[str, dict[str, str]]:
     """Fingerprints of a model's parts, the prior left out."""
     simulate = model.simulate
+    if isinstance(simulate, Limited):
+        simulate = simulate.function
     if hasattr(simulate, "prepare"):
         simulators = {"model.simulate (prepare)": simulate.prepare, "model.simulate (draw)": simulate.draw}
     else:

@@ -4,27 +4,28 @@ An accepted draw of Algorithm 1 with its pseudo-samples is exactly a stationary 
 burn-in. For M > 1 it is enough to accept with one pseudo-sample, keep it, and add M - 1 fresh ones (docs/theory.md).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onedraw.arrays import Array
 from onedraw.cost import Cost
-from onedraw.engine.blocks import Deadline, one_blas_thread
+from onedraw.engine.blocks import Block, Deadline, cut, in_order
 from onedraw.engine.saving import Saver
-from onedraw.engine.signals import current
+from onedraw.engine.signals import Stopped
 from onedraw.engine.store import Record
 from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.estimator import AbcAverage, evaluate
+from onedraw.estimator import AbcAverage, Evaluation, evaluate, joined
 from onedraw.posterior import Posterior
 from onedraw.prior import Prior
 from onedraw.progress import Progress
 from onedraw.samplers.rejection import Collected, block_size, collect
 from onedraw.simulator import Failure
 
+PLAIN_BLOCK, BATCHED_BLOCK = 1, 16_384
+"""Chains a block, for simulators that are called once a pseudo-sample, and for others."""
 TRIES = 1000
 """Estimates at a given starting point before it is called hopeless."""
 
@@ -154,9 +155,7 @@ def _completed(estimator: Any, found: Collected, seed: int) -> Start:
     log_estimate = found.log_estimate
     if isinstance(estimator, AbcAverage) and estimator.pseudo_samples > 1:
         rest = replace(estimator, pseudo_samples=estimator.pseudo_samples - 1, keep_distances=True, early=False)
-        with one_blas_thread():
-            theta = np.asfortranarray(found.theta)
-            more = current().call(lambda: rest.evaluate(Rng(seed, Phase.FILL), theta, None))
+        more = estimates(rest, seed, Phase.FILL, np.asfortranarray(found.theta))
         found.distances = np.concatenate([found.distances, more.distances], axis=1)
         found.cost = found.cost.plus(Cost(simulations=more.simulations, setups=more.setups, failed=more.failed))
         found.failures = (*found.failures, *more.failures)
@@ -197,6 +196,56 @@ def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, bu
         chains, Cost(), (), "enough", every[pick],
     )  # fmt: skip
     return _completed(estimator, found, seed)
+
+
+class Points(NamedTuple):
+    """Points of a block of chains at which estimates are wanted."""
+
+    block: Block
+    theta: Array
+    needed: Array | None
+    attempt: int
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """The pure task: estimates at the points of a block."""
+
+    estimator: Any
+    seed: int
+    phase: int
+
+    def __call__(self, points: Points) -> Evaluation:
+        rng = Rng(self.seed, self.phase, points.block.first, points.attempt)
+        return evaluate(self.estimator, rng, points.theta, points.needed)
+
+
+def estimates(
+    estimator: Any, seed: int, phase: int, theta: Array, needed: Array | None = None, attempt: int = 0
+) -> Evaluation:
+    """Estimates at a point for each chain, by blocks of chains; Stopped where a signal came."""
+    parts: list[Evaluation] = []
+
+    def take(_: Points, part: Evaluation) -> bool:
+        parts.append(part)
+        return False
+
+    def asked() -> Iterator[Points]:
+        for block in cut(len(theta), chains_a_block(estimator)):
+            rows = slice(block.first, block.first + block.size)
+            here = np.asfortranarray(theta[rows])
+            yield Points(block, here, None if needed is None else needed[rows], attempt)
+
+    reason = in_order(Estimates(estimator, seed, phase), asked(), take, Deadline(None), Progress(False, "", None))
+    if reason != "done":
+        raise Stopped(reason)
+    return parts[0] if len(parts) == 1 else joined(parts)
+
+
+def chains_a_block(estimator: Any) -> int:
+    """Chains that share the streams of proposals and uniforms, and one worker: a part of a run's identity."""
+    inner = getattr(estimator, "estimator", estimator)
+    return PLAIN_BLOCK if isinstance(inner, AbcAverage) and not inner.model.batched else BATCHED_BLOCK
 
 
 def pseudo_samples_of(estimator: Any) -> int:
@@ -255,21 +304,19 @@ def _at_points(points: Array, pool: Array, estimator: Any, seed: int, budget: in
     cost = Cost()
     failures: tuple[Failure, ...] = ()
     missing = np.arange(chains)
-    with one_blas_thread():
-        for attempt in range(tries):
-            needed = np.full(chains, np.inf)
-            needed[missing] = -np.inf
-            rng = Rng(seed, Phase.START, step=attempt)
-            result = current().call(partial(evaluate, estimator, rng, points, needed))
-            cost = cost.plus(Cost(result.simulations, result.setups, 0, result.failed))
-            failures = (*failures, *result.failures)[:20]
-            log_estimate[missing] = result.log_estimate[missing]
-            if kept and result.distances.size:
-                distances[missing] = result.distances[missing]
-                nearest = min(nearest, float(result.distances[missing].min()))
-            missing = np.flatnonzero(np.isneginf(log_estimate))
-            if missing.size == 0:
-                break
+    for attempt in range(tries):
+        needed = np.full(chains, np.inf)
+        needed[missing] = -np.inf
+        result = estimates(estimator, seed, Phase.START, points, needed, attempt)
+        cost = cost.plus(Cost(result.simulations, result.setups, 0, result.failed))
+        failures = (*failures, *result.failures)[:20]
+        log_estimate[missing] = result.log_estimate[missing]
+        if kept and result.distances.size:
+            distances[missing] = result.distances[missing]
+            nearest = min(nearest, float(result.distances[missing].min()))
+        missing = np.flatnonzero(np.isneginf(log_estimate))
+        if missing.size == 0:
+            break
     if missing.size:
         chain = int(missing[0])
         remedy = (

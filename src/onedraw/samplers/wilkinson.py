@@ -85,6 +85,9 @@ def wilkinson(
     on_error: str = "reject",
     max_seconds: float | None = None,
     early: bool = True,
+    workers: int | None = None,
+    executor: Any = None,
+    timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
     progress: bool | None = None,
@@ -105,7 +108,7 @@ def wilkinson(
     request = Request.checked(
         model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
         max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
-        segment=segment,
+        segment=segment, workers=workers, executor=executor, timeout=timeout,
     )  # fmt: skip
     return run_chains(
         "wilkinson",

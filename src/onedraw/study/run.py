@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import onedraw as od
-from onedraw.engine.blocks import one_blas_thread
+from onedraw.engine.threads import one_blas_thread
 from onedraw.progress import Progress
 from onedraw.samplers.tolerance import tolerance_for
 from onedraw.study.efficiency import EfficiencyCurve, efficiency_curve

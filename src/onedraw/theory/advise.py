@@ -26,9 +26,10 @@ import numpy as np
 from onedraw.arguments import optional_whole_number, seed_or_fresh, whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
-from onedraw.engine.blocks import Deadline, one_blas_thread
+from onedraw.engine.blocks import Deadline
 from onedraw.engine.lockstep import advance
 from onedraw.engine.streams import Phase, Rng
+from onedraw.engine.threads import one_blas_thread
 from onedraw.estimator import AbcAverage, check_model_and_kernel
 from onedraw.kernels import Kernel
 from onedraw.model import Model

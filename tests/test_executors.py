@@ -1,0 +1,434 @@
+"""The same bytes from one process, from workers of any kind, and from workers that die."""
+
+import os
+import random
+import signal
+import threading
+import time
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import psutil
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.engine import crew as crew_module
+from onedraw.engine.blocks import Deadline, cut, in_lanes, in_order
+from onedraw.engine.crew import Crew, hired
+from onedraw.progress import Progress
+from tests.reference import toy
+from tests.test_contract import ALL, bytes_of, run
+
+SILENT = Progress(False, "", None)
+
+
+@contextmanager
+def dask(workers, **more):
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50, **more
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module", params=["loky 2", "loky 3", "threads 2", "processes 2", "dask 2", "dask 3"])
+def where(request):
+    """Arguments that send a run's work somewhere else."""
+    kind, number = request.param.split()
+    if kind == "loky":
+        yield {"workers": int(number)}
+    elif kind == "threads":
+        with ThreadPoolExecutor(int(number)) as pool:
+            yield {"executor": pool}
+    elif kind == "processes":
+        import multiprocessing
+
+        with ProcessPoolExecutor(int(number), mp_context=multiprocessing.get_context("spawn")) as pool:
+            yield {"executor": pool}
+    else:
+        with dask(int(number)) as client:
+            yield {"executor": client}
+
+
+def same(post):
+    draws, distances, cost, *rates = bytes_of(post)
+    return draws, distances, cost._replace(surplus=0), rates, [one.message for one in post.failures]
+
+
+def plain_model():
+    return od.Model(
+        od.Prior(theta=stats.norm()), lambda rng, theta: rng.normal(theta, 1.0), 2.0, distance=od.scaled(pilot=40)
+    )
+
+
+SIDE_BY_SIDE = {
+    **ALL,
+    "layout draws": lambda *a, **k: od.pseudo_marginal(*a, pseudo_samples=3, layout="draws", **k),
+}
+serial = {}
+
+
+def one_run(name, kind, **more):
+    model = plain_model() if kind == "plain" else toy(kind)
+    if name == "layout draws":
+        return SIDE_BY_SIDE[name](model, od.uniform(0.8), draws=25, chains=5, seed=1, **more)
+    return run(name, model, draws=25, **({"chains": 5} if name != "rejection" else {}), **more)
+
+
+@pytest.mark.parametrize("kind", ["plain", "batched", "staged"])
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
+def test_every_sampler_gives_the_same_bytes_everywhere(name, kind, where):
+    if name == "layout draws" and kind != "plain":
+        pytest.skip("only plain simulators draw side by side")
+    if (name, kind) not in serial:
+        serial[name, kind] = same(one_run(name, kind))
+    assert same(one_run(name, kind, **where)) == serial[name, kind]
+
+
+def test_budgets_and_files_with_workers(tmp_path):
+    """A budget is kept, a file is the same, and a run may go on with another number of workers."""
+    for name in ("rejection", "pseudo_marginal"):
+        alone = run(name, plain_model(), budget=2000)
+        post = run(name, plain_model(), budget=2000, workers=2, store=tmp_path / f"{name}.db")
+        assert same(post) == same(alone)
+        assert post.cost.simulations + post.cost.surplus <= 2000 + post.cost.surplus * (name != "rejection")
+        half = tmp_path / f"{name}-half.db"
+        run(name, plain_model(), budget=900, workers=3, store=half)
+        with pytest.raises(od.StoreError, match="seed"):
+            run(name, plain_model(), budget=2000, store=half, seed=9)
+        first = run(name, plain_model(), draws=30, store=tmp_path / f"{name}-d.db", workers=2)
+        more = od.resume(tmp_path / f"{name}-d.db", plain_model(), draws=60, workers=2)
+        assert same(more)[:2] == same(run(name, plain_model(), draws=60))[:2]
+        assert first.shape[1] == 30
+
+
+class Killer:
+    """Kills a random child of this process now and then."""
+
+    def __init__(self, seed, pause):
+        self.random, self.pause, self.killed = random.Random(seed), pause, 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def _work(self):
+        me = psutil.Process()
+        while not self._stop.wait(self.random.uniform(*self.pause)):
+            workers = [
+                one for one in me.children(recursive=True) if "popen_loky" in " ".join(_command(one)) or _dask(one)
+            ]
+            if workers:
+                os.kill(self.random.choice(workers).pid, signal.SIGKILL)
+                self.killed += 1
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+
+def _command(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _dask(process):
+    return any("multiprocessing.spawn" in word for word in _command(process))
+
+
+def slow_model(seconds=0.004):
+    def simulate(rng, theta):
+        time.sleep(seconds)
+        return rng.normal(theta, 1.0)
+
+    return od.Model(od.Prior(theta=stats.norm()), simulate, 2.0)
+
+
+@pytest.mark.parametrize("name", ["rejection", "pseudo_marginal", pytest.param("one-hit", marks=pytest.mark.slow)])
+def test_killed_loky_workers_change_nothing(name):
+    settings = {"rejection": {"budget": 1500}, "pseudo_marginal": {"draws": 250, "chains": 6}}.get(
+        name, {"draws": 60, "chains": 6}
+    )
+    alone = run(name, slow_model(0.0), **settings)
+    run("rejection", slow_model(0.0), draws=1, workers=2)
+    with Killer(1, (0.5, 4.0)) as killer:
+        post = run(name, slow_model(), workers=2, **settings)
+    assert killer.killed >= 1
+    assert same(post) == same(alone)
+
+
+def test_killed_dask_workers_change_nothing():
+    alone = run("rejection", slow_model(0.0), budget=1500)
+    with dask(2) as client, Killer(2, (0.7, 1.2)) as killer:
+        post = run("rejection", slow_model(), budget=1500, executor=client)
+    assert killer.killed >= 1
+    assert same(post) == same(alone)
+
+
+def deadly(rng, theta):
+    value = rng.normal(theta, 1.0)
+    if theta > 1.6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return value
+
+
+def raising(rng, theta):
+    value = rng.normal(theta, 1.0)
+    if theta > 1.6:
+        raise RuntimeError
+    return value
+
+
+@pytest.mark.parametrize("kind", ["loky", pytest.param("dask", marks=pytest.mark.slow)])
+def test_a_simulation_that_kills_its_worker_is_a_failed_one(kind):
+    """As if it had raised: the run goes on, and says where it was."""
+    prior = od.Prior(theta=stats.norm())
+    settings = {"draws": 4, "chains": 3, "seed": 1, "start": {"theta": 1.4}}
+    expected = od.pseudo_marginal(od.Model(prior, raising, 2.0), od.uniform(0.8), **settings)
+    assert expected.cost.failed
+    with dask(2) if kind == "dask" else contextmanager(lambda: (yield 2))() as one:
+        there = {"executor": one} if kind == "dask" else {"workers": one}
+        post = od.pseudo_marginal(od.Model(prior, deadly, 2.0), od.uniform(0.8), **settings, **there)
+    assert np.array_equal(post.draws["theta"], expected.draws["theta"])
+    assert post.cost.failed == expected.cost.failed
+    found, raised = post.failures[0], expected.failures[0]
+    assert found[:6] == raised[:6] and found.theta["theta"] > 1.6
+    assert "killed its process 3 times in a row (signal SIGKILL)" in found.message
+
+
+def test_a_batched_simulator_that_kills_its_workers_is_an_error():
+    model = od.Model(od.Prior(theta=stats.norm()), od.batched(lambda rng, theta: os.kill(os.getpid(), 9)), 2.0)
+    with pytest.raises(od.SimulationError, match="killed its process 3 times"):
+        od.rejection(model, od.uniform(0.5), budget=100, seed=1, workers=2)
+
+
+def test_a_broken_pool_of_the_users_is_an_error_and_the_file_is_intact(tmp_path):
+    import multiprocessing
+
+    file = tmp_path / "run.db"
+    model = slow_model()
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(time.sleep, [0, 0]))
+        workers = list(pool._processes)
+        threading.Timer(2.0, os.kill, (workers[0], signal.SIGKILL)).start()
+        with pytest.raises(od.WorkerError, match=r"cannot replace it.*saved"):
+            od.rejection(model, od.uniform(0.5), budget=3000, seed=1, executor=pool, store=file)
+    assert 0 < od.open(file).cost.simulations < 3000
+    post = od.resume(file, slow_model(), workers=2, budget=3000)
+    assert same(post)[:2] == same(od.rejection(slow_model(0.0), od.uniform(0.5), budget=3000, seed=1))[:2]
+
+
+class Idle(Executor):
+    """Takes work and does nothing."""
+
+    _max_workers = 2
+
+    def submit(self, function, /, *args, **kwargs):
+        return Future()
+
+
+def test_an_executor_that_does_nothing_is_an_error(monkeypatch):
+    monkeypatch.setattr(crew_module, "PATIENCE", 0.5)
+    with pytest.raises(od.WorkerError, match=r"nothing has run on the executor.*3 pieces of work"):
+        od.rejection(plain_model(), od.uniform(0.5), draws=5, seed=1, executor=Idle())
+
+
+def test_a_dask_cluster_without_workers_is_an_error(monkeypatch):
+    monkeypatch.setattr(crew_module, "PATIENCE", 1.0)
+    with dask(0) as client, pytest.raises(od.WorkerError, match=r"Dask cluster.*wait_for_workers"):
+        od.rejection(plain_model(), od.uniform(0.5), draws=5, seed=1, executor=client)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
+        ({"workers": 2, "executor": Idle()}, "not both"),
+        ({"executor": 3}, "executor must be a concurrent.futures.Executor or a dask.distributed.Client, got 3"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        od.rejection(plain_model(), od.uniform(0.5), draws=5, **arguments)
+
+
+def test_a_model_that_cannot_be_sent_is_refused():
+    lock = threading.Lock()
+
+    def simulate(rng, theta):
+        with lock:
+            return rng.normal(theta)
+
+    model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0)
+    with pytest.raises(ValueError, match=r"cannot be sent to workers.*run without workers"):
+        od.rejection(model, od.uniform(0.5), draws=5, workers=2)
+
+
+class Odd(Exception):
+    """Cannot be made again from its own arguments."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+def test_errors_come_back_from_workers_with_their_place():
+    def simulate(rng, theta):
+        if theta > 0.5:
+            raise Odd("too", "large")
+        return rng.normal(theta)
+
+    model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0)
+    with pytest.raises(od.SimulationError) as alone:
+        od.rejection(model, od.uniform(0.5), budget=2000, seed=1, on_error="raise")
+    with pytest.raises(od.SimulationError, match="Odd: too large") as caught:
+        od.rejection(model, od.uniform(0.5), budget=2000, seed=1, on_error="raise", workers=2)
+    assert str(caught.value) == str(alone.value)
+    assert "raise Odd" in "".join(caught.value.__notes__)
+
+
+class Slow:
+    """Takes long at one block."""
+
+    def __init__(self, slow):
+        self.slow, self.ended = slow, []
+
+    def __call__(self, block):
+        time.sleep(0.5 if block.first == self.slow else 0.002)
+        self.ended.append(block.first)
+        return block.first
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def test_a_slow_block_keeps_no_worker_waiting(threads):
+    task, taken = Slow(0), []
+    with hired(None, threads):
+        reason = in_order(task, cut(40, 1), lambda block, first: bool(taken.append(first)), Deadline(None), SILENT)
+    assert reason == "done" and taken == list(range(40))
+    assert task.ended[-1] == 0 or task.ended.index(0) > 30
+
+
+def test_a_slow_lane_keeps_no_worker_waiting(threads):
+    began = time.perf_counter()
+    legs = []
+
+    def item(lane, leg, last):
+        return None if leg == 8 else (lane, leg)
+
+    def task(piece):
+        time.sleep(0.05 if piece[0] == 0 else 0.002)
+        return piece
+
+    reason = in_lanes(Crew(threads), task, 6, item, lambda some, _: legs.append(some), Deadline(None))
+    assert reason == "done"
+    assert legs == [[(lane, leg) for lane in range(6)] for leg in range(8)]
+    assert time.perf_counter() - began < 0.8
+
+
+def test_lanes_end_whole_when_time_is_up(threads):
+    done, legs = [], []
+
+    def task(piece):
+        time.sleep(0.02)
+        done.append(piece)
+        return piece
+
+    def item(lane, leg, last):
+        assert (last is None) == (leg == 0) and last in (None, (lane, leg - 1))
+        return lane, leg
+
+    reason = in_lanes(Crew(threads), task, 3, item, lambda some, _: legs.append(some), Deadline(0.4))
+    assert reason == "max_seconds"
+    assert legs == [[(lane, leg) for lane in range(3)] for leg in range(len(legs))]
+    assert len(done) - 3 * len(legs) <= 6
+
+
+def test_enough_ends_the_rest_and_counts_it(threads):
+    class Counted(int):
+        simulations = 7
+
+    taken = []
+
+    def take(block, result):
+        taken.append(block.first)
+        return block.first == 5
+
+    with hired(None, threads) as crew:
+        assert in_order(lambda block: Counted(block.first), cut(None, 1), take, Deadline(None), SILENT) == "enough"
+        assert taken == list(range(6))
+        assert crew.surplus % 7 == 0
+
+
+def test_max_seconds_and_signals_with_workers(tmp_path):
+    file = tmp_path / "run.db"
+    post = od.rejection(slow_model(), od.uniform(0.5), budget=10**6, seed=1, workers=2, max_seconds=1.0, store=file)
+    assert post.status.reason == "max_seconds" and post.cost.seconds < 8
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    post = od.pseudo_marginal(slow_model(), od.uniform(0.5), draws=10**5, seed=1, workers=2, start={"theta": 1.0})
+    assert post.status.reason == "interrupted" and post.shape[1] > 0
+    # The workers are usable again.
+    assert len(od.rejection(slow_model(), od.uniform(0.5), draws=5, seed=1, workers=2).draws["theta"][0]) == 5
+
+
+class TestTimeouts:
+    def test_a_simulation_that_takes_too_long_is_killed_and_failed(self):
+        def hangs(rng, theta):
+            value = rng.normal(theta, 1.0)
+            if theta > 1.6:
+                time.sleep(60)
+            return value
+
+        prior = od.Prior(theta=stats.norm())
+        expected = od.rejection(od.Model(prior, raising, 2.0), od.uniform(0.5), budget=120, seed=3)
+        began = time.perf_counter()
+        for there in ({}, {"workers": 2}):
+            post = od.rejection(od.Model(prior, hangs, 2.0), od.uniform(0.5), budget=120, seed=3, timeout=0.3, **there)
+            assert np.array_equal(post.draws["theta"], expected.draws["theta"])
+            assert post.cost.failed == expected.cost.failed > 1
+            assert "timeout = 0.3 s" in post.failures[0].message
+            assert "conditional on finishing in time" in str(post.notes)
+        assert time.perf_counter() - began < 30
+
+    def test_numbers_are_those_without_a_limit(self):
+        for name in ("rejection", "pseudo_marginal, M=3"):
+            assert same(run(name, plain_model(), draws=10, timeout=20.0)) == same(run(name, plain_model(), draws=10))
+
+    def test_what_the_simulator_prints_reads_and_raises_does_no_harm(self):
+        def chatty(rng, theta):
+            print("to be or not to be")
+            with suppress(EOFError):
+                input()
+            if theta < -1:
+                raise ValueError(f"below at {theta}")
+            return rng.normal(theta)
+
+        model = od.Model(od.Prior(theta=stats.norm()), chatty, 2.0)
+        post = od.rejection(model, od.uniform(0.5), budget=60, seed=1, timeout=10.0)
+        assert post.cost.simulations == 60 and post.failures[0].message.startswith("Failed: ValueError: below at")
+        assert "raise ValueError" in post.failures[0].traceback
+
+    def test_it_is_for_plain_simulators(self):
+        with pytest.raises(ValueError, match=r"plain simulators and od\.command"):
+            od.rejection(toy(), od.uniform(0.5), draws=5, timeout=1.0)
+        with pytest.raises(ValueError, match="timeout must be positive, got 0"):
+            od.rejection(plain_model(), od.uniform(0.5), draws=5, timeout=0)
+
+    def test_no_child_is_left_behind(self):
+        od.rejection(plain_model(), od.uniform(0.5), draws=3, seed=1, timeout=10.0)
+        time.sleep(0.2)
+        left = [one for one in psutil.Process().children() if "engine.child" in " ".join(_command(one))]
+        assert not left
