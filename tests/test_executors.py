@@ -118,7 +118,7 @@ class Killer:
 
     def _work(self):
         me = psutil.Process()
-        while not self._stop.wait(self.random.uniform(*self.pause)):
+        while self.killed < 3 and not self._stop.wait(self.random.uniform(*self.pause)):
             workers = [
                 one for one in me.children(recursive=True) if "popen_loky" in " ".join(_command(one)) or _dask(one)
             ]
@@ -161,7 +161,7 @@ def test_killed_loky_workers_change_nothing(name):
     )
     alone = run(name, slow_model(0.0), **settings)
     run("rejection", slow_model(0.0), draws=1, workers=2)
-    with Killer(1, (0.5, 4.0)) as killer:
+    with Killer(1, (0.2, 3.0)) as killer:
         post = run(name, slow_model(), workers=2, **settings)
     assert killer.killed >= 1
     assert same(post) == same(alone)
@@ -220,12 +220,21 @@ def test_a_broken_pool_of_the_users_is_an_error_and_the_file_is_intact(tmp_path)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(time.sleep, [0, 0]))
         workers = list(pool._processes)
-        threading.Timer(2.0, os.kill, (workers[0], signal.SIGKILL)).start()
+        threading.Thread(target=kill_when_saved, args=(file, workers[0])).start()
         with pytest.raises(od.WorkerError, match=r"cannot replace it.*saved"):
-            od.rejection(model, od.uniform(0.5), budget=3000, seed=1, executor=pool, store=file)
+            od.rejection(model, od.uniform(0.5), budget=3000, seed=1, executor=pool, store=file, segment=0.2)
     assert 0 < od.open(file).cost.simulations < 3000
     post = od.resume(file, slow_model(), workers=2, budget=3000)
     assert same(post)[:2] == same(od.rejection(slow_model(0.0), od.uniform(0.5), budget=3000, seed=1))[:2]
+
+
+def kill_when_saved(file, worker):
+    saved = 0
+    while not saved:
+        time.sleep(0.1)
+        with suppress(od.StoreError):
+            saved = od.open(file).cost.simulations
+    os.kill(worker, signal.SIGKILL)
 
 
 class Idle(Executor):

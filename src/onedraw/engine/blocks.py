@@ -17,8 +17,6 @@ from onedraw.progress import Progress
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-WORK_SECONDS = 0.2
-"""About how long a piece of work should take that is sent to a worker: sending it costs a millisecond."""
 AHEAD = 16
 """How far work may run ahead of the slowest, in pieces of work a slot or in legs."""
 
@@ -107,7 +105,7 @@ def _in_order(
         done = crew.next()
         ended[done.ticket] = done
         if crew.remote:
-            together = _sized(done, len(sent[done.ticket]), deadline.seconds() / (8 * crew.slots))
+            together = _sized(done, len(sent[done.ticket]), crew.piece, deadline.seconds() / (8 * crew.slots))
         while turn in ended:
             done, group = ended.pop(turn), sent.pop(turn)
             turn += 1
@@ -124,9 +122,9 @@ def _in_order(
                 raise done.error
 
 
-def _sized(done: Done, blocks: int, share: float) -> int:
-    """Blocks to send together: about `WORK_SECONDS` of work, and little against what the run has taken so far."""
-    wanted = min(WORK_SECONDS, max(share, WORK_SECONDS / 10))
+def _sized(done: Done, blocks: int, piece: float, share: float) -> int:
+    """Blocks to send together: about `piece` seconds of work, and little against what the run has taken so far."""
+    wanted = min(piece, max(share, piece / 10))
     return max(1, min(4 * blocks, int(wanted * blocks / max(done.seconds, 1e-9))))
 
 

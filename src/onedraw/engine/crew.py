@@ -26,6 +26,8 @@ from onedraw.engine.threads import one_blas_thread
 
 PATIENCE = 300.0
 """Seconds in which nothing runs and nothing ends, after which a run gives up waiting. Set it higher to wait longer."""
+PIECE_SECONDS = 0.2
+"""About how long a piece of work should take that is sent to a worker: sending it costs about a millisecond."""
 DEATHS = 3
 """Workers that one piece of work may cost before its simulations are run in processes of their own."""
 LAST_WAIT = 1.0
@@ -54,6 +56,8 @@ class Here:
 
     slots = 1
     """Pieces of work that may be in flight."""
+    piece = PIECE_SECONDS
+    """About how long a piece of work should take."""
     remote = False
     surplus = 0
 
@@ -124,6 +128,11 @@ class Crew:
     def slots(self) -> int:
         """Two pieces a worker, so that none waits for us."""
         return 2 * self.workers
+
+    @property
+    def piece(self) -> float:
+        """About how long a piece of work should take: one process hands out all of them, so more for many workers."""
+        return PIECE_SECONDS * max(1.0, self.workers / 50)
 
     def submit(self, ticket: int, task: Callable[[Any], Any], items: Sequence[Any]) -> None:
         """Take a piece of work."""

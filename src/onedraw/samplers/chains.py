@@ -364,9 +364,9 @@ def _segments(
         bar.update(position, f"{moves / max(tried, 1):.3g} accepted")
         if saver.due((now - saved) // request.thin * step_bytes):
             save()
-        aim = LOOK_SECONDS if crew.remote else LOOK_SECONDS / len(blocks)
+        aim = crew.piece if crew.remote else LOOK_SECONDS / len(blocks)
         longest = min(aim * (now - taken) / max(seconds, 1e-9), 4 * (now - taken))
-        length = max(request.thin, int(longest) // request.thin * request.thin)
+        length = max(1, round(longest / request.thin)) * request.thin
 
     try:
         if in_lanes(crew, walk, len(blocks), leg_of, take, deadline) == "max_seconds":

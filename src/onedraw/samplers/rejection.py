@@ -100,6 +100,8 @@ def choose(rng: Rng, log_estimate: Array, log_bound: float) -> Array:
     """Which proposals of a block are accepted: u < estimate, decided on the log scale."""
     # A uniform is needed only where the estimate is above zero.
     hits = np.flatnonzero(log_estimate > -np.inf)
+    if hits.size == 0:
+        return hits
     log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(hits.size)
     return hits[log_u < log_estimate[hits] - log_bound]
 

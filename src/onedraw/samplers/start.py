@@ -224,22 +224,30 @@ def estimates(
     estimator: Any, seed: int, phase: int, theta: Array, needed: Array | None = None, attempt: int = 0
 ) -> Evaluation:
     """Estimates at a point for each chain, by blocks of chains; Stopped where a signal came."""
-    parts: list[Evaluation] = []
+    blocks = list(cut(len(theta), chains_a_block(estimator)))
+    parts: dict[int, Evaluation] = {}
 
-    def take(_: Points, part: Evaluation) -> bool:
-        parts.append(part)
+    def take(points: Points, part: Evaluation) -> bool:
+        parts[points.block.first] = part
         return False
 
     def asked() -> Iterator[Points]:
-        for block in cut(len(theta), chains_a_block(estimator)):
+        for block in blocks:
             rows = slice(block.first, block.first + block.size)
-            here = np.asfortranarray(theta[rows])
-            yield Points(block, here, None if needed is None else needed[rows], attempt)
+            wanted = None if needed is None else needed[rows]
+            if wanted is None or (wanted < np.inf).any():
+                yield Points(block, np.asfortranarray(theta[rows]), wanted, attempt)
 
     reason = in_order(Estimates(estimator, seed, phase), asked(), take, Deadline(None), Progress(False, "", None))
     if reason != "done":
         raise Stopped(reason)
-    return parts[0] if len(parts) == 1 else joined(parts)
+    width = next(iter(parts.values())).distances.shape[1] if parts else 0
+
+    def part(block: Block) -> Evaluation:
+        nothing = Evaluation(np.full(block.size, -np.inf), np.full((block.size if width else 0, width), np.inf), 0)
+        return parts.get(block.first, nothing)
+
+    return part(blocks[0]) if len(blocks) == 1 else joined([part(block) for block in blocks])
 
 
 def chains_a_block(estimator: Any) -> int:
