@@ -13,6 +13,7 @@ from onedraw.runs import open, replay, resume, reuse
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
+from onedraw.samplers.smc import smc
 from onedraw.samplers.tolerance import Tolerance, tolerance_for
 from onedraw.samplers.wilkinson import wilkinson
 from onedraw.simulator import Failure, SimulationError, batched, staged
@@ -60,6 +61,7 @@ __all__ = [
     "reuse",
     "running_time",
     "scaled",
+    "smc",
     "staged",
     "tolerance_for",
     "triangular",
