@@ -10,6 +10,7 @@ from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
 from onedraw.proposal import independence, lazy, random_walk
 from onedraw.runs import open, replay, resume, reuse
+from onedraw.samplers.importance import importance
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
@@ -46,6 +47,7 @@ __all__ = [
     "euclidean",
     "gaussian",
     "handicapped",
+    "importance",
     "independence",
     "kernel",
     "laplace",

@@ -123,6 +123,10 @@ class Ledger:
             raise Stopped(reason)
         return done
 
+    def skip(self, simulations: int, proposals: int) -> None:
+        """Count proposals that needed no simulation."""
+        self.cost = self.cost.plus(Cost(skipped=simulations, proposals=proposals))
+
     def _add(self, outcome: Outcome, note: str) -> None:
         self.cost = self.cost.plus(Cost(*(getattr(outcome, name) for name in COUNTS)))
         self.failures.extend(outcome.failures[: FAILURES_KEPT - len(self.failures)])
