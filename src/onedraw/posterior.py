@@ -152,7 +152,8 @@ class Posterior:
         """The posterior at a smaller tolerance, from the same run: the draws with new weights.
 
         A draw with distances d_1..d_M gets its weight in the run (equal for most samplers) times
-        mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md; Vihola and Franks 2020). A larger tolerance would need simulations that were thrown away, and is refused.
+        mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md; Vihola and Franks 2020). A larger tolerance would need
+        simulations that were thrown away, and is refused.
         """
         kernel = self._kernel_for_at()
         new = kernel.with_eps(positive("eps", eps, EPS_MEANING))

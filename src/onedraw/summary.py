@@ -101,9 +101,7 @@ def describe(
     return Row(mean, sd, low, high, mcse, ess, r_hat)
 
 
-def _describe_weighted(
-    draws: Array, weights: Array, independent: bool, hdi_prob: float, groups: Array | None
-) -> Row:
+def _describe_weighted(draws: Array, weights: Array, independent: bool, hdi_prob: float, groups: Array | None) -> Row:
     mean = float((weights * draws).sum())
     variance = float((weights * (draws - mean) ** 2).sum())
     low, high = weighted_interval(draws.ravel(), weights.ravel(), hdi_prob)

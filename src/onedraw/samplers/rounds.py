@@ -69,6 +69,8 @@ class Ledger:
         self._known: deque[tuple[tuple[int, int], Outcome]] = deque()
         for record in saver.records("run.segment"):
             self._known.extend(_unpacked(record))
+        self.partial: list[Outcome] = []
+        """Results of a round that was stopped."""
         self._unsaved: list[tuple[tuple[int, int], Outcome]] = []
         self._bytes = 0
 
@@ -120,8 +122,13 @@ class Ledger:
         finally:
             self.save()
         if reason != "done":
+            self.partial = done
             raise Stopped(reason)
         return done
+
+    def refuse_nothing(self) -> None:
+        """At the end of a run: an error where every simulation has failed."""
+        refuse_hopeless(self.cost.simulations, self.cost.failed, self.failures, last=True)
 
     def skip(self, simulations: int, proposals: int) -> None:
         """Count proposals that needed no simulation."""
@@ -310,7 +317,7 @@ class Found:
         return Found(
             arrays["theta"], arrays["weight"], arrays["distances"], arrays.get("group"),
             float(scalars["eps"]), float(scalars["rate"]), float(scalars["rate_se"]),
-            tuple(Stage(eps, rate, int(made), int(paid), ess) for eps, rate, made, paid, ess in arrays["path"].tolist()),
+            tuple(Stage(a, b, int(c), int(d), e) for a, b, c, d, e in arrays["path"].tolist()),
             Cost(*scalars["cost"]), tuple(Failure(**one) for one in scalars["failures"]), scalars["settings"],
             tuple(scalars["notes"]),
         )  # fmt: skip

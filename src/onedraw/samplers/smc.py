@@ -53,9 +53,9 @@ from onedraw.samplers.rounds import (
     nothing_found,
     reweighted,
     sequential_posterior,
+    together,
     tolerance_keeping,
     tolerance_with,
-    together,
 )
 from onedraw.samplers.specification import specify
 from onedraw.simulator import Failure
@@ -122,7 +122,7 @@ class Moves:
                 item.size, result.failures, result.ignored_rng,
             )  # fmt: skip
         estimator = replace(self.estimator, kernel=self.estimator.kernel.with_eps(item.eps))
-        walk = RandomWalk(None, 1.0, item.root, estimator.prior)
+        walk = RandomWalk(None, None, item.root, estimator.prior)
         sampler = PseudoMarginal(estimator, walk, True, estimator.pseudo_samples)
         return visited(sampler, rng, item.state, item.step, item.steps)
 
@@ -131,7 +131,7 @@ def visited(sampler: PseudoMarginal, rng: Rng, state: State, first_step: int, st
     """The states that a block of chains visits in some steps: the accepted ones with chain and step, and the last."""
     rows, times = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     new = {name: [getattr(state, name)[:0]] for name in State._fields}
-    counts = dict.fromkeys(("simulations", "setups", "skipped", "failed"), 0)
+    counts: dict[str, Any] = dict.fromkeys(("simulations", "setups", "skipped", "failed"), 0)
     failures: list[Failure] = []
     for step in range(first_step, first_step + steps):
         rng.step = step
@@ -236,12 +236,19 @@ class Sequence:
         items = [
             Item(block.first, block.size, 0, 0, math.inf, None, np.empty(0)) for block in cut(self.count, self.block)
         ]
-        outcomes = self.ledger.run(self.task, items, "prior")
+        try:
+            self._begin(self.ledger.run(self.task, items, "prior"))
+        except Stopped:
+            if self.ledger.partial:
+                self._begin(self.ledger.partial)
+            raise
+
+    def _begin(self, outcomes: list[Outcome]) -> None:
         theta, distances = together(outcomes, "theta"), together(outcomes, "distances")
         weight = np.where(np.isfinite(distances).any(axis=1), 1.0, 0.0)
         if not weight.any():
             weight[:] = 1.0
-        number = np.arange(self.count)
+        number = np.arange(len(theta))
         log_prior = self.estimator.prior.logpdf(theta)
         self.particles = Particles(theta, log_prior, distances, weight / weight.sum(), number, number)
         self.step = 1
@@ -439,8 +446,8 @@ class Sequence:
             self.settle()
         if reason == "collapsed":
             notes.append(
-                f"stopped at eps = {self.eps:.4g} since fewer than {self.least:g} of the moves were accepted; a smaller "
-                "least_acceptance goes further"
+                f"stopped at eps = {self.eps:.4g} since fewer than {self.least:g} of the moves were accepted; a "
+                "smaller least_acceptance goes further"
             )
         if reason == "exact":
             notes.append(f"every simulation matches the data exactly (distance 0): no eps below {self.eps:.4g} differs")
@@ -467,15 +474,15 @@ class Sequence:
 
 
 def default_particles(budget: int | None, pseudo_samples: int, batched: bool) -> int:
-    """Chains that fit a budget: about four times its root, so that more simulations also mean a smaller tolerance.
+    """Chains that fit a budget: about twice its root, so that more simulations also mean a smaller tolerance.
 
     >>> [default_particles(budget, 1, False) for budget in (10, 100, 10_000, 1_000_000)]
-    [5, 40, 400, 4000]
+    [5, 20, 200, 2000]
     """
     if budget is None:
         return DEFAULT_PARTICLES[batched]
     estimates = budget // pseudo_samples
-    return max(1, min(max(1, estimates // 2), int(4 * math.sqrt(estimates))))
+    return max(1, min(max(1, estimates // 2), int(2 * math.sqrt(estimates))))
 
 
 def smc(
@@ -509,7 +516,7 @@ def smc(
     model
         What to simulate.
     particles
-        Chains that run side by side, and draws from the prior at the start. By default about 4 sqrt(budget / M).
+        Chains that run side by side, and draws from the prior at the start. By default about 2 sqrt(budget / M).
     budget
         The most simulations, pilot included: never passed.
     eps
@@ -528,7 +535,7 @@ def smc(
     >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
     ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
     >>> post = od.smc(model, budget=50_000, seed=1)
-    >>> post.settings["eps"] < 0.1, post.cost.simulations <= 50_000
+    >>> post.settings["eps"] < 0.2, post.cost.simulations <= 50_000
     (True, True)
     >>> abs(post.summary()["theta"].mean - 1.0) < 0.2
     True
@@ -577,20 +584,19 @@ def _run(
     estimator: AbcAverage, arguments: Mapping[str, Any], saver: Saver, deadline: Deadline, show: Progress
 ) -> Posterior:
     model, seed = estimator.model, arguments["seed"]
-    sequence = None
+    sequence: Sequence | None = None
+    ledger: Ledger | None = None
     pilot = Cost()
     try:
-        model, pilot = learn_distance(
-            model, seed, arguments["budget"], arguments["on_error"], show.asked, saver
-        )
+        model, pilot = learn_distance(model, seed, arguments["budget"], arguments["on_error"], show.asked, saver)
         ledger = Ledger(saver, deadline, show, arguments["budget"], pilot)
         sequence = Sequence(
             estimator.with_model(model), arguments["particles"], seed, ledger, arguments["least_acceptance"]
         )
         reason = sequence.run(arguments["eps"])
+        ledger.refuse_nothing()
     except Stopped as stopped:
         reason = stopped.reason
-    ledger = None if sequence is None else sequence.ledger
     cost = pilot if ledger is None else ledger.cost
     resolved = {"distance": distance_setting(model)}
     if sequence is None or sequence.particles is None:
