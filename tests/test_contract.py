@@ -311,7 +311,7 @@ def test_sequential_runs_whose_simulations_all_fail_say_so(name):
 
     model = od.Model(od.Prior(theta=stats.norm()), never, 2.0)
     for budget in (20, 2000):
-        with pytest.raises(od.SimulationError, match="all of the first .*beyond the model"):
+        with pytest.raises(od.SimulationError, match=r"(?s)all of the first .*beyond the model"):
             SEQUENTIAL[name](model, budget=budget, seed=1)
 
 

@@ -258,7 +258,14 @@ def tolerance_keeping(kernel: Kernel, eps: float, distances: Array, weight: Arra
     positive = distances[np.isfinite(distances) & (distances > 0)]
     if positive.size == 0 or positive.min() >= largest or share >= 1:
         return largest
-    low, high, whole = math.log(float(positive.min())), math.log(largest), float(weight.sum())
+    whole = float(weight.sum())
+    if kernel.indicator and distances.shape[1] == 1:
+        # A tolerance that is itself one of the distances leaves out the draws at that distance.
+        order = np.argsort(distances[:, 0], kind="stable")
+        ordered, mass = distances[order, 0], np.cumsum(weight[order])
+        ends = np.flatnonzero((mass[:-1] >= share * whole) & (ordered[1:] > ordered[:-1]) & np.isfinite(ordered[1:]))
+        return min(largest, float(ordered[ends[0] + 1])) if ends.size else largest
+    low, high = math.log(float(positive.min())), math.log(largest)
     while high - low > 1e-6:
         middle = 0.5 * (low + high)
         enough = float(reweighted(kernel, eps, math.exp(middle), distances, weight).sum()) >= share * whole

@@ -69,7 +69,7 @@ MOVES = 2.0
 SHARE = 0.5
 """Effective number of particles, as a share of the chains, down to which the tolerance is lowered."""
 WORTHWHILE = 0.95
-"""A tolerance is lowered to at most this part of it, or not at all."""
+"""A tolerance is lowered so that at most this share of the weight is left, or not at all."""
 ENDS = ("eps", "exact", "collapsed", "budget")
 """Why a run ends by itself."""
 DEFAULT_PARTICLES = {True: 4096, False: 500}
@@ -372,7 +372,8 @@ class Sequence:
         if target is not None and eps <= target:
             # The rule would go further: stop at the tolerance asked for.
             return min(target, self.eps)
-        return eps if eps <= WORTHWHILE * self.eps else self.eps
+        kept = float(reweighted(*arguments[:2], eps, *arguments[2:]).sum()) if eps < self.eps else 1.0
+        return eps if kept <= WORTHWHILE else self.eps
 
     def stage(self, limit: int | None, moves: float) -> str:
         """Move the chains until there were `moves` moves for each: "done", "budget" or "collapsed"."""
