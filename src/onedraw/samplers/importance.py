@@ -70,6 +70,9 @@ GROWTH = 1.5
 """Size of a round over that of the one before."""
 KEPT_NEAR = 0.1
 """Effective number of near draws from which the next proposal is made, as a share of all draws so far."""
+CLOSER = 0.4
+"""About how much nearer than the last the draws of a round should come: in many dimensions the nearest draws are far
+fewer than KEPT_NEAR."""
 MOST_NEAR = 10_000.0
 """The same as a number, at the most."""
 MOPPING = 30
@@ -397,7 +400,8 @@ class Rounds:
     def adapt(self, least: float) -> Mixture | None:
         """The next proposal, made from the nearest draws; None where there are too few."""
         dim = self.prior.dim
-        target = min(max(min(KEPT_NEAR * len(self.theta), MOST_NEAR), 10.0 * (dim + 1)), 0.5 * len(self.theta))
+        share = min(KEPT_NEAR, CLOSER**dim)
+        target = min(max(min(share * len(self.theta), MOST_NEAR), 10.0 * (dim + 1)), 0.5 * len(self.theta))
         eps, some, weight = self.near(target, least)
         keep = weight > 0
         if np.count_nonzero(keep) < dim + 2:
