@@ -50,7 +50,7 @@ def chain(model, eps, budget, seed):
 
 
 def on_the_toy():
-    """What an effective draw costs at eps = 0.01 with y_obs = 4, far out in the prior, starts and all stages included."""
+    """What an effective draw costs at eps = 0.01 with y_obs = 4, far out in the prior, all stages included."""
     model, eps = toy(4.0), 0.01
     probability = float(np.diff(stats.norm.cdf([4.0 - eps, 4.0 + eps], 0, math.sqrt(2)))[0])
     runs = {

@@ -58,13 +58,13 @@ FREEDOM = 5
 """Degrees of freedom of the Students: tails that a normal posterior does not outrun."""
 DEFENSIVE = 0.1
 """Share of the proposals of every round that comes from the prior."""
-COMPONENTS = 24
+COMPONENTS = 16
 """Students in the proposal of a round, at the most."""
-NEAR = 0.2
+NEAR = 0.1
 """Share of the near draws that are the neighbours of one of them."""
 STRETCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Factors by which the variances of the Students may be widened."""
-JUDGES = 2000
+JUDGES = 1000
 """Draws that judge the widening, about."""
 GROWTH = 1.5
 """Size of a round over that of the one before."""
@@ -79,8 +79,8 @@ MOPPING = 30
 """Rounds after the last in which what was saved on proposals outside the prior is spent."""
 CONSTANT_DRAWS = 2**17
 """Prior draws from which the constant of a `where=` constraint is estimated."""
-CHUNK = 2**20
-"""Densities computed at once."""
+CHUNK = 2**14
+"""Densities of a component computed at once, few enough for the cache."""
 
 
 class Item(NamedTuple):
@@ -122,9 +122,9 @@ class Mixture(NamedTuple):
     """(dim,) which columns are whole numbers."""
 
     def sample(self, rng: np.random.Generator, n: int) -> Array:
-        """n draws, of which component k has every k-th: (n, dim)."""
+        """n draws, the components taking turns from a random one on: (n, dim)."""
         k = len(self.centre)
-        which = np.arange(n) % k
+        which = (np.arange(n) + rng.integers(k)) % k
         theta = np.array(self.centre[which], order="F")
         free, whole = ~self.discrete, self.discrete
         if free.any():
@@ -141,15 +141,14 @@ class Mixture(NamedTuple):
         """The same with all variances times a factor."""
         return self._replace(root=self.root * math.sqrt(factor), deviation=self.deviation * math.sqrt(factor))
 
-    def density(self, theta: Array, share: Array) -> Array:
-        """sum_k share_k q_k(theta) at rows of theta (n, dim), for shares (k,)."""
+    def density(self, theta: Array) -> Array:
+        """The mean of the components' densities at rows of theta (n, dim)."""
         total = np.zeros(len(theta))
-        rows = max(1, CHUNK // max(1, len(self.centre)))
-        for top in range(0, len(theta), rows):
-            total[top : top + rows] = self._density(theta[top : top + rows], share)
+        for top in range(0, len(theta), CHUNK):
+            total[top : top + CHUNK] = self._density(theta[top : top + CHUNK])
         return total
 
-    def _density(self, theta: Array, share: Array) -> Array:
+    def _density(self, theta: Array) -> Array:
         free, whole = ~self.discrete, self.discrete
         total = np.zeros(len(theta))
         dim = int(free.sum())
@@ -162,9 +161,9 @@ class Mixture(NamedTuple):
             if dim:
                 z = (theta[:, free] - centre[free]) @ inverse[k].T
                 square = np.einsum("ij,ij->i", z, z) if dim > 1 else z[:, 0] * z[:, 0]
-                value = half_power(1.0 / (1.0 + square / FREEDOM), FREEDOM + dim) * (share[k] * constant / scale[k])
+                value = half_power(1.0 / (1.0 + square / FREEDOM), FREEDOM + dim) * (constant / scale[k])
             else:
-                value = np.full(len(theta), share[k])
+                value = np.ones(len(theta))
             if whole.any():
                 from scipy.special import ndtr
 
@@ -173,7 +172,7 @@ class Mixture(NamedTuple):
                     ndtr((away + 0.5) / self.deviation[k]) - ndtr((away - 0.5) / self.deviation[k]), axis=1
                 )
             total += value
-        return total
+        return total / len(self.centre)
 
 
 def half_power(base: Array, twice: int) -> Array:
@@ -182,14 +181,14 @@ def half_power(base: Array, twice: int) -> Array:
     >>> half_power(np.array([4.0, 9.0]), 5)
     array([ 32., 243.])
     """
-    power = np.sqrt(base) if twice % 2 else np.ones_like(base)
+    power = np.sqrt(base) if twice % 2 else None
     twice //= 2
     while twice:
         if twice % 2:
-            power *= base
+            power = base if power is None else power * base
         base = base * base
         twice //= 2
-    return power
+    return np.ones_like(base) if power is None else power
 
 
 def around(theta: Array, weight: Array, prior: Prior, rng: np.random.Generator) -> tuple[Mixture, Array]:
@@ -244,9 +243,8 @@ def best_stretch(
     square = (theta - mean) ** 2
     variance = np.maximum(weight @ square / weight.sum(), 1e-300)
     value = weight * prior * (1.0 + (square / variance).mean(axis=1))
-    share = np.full(len(made.centre), (1 - defensive) / len(made.centre))
     costs = [
-        float((value / (defensive * prior + made.stretched(stretch).density(theta, share))).sum())
+        float((value / (defensive * prior + (1 - defensive) * made.stretched(stretch).density(theta))).sum())
         for stretch in STRETCHES
     ]
     return made.stretched(STRETCHES[int(np.argmin(costs))])
@@ -293,8 +291,11 @@ class Rounds:
         self.log_prior = np.empty(0)
         self.distances = np.empty((0, pseudo_samples))
         self.rows: list[Array] = []
-        self.mixtures: list[tuple[Mixture, Array]] = []
-        """Components of each round, with how many proposals came from each."""
+        self.mixtures: list[Mixture] = []
+        self.made: list[int] = []
+        """Proposals that came from each mixture."""
+        self.densities: list[Array] = []
+        """(n,) of each mixture at all draws, NaN where it was not needed yet."""
         self.proposals = self.of_prior = 0
         """Proposals made, and those of them that came from the prior."""
         self.rounds = 0
@@ -351,25 +352,29 @@ class Rounds:
         self.proposals += count
         self.of_prior += of_prior
         if mixture is not None and of_prior < count:
-            k = len(mixture.centre)
-            made = np.bincount(np.arange(count - of_prior) % k, minlength=k).astype(float)
-            if self.mixtures and self.mixtures[-1][0] is mixture:
-                made += self.mixtures.pop()[1]
-            self.mixtures.append((mixture, made))
+            if not self.mixtures or self.mixtures[-1] is not mixture:
+                self.mixtures.append(mixture)
+                self.made.append(0)
+                self.densities.append(np.full(len(self.theta), np.nan))
+            self.made[-1] += count - of_prior
         if outcomes:
             self.theta = np.asfortranarray(np.concatenate([self.theta, theta[inside]]))
             self.log_prior = np.concatenate([self.log_prior, log_prior[inside]])
+            new = np.full(inside.size, np.nan)
+            self.densities = [np.concatenate([density, new]) for density in self.densities]
             self.distances = np.concatenate([self.distances, together(outcomes, "distances")])
             if self.estimator.keep_rows:
                 self.rows.extend(outcome.arrays["rows"] for outcome in outcomes)
 
     def log_weight(self, some: Array) -> Array:
         """log of pi over the mixture of all proposals so far, at some of the draws."""
-        theta, log_prior = self.theta[some], self.log_prior[some]
+        log_prior = self.log_prior[some]
         with np.errstate(over="ignore", divide="ignore"):
             mixed = self.of_prior * np.exp(log_prior)
-            for mixture, made in self.mixtures:
-                mixed += mixture.density(theta, made)
+            for mixture, made, density in zip(self.mixtures, self.made, self.densities, strict=True):
+                missing = some[np.isnan(density[some])]
+                density[missing] = mixture.density(self.theta[missing])
+                mixed += made * density[some]
             log_weight: Array = log_prior - np.log(mixed / self.proposals)
         # Densities beyond the largest number: both are the prior's there.
         return np.where(np.isfinite(log_weight), log_weight, math.log(self.proposals / self.of_prior))
@@ -380,20 +385,20 @@ class Rounds:
         Weights are computed only where they are needed: of the nearest draws, as many as it takes.
         """
         nearest = self.distances.min(axis=1)
-        order = np.argsort(nearest, kind="stable")
-        alive = int(np.searchsorted(nearest[order], np.inf))
+        alive = int(np.count_nonzero(np.isfinite(nearest)))
         if alive == 0:
             return math.inf, np.empty(0, dtype=np.intp), np.empty(0)
-        count = alive if math.isinf(self.kernel.support) else min(alive, max(64, int(2 * target)))
+        support = self.kernel.support
+        # Nothing beyond the support counts, and nothing within it may be left out.
+        sure = alive if math.isinf(support) else int(np.count_nonzero(nearest < least * support))
+        count = min(alive, max(64, int(2 * target), sure))
         while True:
-            some = np.sort(order[:count])
+            beyond = math.inf if count == alive else float(np.partition(nearest, count)[count])
+            some = np.flatnonzero(nearest < beyond)
             weight = np.exp(self.log_weight(some))
             eps = max(tolerance_with(self.kernel, math.inf, self.distances[some], weight, target), least)
             weight = weight * np.exp(self.kernel.with_eps(eps).log_average(self.distances[some]))
-            # Draws that were left out must not count at this tolerance.
-            if count == alive or (
-                effective(weight) >= target and eps * self.kernel.support <= float(nearest[order[count]])
-            ):
+            if count == alive or (effective(weight) >= target and eps * support <= beyond):
                 return eps, some, weight
             count = min(alive, 2 * count)
 

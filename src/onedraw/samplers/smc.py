@@ -66,6 +66,8 @@ PLAIN_STEPS, BATCHED_STEPS = 4, 64
 """Steps between two looks at the acceptance rate, at the most."""
 MOVES = 2.0
 """Accepted moves for each chain that end a stage."""
+LAST_MOVES = 6.0
+"""The same for the stage at the tolerance asked for: its states are the draws that are returned."""
 SHARE = 0.5
 """Effective number of particles, as a share of the chains, down to which the tolerance is lowered."""
 WORTHWHILE = 0.95
@@ -411,7 +413,7 @@ class Sequence:
             if eps < self.eps:
                 self.lower(eps)
                 self.resample()
-                ended = self.stage(limit, MOVES)
+                ended = self.stage(limit, LAST_MOVES if eps == target else MOVES)
                 self.settle()
                 if ended != "done":
                     return ended
