@@ -1,6 +1,7 @@
 """Importance sampling in rounds against exact posteriors, its weights, and what it keeps."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,3 +191,77 @@ def test_the_task_is_a_function_of_its_item():
     assert np.array_equal(task(item).arrays["distances"], task(item).arrays["distances"])
     drawn = [Rng(3, 9, 32).single(row).standard_normal() for row in range(4)]
     assert task(item).arrays["distances"][:, 0] == pytest.approx(np.abs(np.array(drawn) - 2.0))
+
+
+@od.batched
+def simulate_signal_and_noise(rng, theta):
+    return np.stack([theta + rng.standard_normal(theta.size), rng.standard_normal(theta.size)], axis=1)
+
+
+class TestAdaptiveDistance:
+    """One summary follows theta ~ N(0, 20²), the other is noise: by the prior's spread the first hardly counts."""
+
+    grid = np.linspace(-12.0, 18.0, 2_001)
+
+    def model(self, **more):
+        return od.Model(
+            od.Prior(theta=stats.norm(0, 20)), simulate_signal_and_noise, [3.0, 0.0],
+            distance=od.scaled(pilot=200, **more),
+        )  # fmt: skip
+
+    def exact(self, scale, eps):
+        """Mean and sd of pi_K for that scale, integrating over both summaries."""
+        apart = np.linspace(-eps * scale[0], eps * scale[0], 401)
+        reach = scale[1] * np.sqrt(np.maximum(eps**2 - (apart / scale[0]) ** 2, 0.0))
+        other = 2 * stats.norm.cdf(reach) - 1
+        density = stats.norm.pdf(self.grid, 0, 20) * integrate.simpson(
+            stats.norm.pdf(apart[None, :] + 3.0 - self.grid[:, None]) * other, x=apart, axis=1
+        )
+        density /= density.sum()
+        mean = density @ self.grid
+        return mean, np.sqrt(density @ (self.grid - mean) ** 2)
+
+    def test_scales_follow_the_posterior_and_the_draws_follow_the_last_distance(self):
+        z = []
+        for seed in range(12):
+            post = importance(self.model(adapt=True), budget=4000, seed=seed)
+            scale, eps = post.settings["distance"]["scale"], post.settings["eps"]
+            assert scale[0] < 5 and 0.7 < scale[1] < 1.4
+            assert post.settings["scales"][-1] == scale and len(post.settings["scales"]) > 2
+            mean, sd = self.exact(scale, eps)
+            row = post.summary()["theta"]
+            z.append((row.mean - mean) / row.mcse)
+            assert row.sd == pytest.approx(sd, rel=0.35)
+        assert_right(np.array(z)[:, None], spread=1.8)
+
+    def test_it_pays(self):
+        """At the tolerance of as many draws, the adapted posterior is narrower."""
+        sds = [
+            importance(self.model(adapt=adapt), budget=4000, seed=1).summary()["theta"].sd for adapt in (False, True)
+        ]
+        assert sds[1] < 0.8 * sds[0]
+
+    def test_it_is_resumed_with_its_scales(self, tmp_path):
+        whole = importance(self.model(adapt=True), budget=3000, seed=1, store=tmp_path / "run.db", segment=1e-9)
+        from onedraw.engine.store import Store
+
+        with Store(tmp_path / "run.db", write=True) as file:
+            file.drop_after(file.count() - 3)
+        again = od.resume(tmp_path / "run.db", self.model(adapt=True))
+        assert again.settings == whole.settings == od.open(tmp_path / "run.db").settings
+        assert np.array_equal(again.draws["theta"], whole.draws["theta"])
+        assert np.array_equal(again.distances, whole.distances)
+
+    def test_robust(self):
+        """The second datum is out of the model's reach: by squares it is all that counts, robustly it is not."""
+        far = {"observed": [3.0, 40.0]}
+        spread = {}
+        for robust in (False, True):
+            model = replace(self.model(adapt=True, robust=robust), **far)
+            post = importance(model, budget=4000, seed=1)
+            spread[robust] = post.summary()["theta"].sd
+            if robust:
+                assert post.settings["distance"]["scale"][1] > 30
+        assert spread[True] < 0.5 * spread[False]
+        with pytest.raises(ValueError, match="adapt must be True or False"):
+            od.scaled(adapt="yes")

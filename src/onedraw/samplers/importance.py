@@ -50,7 +50,7 @@ from onedraw.samplers.rounds import (
     tolerance_with,
 )
 from onedraw.samplers.specification import specify
-from onedraw.simulator import CHUNK_ROWS
+from onedraw.simulator import CHUNK_ROWS, Simulated
 
 PLAIN_BLOCK = 16
 """Simulations a block for simulators that are called once a pseudo-sample."""
@@ -75,6 +75,8 @@ CLOSER = 0.4
 fewer than KEPT_NEAR."""
 MOST_NEAR = 10_000.0
 """The same as a number, at the most."""
+FEWEST = 20
+"""Simulations from which a distance's scale is learnt again, at the least."""
 MOPPING = 30
 """Rounds after the last in which what was saved on proposals outside the prior is spent."""
 CONSTANT_DRAWS = 2**17
@@ -299,6 +301,9 @@ class Rounds:
         self.proposals = self.of_prior = 0
         """Proposals made, and those of them that came from the prior."""
         self.rounds = 0
+        self.adaptive = bool(getattr(estimator.model.distance, "adapt", False))
+        self.scales: list[list[float]] = []
+        """Of the distance, as it was learnt again after each round."""
         self.eps = math.inf
         self.path: list[Stage] = []
 
@@ -365,6 +370,20 @@ class Rounds:
             self.distances = np.concatenate([self.distances, together(outcomes, "distances")])
             if self.estimator.keep_rows:
                 self.rows.extend(outcome.arrays["rows"] for outcome in outcomes)
+
+    def relearn(self, begin: int) -> None:
+        """Scale the distance anew by the simulations from number `begin` on, and measure all draws with it."""
+        model = self.estimator.model
+        rows = np.concatenate(self.rows)
+        good = rows[begin:].reshape(-1, rows.shape[2])
+        good = good[~np.isnan(good[:, 0])]
+        if len(good) < FEWEST:
+            return
+        model = model.with_distance(model.distance.relearnt(good, model.observed_row))
+        self.estimator = self.estimator.with_model(model)
+        self.task = Simulate(self.estimator, self.seed)
+        self.distances = model.distances(Simulated(rows, int(np.isnan(rows[:, :, 0]).sum())))
+        self.scales.append(np.asarray(model.distance.scale).tolist())
 
     def log_weight(self, some: Array) -> Array:
         """log of pi over the mixture of all proposals so far, at some of the draws."""
@@ -448,8 +467,11 @@ class Rounds:
             if self.rounds and number < len(sizes):
                 mixture = self.adapt(least)
             count = min(left, sizes[number] if number < len(sizes) else left)
-            self.round(count if self.rounds else max(1, count), mixture)
+            begin = len(self.theta)
+            self.round(count, mixture)
             if number < len(sizes):
+                if self.adaptive and mixture is not None:
+                    self.relearn(begin)
                 eps, _, weight = self.near(self.wanted(target, ess), least)
                 if math.isfinite(eps):
                     self.stage(eps, weight, before)
@@ -469,6 +491,9 @@ class Rounds:
         least = 0.0 if target is None else target
         eps, some, weight = self.near(self.wanted(target, ess), least)
         notes = []
+        resolved = {**resolved, "distance": distance_setting(self.estimator.model)}
+        if self.scales:
+            resolved["scales"] = self.scales
         if self.constant_se > 0:
             resolved = {**resolved, "prior_constant": [self.constant, self.constant_se]}
             notes.append(
@@ -541,6 +566,10 @@ def importance(
     the nearer ones are as at a tolerance fixed beforehand. With weights this holds only approximately, and proposals
     that learn from earlier rounds tie the rounds together: the draws are consistent as the budget grows, not unbiased.
 
+    A distance `od.scaled(adapt=True)` is learnt again after every round, from all simulations of the round, and all
+    draws so far are measured anew: weights do not depend on the distance, so this too bends the draws only as far as
+    the last distance and they come from the same simulations.
+
     The prior's density must be normalised, also that of `od.Prior.joint`. The constant of a `where=` constraint is
     estimated from prior draws, and its error reported in the notes and in `settings["prior_constant"]`.
 
@@ -602,8 +631,9 @@ def importance(
     seed = seed_or_fresh(recorded_seed(store, seed))
     segment = checked_segment(segment)
     estimator = AbcAverage(
-        model, family, pseudo_samples, on_error=on_error, keep_distances=True, early=False, keep_rows=keep_rows
-    )
+        model, family, pseudo_samples, on_error=on_error, keep_distances=True, early=False,
+        keep_rows=keep_rows or bool(getattr(model.distance, "adapt", False)),
+    )  # fmt: skip
     arguments = {
         "eps": eps, "ess": ess, "pseudo_samples": pseudo_samples, "defensive": float(defensive), "budget": budget,
         "seed": seed, "on_error": on_error, "keep_rows": keep_rows,
@@ -644,7 +674,9 @@ def _run(
         found = rounds.found(resolved, arguments["eps"], arguments["ess"])
     status = _status(reason, arguments["budget"], found)
     finish(saver, ledger, found, status)
-    bank = rounds.simulations() if estimator.keep_rows and rounds is not None and rounds.proposals else None
+    bank = rounds.simulations() if arguments["keep_rows"] and rounds is not None and rounds.proposals else None
+    if rounds is not None:
+        model = rounds.estimator.model
     return sequential_posterior(
         "importance", found, model.prior, arguments, cost._replace(seconds=saver.seconds()), status, estimator.kernel,
         estimator.kernel.name, model, saver.notes, bank,
