@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -19,7 +20,7 @@ from onedraw.engine.blocks import Deadline, cut, in_lanes, in_order
 from onedraw.engine.crew import Crew, hired
 from onedraw.progress import Progress
 from tests.reference import toy
-from tests.test_contract import ALL, bytes_of, run
+from tests.test_contract import ALL, SEQUENTIAL, bytes_of, run
 
 SILENT = Progress(False, "", None)
 
@@ -57,8 +58,8 @@ def where(request):
 
 
 def same(post):
-    draws, distances, cost, *rates = bytes_of(post)
-    return draws, distances, cost._replace(surplus=0), rates, [one.message for one in post.failures]
+    alone = replace(post, cost=post.cost._replace(surplus=0))
+    return *bytes_of(alone), [one.message for one in post.failures]
 
 
 def plain_model():
@@ -69,6 +70,7 @@ def plain_model():
 
 SIDE_BY_SIDE = {
     **ALL,
+    **SEQUENTIAL,
     "layout draws": lambda *a, **k: od.pseudo_marginal(*a, pseudo_samples=3, layout="draws", **k),
 }
 serial = {}
@@ -76,6 +78,8 @@ serial = {}
 
 def one_run(name, kind, **more):
     model = plain_model() if kind == "plain" else toy(kind)
+    if name in SEQUENTIAL:
+        return SEQUENTIAL[name](model, budget=600, seed=1, **more)
     if name == "layout draws":
         return SIDE_BY_SIDE[name](model, od.uniform(0.8), draws=25, chains=5, seed=1, **more)
     return run(name, model, draws=25, **({"chains": 5} if name != "rejection" else {}), **more)

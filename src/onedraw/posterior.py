@@ -1,7 +1,7 @@
 """Posterior: the draws of a run with everything that says what they are worth."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.kernels import EPS_MEANING, Kernel
 from onedraw.model import Model
 from onedraw.simulator import Failure
-from onedraw.summary import Row, Summary, describe
+from onedraw.summary import Over, Point, Row, Summary, describe, ratio_error
 
 if TYPE_CHECKING:
     from onedraw.theory.efficiency import Efficiency
@@ -68,9 +68,18 @@ class Posterior:
     """Whether the draws are independent of each other (rejection)."""
     notes: tuple[str, ...] = ()
     """What a reader should know, in plain words."""
+    groups: Array | None = field(default=None, repr=False)
+    """Of weighted draws that have ancestors in common: (chains, draws) whole numbers, equal for draws whose errors
+    may go together. None where there are no such draws."""
+    path: tuple[Any, ...] = ()
+    """Of a sequential run: its stages, each with eps, acceptance_rate, proposals, simulations and ess."""
+    run_weights: Array | None = field(default=None, repr=False)
+    """The weights that the run itself gave, before `at`."""
+    bank: Any = field(default=None, repr=False)
+    """Every simulation of a run that kept them: see `onedraw.samplers.importance.Simulations`."""
 
     def __post_init__(self) -> None:
-        for array in (*self.draws.values(), self.weights, self.distances):
+        for array in (*self.draws.values(), self.weights, self.distances, self.groups, self.run_weights):
             if array is not None:
                 array.flags.writeable = False
         object.__setattr__(self, "draws", MappingProxyType(dict(self.draws)))
@@ -124,7 +133,10 @@ class Posterior:
         """Mean, sd, highest density interval, Monte Carlo error, ESS and R-hat of each parameter."""
         if not 0 < hdi_prob < 1:
             raise ValueError(f"hdi_prob must lie between 0 and 1, got {hdi_prob!r}: it is the interval's content")
-        rows = {name: describe(values, self.weights, self.independent, hdi_prob) for name, values in self.draws.items()}
+        rows = {
+            name: describe(values, self.weights, self.independent, hdi_prob, self.groups)
+            for name, values in self.draws.items()
+        }
         return Summary(rows, hdi_prob, (*self.notes, *self._doubts(rows)))
 
     def efficiency(self, functions: Mapping[str, Callable[..., Array]] | None = None) -> "Efficiency":
@@ -139,8 +151,9 @@ class Posterior:
     def at(self, eps: float) -> "Posterior":
         """The posterior at a smaller tolerance, from the same run: the draws with new weights.
 
-        A draw with distances d_1..d_M gets the weight mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md;
-        Vihola and Franks 2020). A larger tolerance would need simulations that were thrown away, and is refused.
+        A draw with distances d_1..d_M gets its weight in the run (equal for most samplers) times
+        mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md; Vihola and Franks 2020). A larger tolerance would need
+        simulations that were thrown away, and is refused.
         """
         kernel = self._kernel_for_at()
         new = kernel.with_eps(positive("eps", eps, EPS_MEANING))
@@ -154,6 +167,10 @@ class Posterior:
         # A start that was given has no distance yet (inf) and no weight.
         log_run = kernel.log_average(distances)
         log_weights = np.where(np.isneginf(log_run), -np.inf, new.log_average(distances) - np.maximum(log_run, -1e300))
+        before = self._weights_of_the_run()
+        if before is not None:
+            with np.errstate(divide="ignore"):
+                log_weights = log_weights + np.log(before)
         if not np.isfinite(log_weights).any():
             nearest = float(distances.min()) if distances.size else math.nan
             raise ValueError(f"no draw is within eps = {eps}: the nearest simulation is at distance {nearest:.6g}")
@@ -163,11 +180,61 @@ class Posterior:
         return replace(
             self,
             weights=weights,
+            run_weights=before,
             distances=self.distances,
             kernel=self.kernel,
             settings={**self.settings, "eps": new.eps, "run_eps": kernel.eps},
             notes=(*self._notes_of_the_run(), note),
         )
+
+    def over(
+        self,
+        eps: Sequence[float] | Array,
+        functions: Mapping[str, Callable[..., Array]] | None = None,
+        probability: float = 0.95,
+    ) -> Over:
+        """Estimates with their intervals over a range of tolerances from one run: `at` for each eps.
+
+        A run at a tolerance larger than needed thus shows how its answer changes with eps, and how far down its draws
+        carry. `functions` are further quantities, as in `efficiency`; by default the parameters. The intervals are
+        those of the Monte Carlo error, with `probability`. They come from one run and are not independent.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> post = od.pseudo_marginal(model, od.uniform(1.0), draws=200, chains=64, seed=1)
+        >>> points = post.over([1.0, 0.5, 0.25])["theta"]
+        >>> [point.low < point.mean < point.high for point in points]
+        [True, True, True]
+        """
+        from statistics import NormalDist
+
+        from onedraw.theory.efficiency import function_values
+
+        wanted = np.sort(np.unique(np.asarray(eps, dtype=float).reshape(-1)))[::-1].tolist()
+        if not wanted:
+            raise ValueError("eps must hold at least one tolerance, as in over([0.5, 0.25])")
+        if not 0 < probability < 1:
+            raise ValueError(f"probability must lie between 0 and 1, got {probability!r}: it is the interval's content")
+        reach = NormalDist().inv_cdf(0.5 + probability / 2)
+        points: dict[str, list[Point]] = {}
+        for one in wanted:
+            there = self.at(one)
+            weights = there.weights
+            assert weights is not None
+            for name, values in function_values(there, functions).items():
+                values = np.asarray(values, dtype=float)
+                mean = float((weights * values).sum())
+                variance = float((weights * (values - mean) ** 2).sum())
+                error = ratio_error(values, weights, self.independent, self.groups)
+                ess = variance / error**2 if error > 0 else math.nan
+                point = Point(one, mean, mean - reach * error, mean + reach * error, error, ess)
+                points.setdefault(name, []).append(point)
+        return Over({name: tuple(some) for name, some in points.items()}, probability)
+
+    def _weights_of_the_run(self) -> Array | None:
+        return self.run_weights if "run_eps" in self.settings else self.weights
 
     def _notes_of_the_run(self) -> tuple[str, ...]:
         return tuple(note for note in self.notes if not note.startswith("weighted from a run at"))
@@ -233,6 +300,8 @@ class Posterior:
         stats: dict[str, Any] = {}
         if self.weights is not None:
             stats["weight"] = (dims, self.weights)
+        if self.groups is not None:
+            stats["group"] = (dims, self.groups)
         if self.distances is not None:
             more = ("pseudo_sample",) if self.distances.ndim == 3 else ()
             stats["distance"] = ((*dims, *more), self.distances)

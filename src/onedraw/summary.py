@@ -66,11 +66,54 @@ class Summary:
     __repr__ = __str__
 
 
-def describe(draws: Array, weights: Array | None, independent: bool, hdi_prob: float) -> Row:
-    """The summary of one parameter's draws (chains, n) with weights of the same shape, or None."""
+class Point(NamedTuple):
+    """An estimate at one tolerance."""
+
+    eps: float
+    mean: float
+    low: float
+    """Lower end of the interval that the Monte Carlo error leaves."""
+    high: float
+    mcse: float
+    ess: float
+
+
+@dataclass(frozen=True)
+class Over:
+    """Estimates over a range of tolerances, `over["mu"]` a tuple of points, smallest eps last; printed as a table."""
+
+    points: dict[str, tuple[Point, ...]]
+    probability: float
+
+    def __getitem__(self, name: str) -> tuple[Point, ...]:
+        return self.points[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.points)
+
+    def __str__(self) -> str:
+        lines = [["", "eps", "mean", f"{100 * self.probability:g}% low", "high", "mcse", "ess"]]
+        for name, points in self.points.items():
+            lines += [[name, *(f"{value:.4g}" for value in one[:5]), f"{one.ess:.0f}"] for one in points]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        cells = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+        return "\n".join("  ".join([line[0].strip().ljust(widths[0]), *line[1:]]) for line in cells)
+
+    __repr__ = __str__
+
+
+def describe(
+    draws: Array, weights: Array | None, independent: bool, hdi_prob: float, groups: Array | None = None
+) -> Row:
+    """The summary of one parameter's draws (chains, n) with weights of the same shape, or None.
+
+    `groups`, of the same shape, are equal for weighted draws whose errors may go together.
+    """
     draws = np.asarray(draws, dtype=float)
     if weights is not None:
-        return _describe_weighted(draws, weights, independent, hdi_prob)
+        if draws.size == 0:
+            return Row(*([math.nan] * 7))
+        return _describe_weighted(draws, weights, independent, hdi_prob, groups)
     if draws.size == 0:
         return Row(*([math.nan] * 7))
     mean, sd = float(draws.mean()), float(draws.std(ddof=1 if draws.size > 1 else 0))
@@ -94,19 +137,30 @@ def describe(draws: Array, weights: Array | None, independent: bool, hdi_prob: f
     return Row(mean, sd, low, high, mcse, ess, r_hat)
 
 
-def _describe_weighted(draws: Array, weights: Array, independent: bool, hdi_prob: float) -> Row:
+def _describe_weighted(draws: Array, weights: Array, independent: bool, hdi_prob: float, groups: Array | None) -> Row:
     mean = float((weights * draws).sum())
     variance = float((weights * (draws - mean) ** 2).sum())
     low, high = weighted_interval(draws.ravel(), weights.ravel(), hdi_prob)
-    mcse = ratio_error(draws, weights, independent)
+    mcse = ratio_error(draws, weights, independent, groups)
     return Row(mean, math.sqrt(variance), low, high, mcse, variance / mcse**2 if mcse > 0 else math.nan, math.nan)
 
 
-def ratio_error(values: Array, weights: Array, independent: bool) -> float:
-    """Standard error of sum w f for weights (chains, n) that sum to 1, f the values."""
+def ratio_error(values: Array, weights: Array, independent: bool, groups: Array | None = None) -> float:
+    """Standard error of sum w f for weights (chains, n) that sum to 1, f the values.
+
+    With `groups` the errors of draws are added up within each group first, and only groups count as independent.
+
+    >>> two = np.array([[0.0, 0.0, 1.0, 1.0]]), np.full((1, 4), 0.25)
+    >>> ratio_error(*two, True), ratio_error(*two, True, np.array([[0, 0, 1, 1]]))
+    (0.25, 0.3535...)
+    """
     if np.count_nonzero(weights) < 2:
         return math.nan
     influence = weights * (values - (weights * values).sum()) * weights.size
+    if groups is not None:
+        _, member = np.unique(groups, return_inverse=True)
+        influence = np.bincount(member.reshape(-1), influence.reshape(-1))
+        return float(np.sqrt((influence**2).sum()) / weights.size)
     if independent or values.shape[1] < FEWEST:
         return float(np.sqrt((influence**2).sum()) / weights.size)
     from arviz_stats.base import array_stats
