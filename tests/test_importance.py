@@ -57,6 +57,14 @@ def test_the_evidence_comes_out_too():
         assert abs(weight.mean() - 1) < 4 * weight.std() / np.sqrt(weight.size)
 
 
+def test_the_evidence_under_a_constraint():
+    """The mean of pi / mixture over all proposals, those outside included, is 1 only with the constraint's constant."""
+    post = importance(Ordered.model, budget=20_000, keep_rows=True, seed=1)
+    outside = np.zeros(post.cost.proposals - len(post.bank.log_weight))
+    weight = np.concatenate([np.exp(post.bank.log_weight), outside])
+    assert abs(weight.mean() - 1) < 4 * weight.std() / np.sqrt(weight.size)
+
+
 def test_exact_matching_of_a_count():
     post = importance(beta_binomial(), budget=20_000, eps=1.0, seed=1)
     assert post.settings["eps"] == 1.0 and (post.distances == 0).all()
