@@ -13,7 +13,7 @@ from onedraw.samplers import importance as module
 from onedraw.samplers.importance import Mixture, around, importance, round_sizes
 from onedraw.samplers.rounds import effective
 from tests.reference import Exact, beta_binomial, beta_posterior, toy
-from tests.sequential import Counted, Ordered, Toy, TwoPieces, assert_right, errors
+from tests.sequential import Counted, Ordered, SignalAndNoise, Toy, TwoPieces, assert_right, errors
 from tests.test_smc import COUNT, ONE, PAIR, TWO
 
 
@@ -55,6 +55,14 @@ def test_the_evidence_comes_out_too():
         # Nor do weights without K: their mean is the prior's mass, 1.
         weight = np.exp(bank.log_weight)
         assert abs(weight.mean() - 1) < 4 * weight.std() / np.sqrt(weight.size)
+
+
+def test_the_evidence_under_a_constraint():
+    """The mean of pi / mixture over all proposals, those outside included, is 1 only with the constraint's constant."""
+    post = importance(Ordered.model, budget=20_000, keep_rows=True, seed=1)
+    outside = np.zeros(post.cost.proposals - len(post.bank.log_weight))
+    weight = np.concatenate([np.exp(post.bank.log_weight), outside])
+    assert abs(weight.mean() - 1) < 4 * weight.std() / np.sqrt(weight.size)
 
 
 def test_exact_matching_of_a_count():
@@ -193,34 +201,7 @@ def test_the_task_is_a_function_of_its_item():
     assert task(item).arrays["distances"][:, 0] == pytest.approx(np.abs(np.array(drawn) - 2.0))
 
 
-@od.batched
-def simulate_signal_and_noise(rng, theta):
-    return np.stack([theta + rng.standard_normal(theta.size), rng.standard_normal(theta.size)], axis=1)
-
-
-class TestAdaptiveDistance:
-    """One summary follows theta ~ N(0, 20²), the other is noise: by the prior's spread the first hardly counts."""
-
-    grid = np.linspace(-12.0, 18.0, 2_001)
-
-    def model(self, **more):
-        return od.Model(
-            od.Prior(theta=stats.norm(0, 20)), simulate_signal_and_noise, [3.0, 0.0],
-            distance=od.scaled(pilot=200, **more),
-        )  # fmt: skip
-
-    def exact(self, scale, eps):
-        """Mean and sd of pi_K for that scale, integrating over both summaries."""
-        apart = np.linspace(-eps * scale[0], eps * scale[0], 401)
-        reach = scale[1] * np.sqrt(np.maximum(eps**2 - (apart / scale[0]) ** 2, 0.0))
-        other = 2 * stats.norm.cdf(reach) - 1
-        density = stats.norm.pdf(self.grid, 0, 20) * integrate.simpson(
-            stats.norm.pdf(apart[None, :] + 3.0 - self.grid[:, None]) * other, x=apart, axis=1
-        )
-        density /= density.sum()
-        mean = density @ self.grid
-        return mean, np.sqrt(density @ (self.grid - mean) ** 2)
-
+class TestAdaptiveDistance(SignalAndNoise):
     def test_scales_follow_the_posterior_and_the_draws_follow_the_last_distance(self):
         z = []
         for seed in range(12):

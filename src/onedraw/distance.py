@@ -132,8 +132,8 @@ def scaled(
     The spread is the median absolute deviation (MAD, times 1.4826 so that it estimates a normal's standard
     deviation) over `pilot` simulations from the prior, or `scale` where you know it.
 
-    With `adapt`, `od.importance` learns the spread again after every round, from all simulations of that round: near
-    the posterior it can be far from the prior's. The tolerance is then stated in the last distance, which
+    With `adapt`, `od.importance` and `od.smc` learn the spread again on the way, from simulations at parameters near
+    the posterior, where it can be far from the prior's. The tolerance is then stated in the last distance, which
     `settings["distance"]` holds. Other samplers keep the pilot's spread, since a chain needs one target.
 
     With `robust`, a summary that is far off counts with its difference and not with its square; and where the scale

@@ -45,8 +45,10 @@ PRECISION = 0.02
 """Relative standard error of eps aimed at where neither a precision nor a budget is given."""
 PILOT = {True: 10_000, False: 400}
 """Prior simulations of the first stage, for batched simulators and for others."""
-CHAINS = {True: (8, 4096), False: (4, 64)}
+CHAINS = {True: (32, 4096), False: (4, 64)}
 """The fewest and the most chains of a run, for batched simulators and for others."""
+FEW_CHAINS = 8
+"""The fewest where a budget pays for few simulations of a batched simulator."""
 START_SHARE = 0.1
 """Share of a run's simulations that may go into its starting points."""
 ROUGH_MOVES = 200
@@ -139,13 +141,23 @@ class Search:
     distances: Array
     """Of the first stage's simulations, sorted; failed ones are missing."""
     pilot: int
+    small: bool = False
+    """Whether the budget is less than a few blocks of a batched simulator: then starts must cost less."""
 
     def chains_for(self, eps: float, simulations: float) -> int:
         """As many chains as START_SHARE of the simulations should find starting points for."""
         if self.chains is not None:
             return self.chains
-        fewest, most = CHAINS[self.model.batched]
-        return int(np.clip(START_SHARE * simulations * self.mean_weight(eps), fewest, most))
+        affordable = START_SHARE * simulations
+        if not self.small:
+            # Half a block is soon drawn where a run is many blocks long.
+            affordable = max(affordable, 0.5 * min(block_size(self.model, 1), simulations))
+        return int(np.clip(affordable * self.mean_weight(eps), self.fewest, CHAINS[self.model.batched][1]))
+
+    @property
+    def fewest(self) -> int:
+        """The fewest chains of a run."""
+        return self.chains or (FEW_CHAINS if self.small else CHAINS[self.model.batched][0])
 
     def mean_weight(self, eps: float) -> float:
         """Mean kernel value of prior simulations; a power law from the nearest ones where eps is below them."""
@@ -158,7 +170,7 @@ class Search:
 
     def affordable_half(self, middle: float, half: float, budget: int | None) -> float:
         """The distance of the wings, made less until the budget of the lower one should find its starting points."""
-        fewest = self.chains or CHAINS[self.model.batched][0]
+        fewest = self.fewest
         while budget is not None and half > 0.1 and self.mean_weight(math.exp(middle - half)) * budget < 1.5 * fewest:
             half *= 0.8
         return half
@@ -245,11 +257,6 @@ class Spending:
         assert share is not None
         left = self.budget - self.cost.simulations
         return share <= simulations or share < int(part * self.budget) or left < 4 * share
-
-
-def _start_block(model: Model, chains: int | None) -> int:
-    """Proposals among which the fewest chains of a run look for their starting points at a time."""
-    return min(block_size(model, 1), max(64, 16 * (chains or CHAINS[model.batched][0])))
 
 
 def _seed_of_run(seed: int, run: int) -> int:
@@ -466,7 +473,10 @@ def tolerance_for(
         precision = positive("precision", precision, "the relative standard error of eps at which the search may end")
     elif budget is None:
         precision = PRECISION
-    smallest = max(SMALLEST_BUDGET * pseudo_samples, 8 * _start_block(model, chains))
+    small = model.batched and budget is not None and budget < 8 * block_size(model, 1)
+    # Few chains look for their starting points in small blocks (see `start.py`).
+    block = min(block_size(model, 1), max(64, 16 * (chains or FEW_CHAINS))) if small else block_size(model, 1)
+    smallest = max(SMALLEST_BUDGET * pseudo_samples, 8 * block)
     if budget is not None and budget < smallest:
         raise ValueError(
             f"budget = {budget} is too small for a search with M = {pseudo_samples}: give at least {smallest}"
@@ -476,12 +486,12 @@ def tolerance_for(
     began = Deadline(None)
     model, cost = learn_distance(model, seed, budget, "reject", show)
     search, pilot_cost = _with_pilot(
-        Search(model, kernel, pseudo_samples, proposal, chains, target, seed, show, np.empty(0), 0),
+        Search(model, kernel, pseudo_samples, proposal, chains, target, seed, show, np.empty(0), 0, small),
         None if budget is None else budget - cost.simulations,
     )
     cost = cost.plus(pilot_cost)
     path: list[Trial] = []
-    spending = Spending(budget, cost, 2 * _start_block(model, chains))
+    spending = Spending(budget, cost, 2 * block)
     rough_steps = ROUGH_MOVES * (1 - target) / target + ROUGH_MOVES
     middle = _rough_root(search, path, spending, rough_steps)
     # A wing gets a sixth of what the verifying run should need, if moves were independent.
