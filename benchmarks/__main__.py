@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-ALL = ["rejection", "chains", "store", "study"]
+ALL = ["rejection", "chains", "store", "study", "particle_filter"]
 
 if __name__ == "__main__":
     names = sys.argv[1:] or ALL
