@@ -188,7 +188,8 @@ class ParticleFilter:
                 shape = x.shape
                 if not len(running):
                     break
-            if t < times - 1:
+            # One particle is its own ancestor.
+            if t < times - 1 and particles > 1:
                 flat = x.reshape(-1, *shape[2:])
                 x = flat[ancestors(shares, rng.random(len(running)))].reshape(shape)
         return Filtered(log_estimate, simulations, failed, failure)

@@ -10,8 +10,12 @@ from onedraw.theory.efficiency import Estimate, estimate
 
 FLAT = 1.1
 """A line that gains less than this over M = 1 is flat; theory allows a factor below two."""
-ORDER = 10.0
-"""How much particle MCMC gains between its fewest particles and the best number."""
+ORDER, SURE = 10.0, 5.0
+"""How much particle MCMC gains between its fewest particles and the best number, and what its interval must exclude.
+
+kappa of the fewest is too small rather than too large: chains that hardly move have not yet met their largest
+estimates.
+"""
 
 
 class Shape(NamedTuple):
@@ -87,7 +91,7 @@ def _needs_many(name: str, line: tuple[Measured, ...]) -> Shape:
     return Shape(
         "4",
         f"particle MCMC, {name}: rises by an order of magnitude, then falls",
-        rise.low >= ORDER and fall.high < 1,
+        (rise.low >= ORDER or (rise.value >= ORDER and rise.low >= SURE)) and fall.high < 1,
         f"N = {best.number} gains {gained} over N = {line[0].number}; N = {line[-1].number} has {fall} of that",
     )
 
