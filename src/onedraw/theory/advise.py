@@ -26,7 +26,7 @@ from onedraw.arguments import optional_whole_number, seed_or_fresh, whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.streams import Phase, Rng
-from onedraw.estimator import check_model_and_kernel
+from onedraw.estimator import AbcAverage, check_model_and_kernel
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior
@@ -54,6 +54,7 @@ from onedraw.theory.efficiency import (
     variances,
 )
 from onedraw.theory.prices import ROUNDS, Prices, Stages, Timed, measured_discount, time_stages, time_steps
+from onedraw.theory.tuning import Tuning, tune
 
 BATCHED_BUDGET, PLAIN_BUDGET = 2_000_000, 100_000
 BATCHED_PILOT_CHAINS, PLAIN_PILOT_CHAINS = 32, 8
@@ -74,8 +75,16 @@ LONGEST = 8
 FEWEST_STEPS = 4
 """Steps a chain takes in a pilot, at the least."""
 CONFIDENCE = 0.95
+MOST_BY_DEFAULT, MOST_PARTICLES = 64, 65_536
+"""The largest M, and the largest number of particles, that are considered where nothing is said."""
 
 __all__ = ["Advice", "advise", "measured_discount"]
+
+
+NO_TUNING = (
+    "an ABC average is one of independent estimates: the variance of its log need not be tuned, as a particle filter's "
+    "must be; the gains above are the measured curve"
+)
 
 
 class Pilot(NamedTuple):
@@ -196,6 +205,8 @@ class Advice:
         if self.stages is not None:
             lines.append(f"a set-up takes {self.stages.prepare:.3g} s, a draw {self.stages.draw:.3g} s")
         lines += [part.text for part in (self.against_rejection, self.layout) if part is not None]
+        if self.simulations is not None:
+            lines.append(NO_TUNING)
         lines.append(f"spent {self.cost.simulations:,} of {self.budget:,} simulations, seed {self.seed}")
         return "\n".join(lines)
 
@@ -203,23 +214,23 @@ class Advice:
 
     def to_json(self) -> str:
         """The numbers as JSON text."""
-        return json.dumps(_plain(self), allow_nan=False)
+        return json.dumps(plain(self), allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Numbers, texts, lists and dicts of anything above; NaN and infinity become None."""
     if isinstance(value, Certificate):
         names = ("confidence", "nonnegative", "certified", "nothing_from", "worth")
-        kappa = {name: _plain(part) for name, part in value.kappa.items()}
-        return {"kappa": kappa, **{name: getattr(value, name) for name in names}, "largest": _plain(value.largest)}
+        kappa = {name: plain(part) for name, part in value.kappa.items()}
+        return {"kappa": kappa, **{name: getattr(value, name) for name in names}, "largest": plain(value.largest)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(part) for name, part in value._asdict().items()}
+        return {name: plain(part) for name, part in value._asdict().items()}
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
+        return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     return int(value) if isinstance(value, np.integer) else value
@@ -271,19 +282,23 @@ class Notebook:
 
 
 def advise(
-    model: Model,
-    kernel: Kernel,
+    model: Model | None = None,
+    kernel: Kernel | None = None,
     *,
+    estimator: Any = None,
+    start: Any = None,
     budget: int | None = None,
     proposal: Any = None,
     chains: int | None = None,
     functions: Mapping[str, Function] | None = None,
     seed: int | None = None,
     processors: int = 1,
-    max_pseudo_samples: int = 64,
+    max_pseudo_samples: int = MOST_BY_DEFAULT,
     early: bool = True,
-) -> Advice:
+) -> Advice | Tuning:
     """How many pseudo-samples a step of `od.pseudo_marginal` should draw, measured, with a guarantee.
+
+    For an `estimator` such as `od.particle_filter(...)`: how many particles, by the published rules and by measurement.
 
     Parameters
     ----------
@@ -301,8 +316,23 @@ def advise(
         Of the machine the run is meant for, to compare layouts.
     max_pseudo_samples
         The largest M considered.
+    estimator, start
+        In place of model and kernel: a particle filter, or a function from the number N of particles to an estimator,
+        with starting points as in `od.pseudo_marginal`. Then the budget is 20,000 estimates by default, and N is
+        limited by `max_pseudo_samples` only where it is above 64. An ABC average is taken apart into model and kernel.
     """
+    if estimator is not None:
+        if model is not None or kernel is not None:
+            raise ValueError("give a model and a kernel, or an estimator, not both")
+        if not isinstance(estimator, AbcAverage):
+            most = whole_number("max_pseudo_samples", max_pseudo_samples, "the largest number considered", least=2)
+            return tune(
+                estimator, start, budget=budget, proposal=proposal, functions=functions, seed=seed_or_fresh(seed),
+                most=most if most > MOST_BY_DEFAULT else MOST_PARTICLES,
+            )  # fmt: skip
+        model, kernel = estimator.model, estimator.kernel
     check_model_and_kernel(model, kernel)
+    assert model is not None and kernel is not None
     default = BATCHED_BUDGET if model.batched else PLAIN_BUDGET
     budget = default if budget is None else whole_number("budget", budget, "the largest number of simulations")
     chains = optional_whole_number("chains", chains, "the number of chains of the run to come")
