@@ -269,9 +269,20 @@ def test_advise_command(tmp_path):
     assert text.exit_code == 0 and "simulations, seed" in text.output
 
 
+def test_advise_command_takes_an_estimator(tmp_path):
+    file = tmp_path / "level.py"
+    file.write_text("from onedraw.contrast.problems import state_space\nlevel = state_space(5, 4)\n")
+    result = run(advise_command, f"{file}:level", "--start", "mu=0.5", "--budget", 150_000, "--seed", 1, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["rules"][0]["rule"]["name"] == "Pitt et al. (2012)"
+    assert "needs --start" in run(advise_command, f"{file}:level").output
+    assert "name=number" in run(advise_command, f"{file}:level", "--start", "mu").output
+
+
 def test_advise_command_explains_what_is_wrong(tmp_path):
     file = tmp_path / "problem.py"
     file.write_text(MODEL)
+    assert "--eps is the tolerance" in run(advise_command, file).output
     assert "is a int, not an od.Model" in run(advise_command, f"{file}:number", "--eps", 1).output
     assert "does not define 'other'" in run(advise_command, f"{file}:other", "--eps", 1).output
     assert "there is no file" in run(advise_command, tmp_path / "none.py", "--eps", 1).output
@@ -371,5 +382,5 @@ def test_advice_on_estimators_explains_what_is_wrong():
     poor = advise(estimator=level, start={"mu": 0.0}, budget=10_000, seed=1)
     assert poor.particles is None and poor.verdict.startswith("cannot tell: the pilot's")
     assert poor.cost.simulations <= 10_000
-    stuck = advise(estimator=level, start={"mu": 0.0}, proposal=od.random_walk(1e8), budget=400_000, seed=1)
+    stuck = advise(estimator=level, start={"mu": 0.0}, proposal=od.random_walk(1e8), budget=2_000_000, seed=1)
     assert stuck.particles is None and "cannot tell: the pilot accepted 0.00%" in stuck.verdict
