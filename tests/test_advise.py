@@ -272,7 +272,7 @@ def test_advise_command(tmp_path):
 def test_advise_command_takes_an_estimator(tmp_path):
     file = tmp_path / "level.py"
     file.write_text("from onedraw.contrast.problems import state_space\nlevel = state_space(5, 4)\n")
-    result = run(advise_command, f"{file}:level", "--start", "mu=0.5", "--budget", 150_000, "--seed", 1, "--json")
+    result = run(advise_command, f"{file}:level", "--start", "mu=0.5", "--budget", 600_000, "--seed", 1, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["rules"][0]["rule"]["name"] == "Pitt et al. (2012)"
     assert "needs --start" in run(advise_command, f"{file}:level").output

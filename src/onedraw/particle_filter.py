@@ -8,7 +8,7 @@ w_t^i of y_t and resampled in proportion. The estimate is
 
 whose mean is the likelihood for every N (the mean of its logarithm is below the log likelihood). Unlike the ABC
 average it is not an average of N independent estimates: the variance of its logarithm grows with the length of the
-data and falls like 1/N, so that few particles are ruinous and N must be tuned (docs/theory.md, section 6).
+data and falls like 1/N, so that few particles are ruinous and N must be tuned (docs/contrast.md).
 
 Resampling is systematic: one uniform u for each filter, and particle i is copied as often as one of (k + u)/N,
 k = 0..N-1, falls into its share of the weights, N w_i times on average.

@@ -1,4 +1,4 @@
-"""How many particles? What the tuning rules say, and what a run is worth around it (docs/theory.md, section 6).
+"""How many particles? What the tuning rules say, and what a run is worth around it (docs/contrast.md).
 
 A particle filter's estimate is not an average of independent ones, so that few particles are ruinous and many are
 wasted. Three rules choose N by the standard deviation of the log estimate at a central theta: about 0.92 (Pitt, Silva,
