@@ -170,10 +170,11 @@ def run_g_and_k(line: Line, count: int, budget: int, seed: int) -> Measured:
     return measured(line, count, _parameters(post), _counted(post), post)
 
 
-def run_process(line: Line, count: int, budget: int, seed: int) -> Measured:
+def run_process(line: Line, count: int, budget: int, seed: int, starts: int | None = None) -> Measured:
     """The Gaussian process; the cost is in seconds, from prices that are timed in turns at several M."""
     model, kernel = problems.process(), od.uniform(problems.PROCESS_EPS)
-    start, cov = _started(model, kernel, 64, seed)
+    # Starts cost more than a short run, and sixteen chains can do with fewer.
+    start, cov = _started(model, kernel, starts or (200 if budget > 10_000 else 64), seed)
     walk = od.random_walk(cov, scale=2.38)
     # Set-ups take most of the time, so larger M may draw more for as long.
     spend = int(budget * math.sqrt(count))
@@ -181,7 +182,7 @@ def run_process(line: Line, count: int, budget: int, seed: int) -> Measured:
         model, kernel, proposal=walk, pseudo_samples=count, chains=line.chains, budget=spend,
         draws=8 * spend // (line.chains * count), start=start, keep_distances=False, seed=seed, progress=False,
     )  # fmt: skip
-    timed = time_steps(model, kernel, walk, start, (1, 8, 64), line.chains, 8, seed).timed
+    timed = time_steps(model, kernel, walk, start, (1, 8, 64), line.chains, 16, seed).timed
     steps = math.prod(post.shape)
     setups = (post.cost.setups - (line.chains if count > 1 else 0)) / steps
     cost = timed.price(_counted(post).value, setups)
