@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-ALL = ["rejection", "chains", "store", "sequential", "study", "executors", "scaling"]
+ALL = ["rejection", "chains", "store", "sequential", "study", "particle_filter", "executors", "scaling"]
 
 if __name__ == "__main__":
     names = sys.argv[1:] or ALL

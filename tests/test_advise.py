@@ -2,6 +2,7 @@
 
 import json
 import math
+from unittest.mock import ANY
 
 import click.testing
 import numpy as np
@@ -9,12 +10,16 @@ import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.contrast import problems
+from onedraw.engine.streams import Rng
 from onedraw.study.efficiency import posterior_moments, random_walk_variance
 from onedraw.study.settings import Toy
 from onedraw.theory import verify as checks
 from onedraw.theory.advise import advise, measured_discount
 from onedraw.theory.commands import advise as advise_command
 from onedraw.theory.commands import verify as verify_command
+from onedraw.theory.efficiency import Estimate
+from onedraw.theory.tuning import log_variance
 from tests.reference import simulate_one, toy
 
 
@@ -264,9 +269,20 @@ def test_advise_command(tmp_path):
     assert text.exit_code == 0 and "simulations, seed" in text.output
 
 
+def test_advise_command_takes_an_estimator(tmp_path):
+    file = tmp_path / "level.py"
+    file.write_text("from onedraw.contrast.problems import state_space\nlevel = state_space(5, 4)\n")
+    result = run(advise_command, f"{file}:level", "--start", "mu=0.5", "--budget", 600_000, "--seed", 1, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["rules"][0]["rule"]["name"] == "Pitt et al. (2012)"
+    assert "needs --start" in run(advise_command, f"{file}:level").output
+    assert "name=number" in run(advise_command, f"{file}:level", "--start", "mu").output
+
+
 def test_advise_command_explains_what_is_wrong(tmp_path):
     file = tmp_path / "problem.py"
     file.write_text(MODEL)
+    assert "--eps is the tolerance" in run(advise_command, file).output
     assert "is a int, not an od.Model" in run(advise_command, f"{file}:number", "--eps", 1).output
     assert "does not define 'other'" in run(advise_command, f"{file}:other", "--eps", 1).output
     assert "there is no file" in run(advise_command, tmp_path / "none.py", "--eps", 1).output
@@ -298,3 +314,73 @@ def test_plain_simulators_are_stopped_early():
     assert without.simulations.gains[-1].cost.value == pytest.approx(4)
     assert found.simulations.gains[-1].cost.value != pytest.approx(4, rel=0.01)
     assert found.pilots[0].simulations < 1 == without.pilots[0].simulations
+
+
+# Particles
+
+
+@pytest.fixture(scope="module")
+def tuning():
+    """The level of a short series; see `onedraw.contrast.problems`."""
+    return advise(estimator=problems.state_space(20, 8), start={"mu": 0.0}, budget=2_500_000, seed=1)
+
+
+def test_the_rules_choose_by_the_spread_of_the_log_estimate(tuning):
+    """Measured again at the central theta: the particles named have the standard deviation the rule asks for."""
+    names = [choice.rule.name for choice in tuning.rules]
+    assert names == ["Pitt et al. (2012)", "Doucet et al. (2015)", "Sherlock et al. (2015)"]
+    theta = np.tile(list(tuning.central.values()), (4000, 1))
+    for choice in tuning.rules:
+        for particles, sd in ((choice.fewest, choice.rule.largest), (choice.most, choice.rule.smallest)):
+            found = problems.state_space(20, particles).evaluate(Rng(5, 1), theta, None).log_estimate
+            # 200 estimates: the sd is known to about 7 %, N is a whole number, and few particles have heavy tails.
+            assert found.std(ddof=1) == pytest.approx(sd, rel=0.35)
+    assert tuning.rules[2].fewest <= tuning.rules[1].fewest <= tuning.rules[1].most <= tuning.rules[0].most
+
+
+def test_worth_is_measured_around_the_rules_within_the_budget(tuning):
+    assert tuning.cost.simulations <= 2_500_000
+    tried = [worth.particles for worth in tuning.curve]
+    assert tried[0] <= tuning.rules[2].fewest and tried[-1] >= tuning.rules[0].most
+    assert tuning.particles in tried
+    best = max((worth for worth in tuning.curve if not worth.reason), key=lambda worth: worth.efficiency.value)
+    assert tuning.particles == best.particles
+    assert tuning.verdict.startswith(f"particles={best.particles}: measured to be worth most")
+    text = str(tuning)
+    assert "Sherlock et al. (2015): a standard deviation of 1.81" in text and "measured at equal cost" in text
+    assert json.loads(tuning.to_json())["particles"] == tuning.particles
+
+
+def test_the_variance_of_the_log_estimate_and_the_law_of_its_fall():
+    values = np.random.default_rng(1).normal(0.0, 1.5, 5000)
+    variance, zeros = log_variance(values)
+    assert variance.value == pytest.approx(values.var(ddof=1)) and zeros == 0
+    assert variance.low < 2.25 < variance.high
+    assert log_variance(np.array([0.0, 1.0, -np.inf, 2.0])) == (Estimate(math.inf, ANY, ANY, math.inf), 0.25)
+    # Unbiased: of two values the variance is half of the squared difference, not a quarter.
+    assert log_variance(np.array([0.0, 1.0]))[0].value == 0.5
+
+
+def test_an_abc_average_needs_no_such_tuning():
+    average = od.abc_average(toy(), od.uniform(0.5))
+    found = advise(estimator=average, budget=60_000, seed=1, max_pseudo_samples=4)
+    assert found.pseudo_samples == 1
+    assert "the variance of its log need not be tuned" in str(found)
+    assert [gain.pseudo_samples for gain in found.simulations.gains] == [2, 4]
+
+
+def test_advice_on_estimators_explains_what_is_wrong():
+    level = problems.state_space(20, 8)
+    with pytest.raises(ValueError, match=r"needs starting points, .*start=\{'mu': ...\}"):
+        advise(estimator=level)
+    with pytest.raises(ValueError, match="not both"):
+        advise(toy(), od.uniform(0.5), estimator=level)
+    with pytest.raises(ValueError, match="cannot change the number of particles of FunctionEstimator"):
+        advise(estimator=od.unbiased(lambda rng, theta: theta[:, 0], level.prior), start={"mu": 0.0})
+    with pytest.raises(ValueError, match="start names"):
+        advise(estimator=level, start={"nu": 0.0})
+    poor = advise(estimator=level, start={"mu": 0.0}, budget=10_000, seed=1)
+    assert poor.particles is None and poor.verdict.startswith("cannot tell: the pilot's")
+    assert poor.cost.simulations <= 10_000
+    stuck = advise(estimator=level, start={"mu": 0.0}, proposal=od.random_walk(1e8), budget=2_000_000, seed=1)
+    assert stuck.particles is None and "cannot tell: the pilot accepted 0.00%" in stuck.verdict

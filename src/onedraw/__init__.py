@@ -8,6 +8,7 @@ from onedraw.engine.store import StoreError
 from onedraw.estimator import Estimator, abc_average, handicapped, unbiased
 from onedraw.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
 from onedraw.model import Model
+from onedraw.particle_filter import particle_filter
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
 from onedraw.proposal import independence, lazy, random_walk
@@ -58,6 +59,7 @@ __all__ = [
     "lazy",
     "mahalanobis",
     "open",
+    "particle_filter",
     "pseudo_marginal",
     "r_hit",
     "random_walk",

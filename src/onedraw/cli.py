@@ -3,6 +3,7 @@
 import click
 
 from onedraw import __version__
+from onedraw.contrast.commands import contrast
 from onedraw.engine.commands import resume, show
 from onedraw.study.commands import study
 from onedraw.theory.commands import advise, verify
@@ -14,5 +15,5 @@ def main() -> None:
     """Likelihood-free Bayesian inference that spends every simulation well."""
 
 
-for command in (study, verify, advise, show, resume):
+for command in (study, verify, advise, contrast, show, resume):
     main.add_command(command)

@@ -6,6 +6,7 @@ log estimate that would still be accepted, so that a pseudo-sample that cannot m
 """
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -48,7 +49,8 @@ class Estimator(Protocol):
     """What Algorithm 2 needs of an estimator. Any object with these three may be given to a sampler.
 
     `log_bound` is a number that no log estimate passes (0 for an ABC average), or None where none is known: then
-    nothing is rejected early, and starting points must be given.
+    nothing is rejected early, and starting points must be given. An estimate that takes more than one simulation says
+    how many at the most in an attribute `simulations`, by which a budget is kept.
     """
 
     @property
@@ -388,7 +390,22 @@ def evaluate(estimator: Any, rng: Rng, theta: Array, log_needed: Array | None) -
             f"log_estimate is {log_estimate[row]} at {estimator.prior.named(theta[row])}: it must be a number or "
             f"-inf, and not above log_bound = {estimator.log_bound}"
         )
-    return Evaluation(log_estimate, NO_DISTANCES, int(simulations))
+    return Evaluation(log_estimate, NO_DISTANCES, _counted(estimator, simulations, int(np.count_nonzero(worth))))
+
+
+def _counted(estimator: Any, simulations: Any, rows: int) -> int:
+    """The simulations that a user's estimator reports, checked: a budget is kept by what one estimate may take."""
+    most = int(getattr(estimator, "simulations", 1))
+    try:
+        count = operator.index(simulations)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= most * rows:
+        raise ValueError(
+            f"log_estimate reported {simulations!r} simulations for {rows} estimates: it must be a whole number of at "
+            f"most {most} each; say how many an estimate may take in an attribute `simulations` of the estimator"
+        )
+    return count
 
 
 def joined(parts: list[Evaluation]) -> Evaluation:

@@ -16,7 +16,6 @@ the step's own overhead acts as a discount in the second and not in the first.
 
 import json
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -26,19 +25,15 @@ import numpy as np
 from onedraw.arguments import optional_whole_number, seed_or_fresh, whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
-from onedraw.engine.blocks import Deadline
-from onedraw.engine.lockstep import advance
 from onedraw.engine.streams import Phase, Rng
-from onedraw.engine.threads import one_blas_thread
 from onedraw.estimator import AbcAverage, check_model_and_kernel
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior
 from onedraw.proposal import resolve
 from onedraw.samplers.chains import BATCHED_CHAINS, PLAIN_CHAINS
-from onedraw.samplers.pseudo_marginal import PseudoMarginal, pseudo_marginal, starting_state
+from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.rejection import rejection
-from onedraw.samplers.start import starting_states
 from onedraw.simulator import Staged
 from onedraw.theory.bounds import (
     WORTH,
@@ -58,6 +53,8 @@ from onedraw.theory.efficiency import (
     function_values,
     variances,
 )
+from onedraw.theory.prices import ROUNDS, Prices, Stages, Timed, measured_discount, time_stages, time_steps
+from onedraw.theory.tuning import Tuning, tune
 
 BATCHED_BUDGET, PLAIN_BUDGET = 2_000_000, 100_000
 BATCHED_PILOT_CHAINS, PLAIN_PILOT_CHAINS = 32, 8
@@ -71,8 +68,6 @@ FEWEST_STARTS = 16
 """Acceptances below which nothing more is tried."""
 UNDECIDED = 2.0
 """M = 1 is not recommended where another M could still be better by more than this."""
-ROUNDS = 6
-"""Turns in which steps are timed; the first is thrown away."""
 MOST_STEPS = 50
 """Steps timed in one turn."""
 LONGEST = 8
@@ -80,26 +75,16 @@ LONGEST = 8
 FEWEST_STEPS = 4
 """Steps a chain takes in a pilot, at the least."""
 CONFIDENCE = 0.95
+MOST_BY_DEFAULT, MOST_PARTICLES = 64, 65_536
+"""The largest M, and the largest number of particles, that are considered where nothing is said."""
+
+__all__ = ["Advice", "advise", "measured_discount"]
 
 
-class Prices(NamedTuple):
-    """Seconds, for one chain among those timed."""
-
-    step: float
-    """The step's own overhead: proposal, prior, acceptance."""
-    setup: float
-    draw: float
-
-    def of(self, simulations: float, setups: float) -> float:
-        """A step that makes so many simulations and set-ups on average."""
-        return self.step + self.setup * setups + self.draw * simulations
-
-
-class Stages(NamedTuple):
-    """Seconds of a staged simulator's two parts, timed directly."""
-
-    prepare: float
-    draw: float
+NO_TUNING = (
+    "an ABC average is one of independent estimates: the variance of its log need not be tuned, as a particle filter's "
+    "must be; the gains above are the measured curve"
+)
 
 
 class Pilot(NamedTuple):
@@ -220,6 +205,8 @@ class Advice:
         if self.stages is not None:
             lines.append(f"a set-up takes {self.stages.prepare:.3g} s, a draw {self.stages.draw:.3g} s")
         lines += [part.text for part in (self.against_rejection, self.layout) if part is not None]
+        if self.simulations is not None:
+            lines.append(NO_TUNING)
         lines.append(f"spent {self.cost.simulations:,} of {self.budget:,} simulations, seed {self.seed}")
         return "\n".join(lines)
 
@@ -227,23 +214,23 @@ class Advice:
 
     def to_json(self) -> str:
         """The numbers as JSON text."""
-        return json.dumps(_plain(self), allow_nan=False)
+        return json.dumps(plain(self), allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Numbers, texts, lists and dicts of anything above; NaN and infinity become None."""
     if isinstance(value, Certificate):
         names = ("confidence", "nonnegative", "certified", "nothing_from", "worth")
-        kappa = {name: _plain(part) for name, part in value.kappa.items()}
-        return {"kappa": kappa, **{name: getattr(value, name) for name in names}, "largest": _plain(value.largest)}
+        kappa = {name: plain(part) for name, part in value.kappa.items()}
+        return {"kappa": kappa, **{name: getattr(value, name) for name in names}, "largest": plain(value.largest)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain(part) for name, part in value._asdict().items()}
+        return {name: plain(part) for name, part in value._asdict().items()}
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
+        return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     return int(value) if isinstance(value, np.integer) else value
@@ -295,19 +282,23 @@ class Notebook:
 
 
 def advise(
-    model: Model,
-    kernel: Kernel,
+    model: Model | None = None,
+    kernel: Kernel | None = None,
     *,
+    estimator: Any = None,
+    start: Any = None,
     budget: int | None = None,
     proposal: Any = None,
     chains: int | None = None,
     functions: Mapping[str, Function] | None = None,
     seed: int | None = None,
     processors: int = 1,
-    max_pseudo_samples: int = 64,
+    max_pseudo_samples: int = MOST_BY_DEFAULT,
     early: bool = True,
-) -> Advice:
+) -> Advice | Tuning:
     """How many pseudo-samples a step of `od.pseudo_marginal` should draw, measured, with a guarantee.
+
+    For an `estimator` such as `od.particle_filter(...)`: how many particles, by the published rules and by measurement.
 
     Parameters
     ----------
@@ -325,8 +316,23 @@ def advise(
         Of the machine the run is meant for, to compare layouts.
     max_pseudo_samples
         The largest M considered.
+    estimator, start
+        In place of model and kernel: a particle filter, or a function from the number N of particles to an estimator,
+        with starting points as in `od.pseudo_marginal`. Then the budget is 20,000 estimates by default, and N is
+        limited by `max_pseudo_samples` only where it is above 64. An ABC average is taken apart into model and kernel.
     """
+    if estimator is not None:
+        if model is not None or kernel is not None:
+            raise ValueError("give a model and a kernel, or an estimator, not both")
+        if not isinstance(estimator, AbcAverage):
+            most = whole_number("max_pseudo_samples", max_pseudo_samples, "the largest number considered", least=2)
+            return tune(
+                estimator, start, budget=budget, proposal=proposal, functions=functions, seed=seed_or_fresh(seed),
+                most=most if most > MOST_BY_DEFAULT else MOST_PARTICLES,
+            )  # fmt: skip
+        model, kernel = estimator.model, estimator.kernel
     check_model_and_kernel(model, kernel)
+    assert model is not None and kernel is not None
     default = BATCHED_BUDGET if model.batched else PLAIN_BUDGET
     budget = default if budget is None else whole_number("budget", budget, "the largest number of simulations")
     chains = optional_whole_number("chains", chains, "the number of chains of the run to come")
@@ -449,52 +455,8 @@ def _starts(found: Posterior, proposal: Any) -> tuple[Posterior, Any]:
 # --- 2: what a step costs -----------------------------------------------------------------------------------
 
 
-class Segment(NamedTuple):
-    """Steps that were timed together."""
-
-    turn: int
-    pseudo_samples: int
-    steps: int
-    simulations: int
-    setups: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Prices, and the same with each turn left out, from which their errors come."""
-
-    prices: Prices
-    without: tuple[Prices, ...]
-
-    def _jackknifed(self, of: Callable[[Prices], float]) -> Estimate:
-        value = of(self.prices)
-        others = np.log([of(prices) for prices in self.without])
-        size = len(others)
-        relative = math.sqrt((size - 1) / size * float(((others - others.mean()) ** 2).sum()))
-        return estimate(value, value * relative, size - 1)
-
-    def cost(self, one: Pilot, simulations: float, setups: float) -> Estimate:
-        """c_M of a step with so many simulations and set-ups, in steps of M = 1."""
-        return self._jackknifed(lambda p: p.of(simulations, setups) / p.of(one.simulations, one.setups))
-
-    def discount(self, one: Pilot) -> Estimate:
-        """delta: a step with M = 1 over what another draw in every step adds; at most 10,000."""
-
-        def ratio(prices: Prices) -> float:
-            step = prices.of(one.simulations, one.setups)
-            return step / max(prices.draw * one.simulations, 1e-4 * step)
-
-        return self._jackknifed(ratio)
-
-    def nominal(self, pseudo_samples: int) -> float:
-        """c_M before pilots have told how much early rejection saves: every draw of every step is made."""
-        setups = 1.0 if self.prices.setup else 0.0
-        return self.prices.of(pseudo_samples, setups) / self.prices.of(1, setups)
-
-
 def _time_steps(asked: Question, starts: Posterior, counts: list[int], book: Notebook) -> Timed:
-    """Time whole steps at several M in turns, so that a busy machine disturbs all of them alike."""
+    """Time whole steps at several M, at as many as a share of the budget pays for."""
     share = min(int(TIMING_SHARE * book.budget), book.left // 2)
     chains = asked.chains
     while True:
@@ -506,104 +468,19 @@ def _time_steps(asked: Question, starts: Posterior, counts: list[int], book: Not
     if len(affordable) < 2:
         raise CannotTell(f"a budget of {book.budget:,} simulations does not pay for timing steps: raise it")
     steps = max(1, min(MOST_STEPS, share // (chains * (ROUNDS + 1) * sum(affordable))))
-    samplers, states = [], []
-    segments: list[Segment] = []
-    theta = np.empty((steps, chains, asked.model.prior.dim))
-    rng = Rng(asked.seed_of(2), Phase.RUN)
-    with one_blas_thread():
-        for m in affordable:
-            average = AbcAverage(asked.model, asked.kernel, m, keep_distances=False, early=asked.early)
-            start = starting_states(starts, average, chains, asked.seed_of(2), None, Deadline(None), False)
-            book.pay(start.cost)
-            samplers.append(PseudoMarginal(average, asked.proposal, asked.early, m))
-            states.append(starting_state(start, asked.model.prior.logpdf(start.theta)))
-        for turn in range(ROUNDS):
-            for place, m in enumerate(affordable):
-                began = time.perf_counter()
-                states[place], tally = advance(samplers[place], rng, states[place], turn * steps, steps, 1, theta, None)
-                seconds = time.perf_counter() - began
-                book.pay(tally.cost())
-                if turn:
-                    segments.append(Segment(turn, m, steps * chains, tally.simulations, tally.setups, seconds))
-    without = ([s for s in segments if s.turn != turn] for turn in range(1, ROUNDS))
-    return Timed(_prices(segments), tuple(_prices(rest) for rest in without))
-
-
-def _prices(segments: list[Segment]) -> Prices:
-    """Non-negative least squares of the relative error of seconds = steps, set-ups and simulations times prices."""
-    from scipy import optimize
-
-    counts = np.array([[s.steps, s.setups, s.simulations] for s in segments], dtype=float)
-    seconds = np.array([s.seconds for s in segments])
-    kept = np.ones(len(segments), dtype=bool)
-    found = np.zeros(3)
-    for _ in range(2):
-        scaled = counts[kept] / seconds[kept, None]
-        scale = np.maximum(scaled.max(axis=0), 1e-300)
-        found = optimize.nnls(scaled / scale, np.ones(int(kept.sum())))[0] / scale
-        found = np.where(counts.any(axis=0), found, 0.0)
-        # A segment in which the machine was busy with something else stands out.
-        excess = seconds / np.maximum(counts @ found, 1e-300)
-        kept = excess < 2.0 * np.median(excess)
-    return Prices(*(float(price) for price in found))
+    found = time_steps(
+        asked.model, asked.kernel, asked.proposal, starts, affordable, chains, steps, asked.seed_of(2), asked.early
+    )
+    book.pay(found.cost)
+    return found.timed
 
 
 def _time_stages(asked: Question, starts: Posterior, book: Notebook) -> Stages:
-    """Median seconds of `prepare` and of one more row of `draw`, timed apart at draws of the posterior."""
+    """Seconds of a set-up and of a draw, at draws of the posterior."""
     theta = np.column_stack([values.reshape(-1) for values in starts.draws.values()]).astype(float)
-    generator, simulate = np.random.default_rng(asked.seed_of(3)), asked.model.simulate
-    prepared, drawn = [], []
-    few, many = 1, 9
-    for row in theta[:5]:
-        if book.left < few + many:
-            break
-        book.pay(Cost(simulations=few + many, setups=1))
-        with one_blas_thread():
-            try:
-                began = time.perf_counter()
-                state = simulate.prepare(**asked.model.prior.named(row))
-                ready = time.perf_counter()
-                simulate.draw(generator, state, few)
-                one = time.perf_counter()
-                simulate.draw(generator, state, many)
-                end = time.perf_counter()
-            except Exception:
-                continue
-        prepared.append(ready - began)
-        drawn.append(max((end - one) - (one - ready), 0.0) / (many - few))
-    if not prepared:
-        return Stages(math.nan, math.nan)
-    return Stages(float(np.median(prepared)), float(np.median(drawn)))
-
-
-def measured_discount(model: Model, *, theta: Array | None = None, seed: int | None = None) -> Estimate:
-    """delta of a simulator alone, in seconds: further draws at one theta cost 1/delta of the first with its set-up.
-
-    Parameters: `theta` (n, dim), where to time it; by default at draws of the prior. A step of a chain has an overhead
-    of its own, which acts as a further discount: `advise` measures whole steps.
-
-    >>> import onedraw as od
-    >>> from scipy import stats
-    >>> model = od.Model(od.Prior(mu=stats.norm(0, 1)), lambda rng, mu: rng.normal(mu, 1.0), observed=0.0)
-    >>> measured_discount(model, seed=1).value >= 1
-    True
-    """
-    seed = seed_or_fresh(seed)
-    if theta is None:
-        theta = model.prior.sample(np.random.default_rng(seed), 1024 if model.batched else 8)
-    many, ratios = 9, []
-    with one_blas_thread():
-        for turn in range(ROUNDS):
-            seconds = []
-            for draws in (1, many):
-                began = time.perf_counter()
-                model.simulate_rows(Rng(seed, Phase.SEARCH, step=turn), theta, None, draws)
-                seconds.append(time.perf_counter() - began)
-            ratios.append(seconds[1] / seconds[0])
-    each = np.log((many - 1) / np.maximum(np.array(ratios[1:]) - 1, 1e-3))
-    value = float(np.exp(np.median(each)))
-    # The error of a median is about 1.25 times that of a mean; no draw can cost more than the first by its nature.
-    return estimate(max(value, 1.0), value * 1.25 * float(each.std(ddof=1)) / math.sqrt(len(each)), len(each) - 1)
+    stages, cost = time_stages(asked.model, theta[:5], asked.seed_of(3), book.left)
+    book.pay(cost)
+    return stages
 
 
 # --- 3 and 4: pilots ----------------------------------------------------------------------------------------

@@ -52,31 +52,42 @@ def verify(trials: int, seed: int, as_json: bool, stored: Path | None, save: Pat
 
 @click.command()
 @click.argument("file")
-@click.option("--eps", type=click.FloatRange(min=0, min_open=True), required=True, help="The tolerance.")
+@click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="The tolerance of a model.")
 @click.option("--kernel", type=click.Choice(["uniform", "gaussian"]), default="uniform", show_default=True)
 @click.option("--budget", type=click.IntRange(min=1), help="The most simulations.  [default: by the simulator]")
 @click.option("--processors", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--max-pseudo-samples", type=click.IntRange(min=2), default=64, show_default=True)
+@click.option("--start", multiple=True, metavar="NAME=NUMBER", help="Where the chains of an estimator start.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), help="[default: drawn and printed]")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def advise(
     file: str,
-    eps: float,
+    eps: float | None,
     kernel: str,
     budget: int | None,
     processors: int,
     max_pseudo_samples: int,
+    start: tuple[str, ...],
     seed: int | None,
     as_json: bool,
 ) -> None:
     """How many pseudo-samples to draw at each theta, measured on the model that FILE defines.
 
-    FILE is a Python file that defines `model`, or FILE:name for another name.
+    FILE is a Python file that defines `model`, or FILE:name for another name. An estimator such as a particle filter
+    may stand in its place, with --start instead of --eps: then the question is how many particles.
     """
-    model = load_model(file)
+    model = load_model(file, estimators=True)
     import onedraw
     from onedraw.theory.advise import advise as measure
 
+    if not isinstance(model, onedraw.Model):
+        if not start:
+            raise click.UsageError(f"an estimator needs --start for each of {', '.join(model.prior.names)}")
+        advice = measure(estimator=model, start=_points(start), budget=budget, seed=seed)
+        click.echo(advice.to_json() if as_json else str(advice))
+        return
+    if eps is None:
+        raise click.UsageError("give --eps: a model needs it, --eps is the tolerance")
     chosen = {"uniform": onedraw.uniform, "gaussian": onedraw.gaussian}[kernel](eps)
     advice = measure(
         model, chosen, budget=budget, seed=seed, processors=processors, max_pseudo_samples=max_pseudo_samples
@@ -84,8 +95,16 @@ def advise(
     click.echo(advice.to_json() if as_json else str(advice))
 
 
-def load_model(file: str) -> Any:
-    """The model that `path` or `path:name` defines. Errors in the file keep their own traceback."""
+def _points(start: tuple[str, ...]) -> dict[str, float]:
+    """Starting points from NAME=NUMBER."""
+    try:
+        return {name: float(number) for name, number in (one.split("=") for one in start)}
+    except ValueError:
+        raise click.UsageError(f"--start must be name=number, got {' '.join(start)!r}") from None
+
+
+def load_model(file: str, estimators: bool = False) -> Any:
+    """The model (or the estimator) that `path` or `path:name` defines. Errors in the file keep their own traceback."""
     import runpy
 
     from onedraw.model import Model
@@ -102,7 +121,7 @@ def load_model(file: str) -> Any:
         sys.path.pop(0)
     if name not in defined:
         raise click.UsageError(f"{path} does not define {name!r}: name the model with {path}:name")
-    if not isinstance(defined[name], Model):
+    if not isinstance(defined[name], Model) and not (estimators and hasattr(defined[name], "log_estimate")):
         raise click.UsageError(f"{name!r} in {path} is a {type(defined[name]).__name__}, not an od.Model")
     return defined[name]
 

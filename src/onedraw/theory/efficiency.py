@@ -512,8 +512,8 @@ def running_time(
 
 
 def _measured_discount(post: Posterior) -> float:
-    # Imported here because advice is built on this module.
-    from onedraw.theory.advise import measured_discount
+    # Imported here because prices are built on this module.
+    from onedraw.theory.prices import measured_discount
 
     if post.model is None:
         raise ValueError("discount='measured' needs a model to time: this run used an estimator of its own")

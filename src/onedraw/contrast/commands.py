@@ -1,0 +1,58 @@
+"""The `contrast` command: where one pseudo-sample is enough, and where it is not."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Smaller runs, T = 100 alone in panel 4: about a minute.")
+@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=1, show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("contrast-output"),
+    show_default=True,
+    help="Folder of the results.",
+)
+@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one a core]")
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON, too.")
+def contrast(quick: bool, seed: int, out: Path, workers: int | None, as_json: bool) -> None:
+    """Efficiency per unit of cost against M: inside ABC, with a shared set-up, and in particle MCMC.
+
+    Writes contrast.json, contrast.svg, contrast.png and index.html, a page with all of it.
+    """
+    from onedraw.contrast import run
+    from onedraw.contrast.shapes import shapes_of
+    from onedraw.study.run import duration, usable_cores
+
+    plan = run.Plan(seed=seed, quick=quick)
+    workers = workers or usable_cores()
+    out.mkdir(parents=True, exist_ok=True)
+    click.echo(
+        f"{len(run.tasks_of(plan))} points, {workers} process{'es' if workers > 1 else ''}; "
+        f"about {'a minute' if quick else 'eight minutes'} on two cores.",
+        err=as_json,
+    )
+    try:
+        found = run.run_contrast(plan, out, workers=workers)
+    except KeyboardInterrupt:
+        click.echo("\nInterrupted: nothing is kept.", err=True)
+        raise SystemExit(130) from None
+    try:
+        from onedraw.contrast import figure, page
+
+        figure.write_figure(found, out)
+        written = page.write_page(found, out)
+    except ImportError as error:
+        raise click.ClickException(
+            f"contrast.json is written; the rest needs matplotlib and jinja2 ({error}): pip install 'onedraw[report]'"
+        ) from error
+    shapes = shapes_of(found)
+    for shape in shapes:
+        click.echo(f"{'as theory says' if shape.holds else 'NOT SEEN'}: {shape.statement}; {shape.number}", err=as_json)
+    click.echo(f"{found.simulations:,} simulations, {duration(found.wall_seconds)}.\nOpen {written}", err=as_json)
+    if as_json:
+        click.echo(found.to_json())
+    if not all(shape.holds for shape in shapes):
+        raise click.ClickException("a line has not the shape that theory says: see the numbers above")

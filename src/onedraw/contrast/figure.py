@@ -1,0 +1,176 @@
+"""The contrast's one figure: efficiency per unit of cost against M, a panel a kind of problem.
+
+Every line is divided by its largest value, so that panels can be compared by eye. Lines differ in marker and in dash as
+well as in shade. A triangle that points down is an upper limit: there kappa was too large to be measured.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+from onedraw.contrast.problems import LINES
+from onedraw.contrast.run import Contrast, Measured
+from onedraw.contrast.shapes import best_of
+from onedraw.study.figures import MARKER, STYLE
+
+STYLES: dict[str, dict[str, Any]] = {
+    "toy": {"color": "#000000", "marker": "o", "linestyle": "-"},
+    "g-and-k": {"color": "#000000", "marker": "o", "linestyle": "-"},
+    "process": {"color": "#000000", "marker": "o", "linestyle": "-"},
+    "filter-100": {"color": "#000000", "marker": "o", "linestyle": "-"},
+    "filter-400": {"color": "#d55e00", "marker": "s", "linestyle": (0, (4, 2))},
+    "tails": {"color": "#000000", "marker": "o", "linestyle": "-"},
+    "hits": {"color": "#d55e00", "marker": "D", "linestyle": (0, (4, 2))},
+}
+"""Black and vermilion differ in grey too, and to colour-blind eyes."""
+
+TITLES = {
+    "1": "1  ABC, the toy",
+    "2": "2  ABC, g-and-k, random walk",
+    "3": "3  ABC, Gaussian process with a set-up",
+    "4": "4  Particle MCMC, linear state space",
+    "5": "5  ABC with heavy tails: longest stall",
+}
+AXES = {"1": "pseudo-samples M", "2": "pseudo-samples M", "3": "pseudo-samples M", "4": "particles N"}
+UNITS = {"1": "simulation", "2": "simulation", "3": "second", "4": "particle moved"}
+
+
+def draw_line(axes: Any, line: tuple[Measured, ...], label: str) -> None:
+    """One line of efficiencies over the largest, with 95 % intervals and upper limits."""
+    style = STYLES[line[0].line]
+    top = best_of(line).efficiency.value
+    good = [point for point in line if point.resolved]
+    limits = [point for point in line if not point.resolved]
+    axes.errorbar(
+        [point.number for point in good],
+        [point.efficiency.value / top for point in good],
+        yerr=[
+            [(point.efficiency.value - point.efficiency.low) / top for point in good],
+            [(point.efficiency.high - point.efficiency.value) / top for point in good],
+        ],
+        ecolor="0.35", elinewidth=0.9, capsize=1.8, linewidth=1.4, markerfacecolor=style["color"], label=label,
+        **style, **MARKER,
+    )  # fmt: skip
+    axes.plot(
+        [point.number for point in limits],
+        [point.efficiency.high / top for point in limits],
+        linestyle="none", marker="v", markersize=7, markerfacecolor="white", markeredgecolor=style["color"],
+        markeredgewidth=1.2,
+    )  # fmt: skip
+
+
+def _numbers_on_x(axes: Any, numbers: list[int], label: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(numbers, [str(number) for number in numbers])
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+
+
+def _plain_numbers(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def draw_efficiency(axes: Any, panel: str, contrast: Contrast) -> None:
+    """A panel of efficiency per unit of cost."""
+    here = [line for line in LINES if line.panel == panel and contrast.line(line.key)]
+    numbers = sorted({number for line in here for number in line.counts})
+    for line in here:
+        draw_line(axes, contrast.line(line.key), line.label.split(", ")[-1])
+    axes.axhline(1.0, color="0.6", linewidth=0.7, linestyle=":", zorder=1)
+    axes.set_yscale("log")
+    axes.set_ylim(0.008, 2.5)
+    _plain_numbers(axes)
+    _numbers_on_x(axes, numbers, AXES[panel])
+    axes.set_ylabel(f"effective draws a {UNITS[panel]},\nover the most")
+    axes.set_title(TITLES[panel], loc="left")
+    if len(here) > 1:
+        axes.legend(loc="lower right")
+
+
+def draw_stalls(axes: Any, contrast: Contrast) -> None:
+    """The panel of longest stalls: fixed M as a line, r-hit as levels across."""
+    fixed, hits = contrast.line("tails"), contrast.line("hits")
+    style = STYLES["tails"]
+    axes.errorbar(
+        [point.number for point in fixed],
+        [point.stall.value for point in fixed],
+        yerr=[[point.stall.value - point.stall.low for point in fixed], [0.0 for _ in fixed]],
+        ecolor="0.35", elinewidth=0.9, capsize=1.8, linewidth=1.4, markerfacecolor=style["color"], label="fixed M",
+        **style, **MARKER,
+    )  # fmt: skip
+    for point, dashes in zip(hits, ((0, (4, 2)), (0, (1, 1.5))), strict=False):
+        color = STYLES["hits"]["color"]
+        axes.axhspan(point.stall.low, point.stall.high, color=color, alpha=0.15, linewidth=0)
+        axes.axhline(
+            point.stall.value, color=color, linestyle=dashes, linewidth=1.6, label=f"r-hit, r = {point.number}"
+        )
+    axes.set_yscale("log")
+    _plain_numbers(axes)
+    _numbers_on_x(axes, [point.number for point in fixed], "pseudo-samples M")
+    axes.set_ylabel("longest stall, draws")
+    axes.set_title(TITLES["5"], loc="left")
+    axes.legend(loc="upper right")
+
+
+def draw_contrast(contrast: Contrast) -> Any:
+    """The figure, with a panel for each kind of problem that was run."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    panels = list(dict.fromkeys(line.panel for line in LINES if contrast.line(line.key)))
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    with rc_context({**STYLE, "svg.hashsalt": "contrast"}):
+        figure = Figure(figsize=(4.1 * columns, 3.3 * rows), layout="constrained")
+        for place, panel in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, place + 1)
+            if panel == "5":
+                draw_stalls(axes, contrast)
+            else:
+                draw_efficiency(axes, panel, contrast)
+        if len(panels) == 5:
+            _explain(figure.add_subplot(rows, columns, 6))
+    return figure
+
+
+def _explain(axes: Any) -> None:
+    """The empty sixth place says how to read the others."""
+    axes.axis("off")
+    axes.text(
+        0.0, 0.95,
+        "Bars: 95 % intervals (5: the range over groups of\nchains). Open triangles: upper limits, where\n"
+        "chains hardly moved.\n\n"
+        "1, 2  One pseudo-sample is best, or as good as any.\n"
+        "3  Further draws are cheap once the set-up is paid:\n    some pay.\n"
+        "4  Few particles are ruinous, and too many are\n    wasted: N must be tuned.\n"
+        "5  In the tails a chain with fixed M waits, and\n    r-hit draws as often as it takes.",
+        va="top", ha="left", fontsize=9, transform=axes.transAxes,
+    )  # fmt: skip
+
+
+def svg_of(figure: Any) -> str:
+    """The figure as SVG text."""
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    with rc_context({**STYLE, "svg.hashsalt": "contrast"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def write_figure(contrast: Contrast, out: Path) -> list[Path]:
+    """Write contrast.svg and contrast.png; returns their paths."""
+    from matplotlib import rc_context
+
+    figure = draw_contrast(contrast)
+    svg, png = out / "contrast.svg", out / "contrast.png"
+    svg.write_text(svg_of(figure), encoding="utf-8")
+    with rc_context(STYLE):
+        figure.savefig(png, dpi=140, metadata={"Software": None})
+    return [svg, png]
