@@ -331,7 +331,7 @@ def test_sequential_runs_that_are_stopped_are_whole(name):
     exact, row = Exact(od.uniform(post.settings["eps"])), post.summary()["theta"]
     if "M=3" not in name:
         assert abs(row.mean - exact.mean) < 4.5 * row.mcse
-    late = SEQUENTIAL[name](toy("plain"), budget=10**8, seed=1, max_seconds=0.3)
+    late = SEQUENTIAL[name](toy("plain"), budget=10**8, seed=1, max_seconds=1.0)
     assert late.status.reason == "max_seconds" and late.shape[1] > 0
     nothing = SEQUENTIAL[name](toy("plain"), budget=10**8, seed=1, max_seconds=1e-9)
     assert nothing.status.reason == "max_seconds" and nothing.shape == (1, 0)

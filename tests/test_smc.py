@@ -1,6 +1,7 @@
 """The sequential sampler against exact posteriors at the tolerance it reaches, its path, and how it ends."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,6 +147,23 @@ class TestAdaptiveDistance(SignalAndNoise):
             assert row.sd == pytest.approx(sd, rel=0.35)
             assert (post.kernel.log_average(np.atleast_3d(post.distances)) > -np.inf).all()
         assert_right(np.array(z)[:, None])
+
+    def test_the_new_tolerance_lies_within_the_old(self, monkeypatch):
+        """A column whose scale grows would let in what the old tolerance kept out, were it not restated."""
+        seen, plain = [], module.Sequence.relearn
+
+        def watched(self, limit):
+            before = self.eps, np.array(self.estimator.model.distance.scale)
+            plain(self, limit)
+            seen.append((*before, self.eps, np.array(self.estimator.model.distance.scale)))
+
+        monkeypatch.setattr(module.Sequence, "relearn", watched)
+        model = replace(self.model(), distance=od.scaled(scale=[20.0, 0.8], adapt=True))
+        smc(model, budget=6000, seed=1)
+        growth = [(new / old).max() for _, old, _, new in seen]
+        assert max(growth) > 1.1
+        for (eps, _, restated, _), factor in zip(seen, growth, strict=True):
+            assert restated == pytest.approx(eps / factor)
 
     def test_it_is_counted_and_resumed(self, tmp_path):
         path = tmp_path / "run.db"

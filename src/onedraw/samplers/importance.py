@@ -325,11 +325,12 @@ class Rounds:
         # A proposal outside the prior's support has weight zero whatever it would give.
         inside = np.flatnonzero(log_prior > -np.inf)
         begin = len(self.theta)
-        items = [
-            Item(begin + block.first, block.size, self.rounds, np.asfortranarray(theta[inside[rows]]))
+        # Made as they are needed: a round of a plain simulator can be many blocks long.
+        items = (
+            Item(begin + block.first, block.size, self.rounds - 1, np.asfortranarray(theta[inside[rows]]))
             for block in cut(inside.size, self.block)
             for rows in (slice(block.first, block.first + block.size),)
-        ]
+        )
         note = "prior" if math.isinf(self.eps) else f"eps {self.eps:.3g}"
         self.rounds += 1
         try:
@@ -337,7 +338,7 @@ class Rounds:
         except Stopped:
             # What is done of the round counts, as a round of so many proposals.
             done = self.ledger.partial
-            some = inside[: sum(item.size for item, _ in zip(items, done, strict=False))]
+            some = inside[: sum(len(outcome.arrays["distances"]) for outcome in done)]
             if some.size:
                 self._take(theta, log_prior, some, int(some[-1]) + 1, of_prior, mixture, done)
             raise

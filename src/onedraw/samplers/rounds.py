@@ -82,7 +82,7 @@ class Ledger:
             self.saver.put("run.budget", {"budget": budget})
         return limits
 
-    def run(self, task: Any, items: Sequence[Any], note: str) -> list[Outcome]:
+    def run(self, task: Any, items: Iterable[Any], note: str) -> list[Outcome]:
         """The results of one round; Stopped where time or a signal came first (what is done is then saved).
 
         An item has a `first` and a `step`, which together name it.
@@ -94,9 +94,11 @@ class Ledger:
             self._add(outcome, note)
             return False
 
-        for item in items:
-            if not self._known:
-                break
+        todo: Any = iter(items)
+        while self._known:
+            item = next(todo, None)
+            if item is None:
+                return done
             key, outcome = self._known.popleft()
             if key != (item.first, item.step):
                 raise StoreError(
@@ -118,8 +120,7 @@ class Ledger:
             return False
 
         try:
-            rest: Any = items[len(done) :]
-            reason = in_order(task, rest, take_new, self.deadline, Progress(False, "", None)) if rest else "done"
+            reason = in_order(task, todo, take_new, self.deadline, Progress(False, "", None))
         finally:
             self.save()
         if reason != "done":
