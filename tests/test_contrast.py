@@ -2,9 +2,7 @@
 
 import json
 import math
-import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import click.testing
 import numpy as np
@@ -84,9 +82,7 @@ def test_g_and_k_is_flat_or_falls():
     assert found.holds, found.number
 
 
-def test_a_shared_set_up_makes_it_rise_and_fall(monkeypatch):
-    # Seconds of this process alone: other work on the machine must not decide a test.
-    monkeypatch.setattr("onedraw.theory.prices.time", SimpleNamespace(perf_counter=time.process_time))
+def test_a_shared_set_up_makes_it_rise_and_fall():
     # Larger M have shorter chains for the same time: the last needs more.
     budgets = {1: 10_000, 16: 12_000, 256: 36_000}
     line = tuple(run_process(line_of("process"), number, budgets[number], 1, starts=64) for number in budgets)

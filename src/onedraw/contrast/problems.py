@@ -47,7 +47,7 @@ LINES: tuple[Line, ...] = (
     Line("tails", "5", "fixed M", (1, 2, 4, 8, 16), 1_000_000, 128),
     Line("hits", "5", "r-hit", (1, 2), 1_000_000, 128),
 )
-QUICK = {"toy": 8, "g-and-k": 8, "process": 4, "filter-100": 2, "tails": 3, "hits": 3}
+QUICK = {"toy": 8, "g-and-k": 8, "process": 2, "filter-100": 2, "tails": 3, "hits": 3}
 """How many times less a quick contrast spends on a point; what is not here it leaves out."""
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from onedraw.progress import Progress
 from onedraw.study.run import toy_model, write_whole
 from onedraw.study.settings import Toy
 from onedraw.theory.efficiency import Estimate, Variances, chain_simulations, estimate, variances
-from onedraw.theory.prices import time_steps
+from onedraw.theory.prices import Timed, time_steps
 
 TOY_EPS = 0.25
 BURN_IN = 4
@@ -170,8 +171,17 @@ def run_g_and_k(line: Line, count: int, budget: int, seed: int) -> Measured:
     return measured(line, count, _parameters(post), _counted(post), post)
 
 
+@lru_cache(maxsize=1)
+def process_prices(chains: int) -> Timed:
+    """Prices of a step, a set-up and a draw of the Gaussian process, timed once: points differ in what they count."""
+    model, kernel = problems.process(), od.uniform(problems.PROCESS_EPS)
+    start, cov = _started(model, kernel, 64, 1)
+    walk = od.random_walk(cov, scale=2.38)
+    return time_steps(model, kernel, walk, start, (1, 8, 64), chains, 16, 1, clock=time.process_time).timed
+
+
 def run_process(line: Line, count: int, budget: int, seed: int, starts: int | None = None) -> Measured:
-    """The Gaussian process; the cost is in seconds, from prices that are timed in turns at several M."""
+    """The Gaussian process; the cost is in seconds."""
     model, kernel = problems.process(), od.uniform(problems.PROCESS_EPS)
     # Starts cost more than a short run, and sixteen chains can do with fewer.
     start, cov = _started(model, kernel, starts or (200 if budget > 10_000 else 64), seed)
@@ -182,10 +192,9 @@ def run_process(line: Line, count: int, budget: int, seed: int, starts: int | No
         model, kernel, proposal=walk, pseudo_samples=count, chains=line.chains, budget=spend,
         draws=8 * spend // (line.chains * count), start=start, keep_distances=False, seed=seed, progress=False,
     )  # fmt: skip
-    timed = time_steps(model, kernel, walk, start, (1, 8, 64), line.chains, 16, seed).timed
     steps = math.prod(post.shape)
     setups = (post.cost.setups - (line.chains if count > 1 else 0)) / steps
-    cost = timed.price(_counted(post).value, setups)
+    cost = process_prices(line.chains).price(_counted(post).value, setups)
     return measured(line, count, _parameters(post), cost, post)
 
 
