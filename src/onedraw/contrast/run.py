@@ -187,7 +187,7 @@ def run_process(line: Line, count: int, budget: int, seed: int, starts: int | No
     start, cov = _started(model, kernel, starts or (200 if budget > 10_000 else 64), seed)
     walk = od.random_walk(cov, scale=2.38)
     # Set-ups take most of the time, so larger M may draw more for as long.
-    spend = int(budget * math.sqrt(count))
+    spend = int(budget * count**0.75)
     post = od.pseudo_marginal(
         model, kernel, proposal=walk, pseudo_samples=count, chains=line.chains, budget=spend,
         draws=8 * spend // (line.chains * count), start=start, keep_distances=False, seed=seed, progress=False,
