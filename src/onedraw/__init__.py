@@ -11,6 +11,7 @@ from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
 from onedraw.proposal import independence, lazy, random_walk
+from onedraw.report import plots
 from onedraw.runs import open, replay, resume, reuse
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
@@ -55,6 +56,7 @@ __all__ = [
     "lazy",
     "mahalanobis",
     "open",
+    "plots",
     "pseudo_marginal",
     "r_hit",
     "random_walk",

@@ -2,9 +2,10 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
+
+from onedraw.commands.models import named
 
 
 @click.command()
@@ -73,41 +74,12 @@ def advise(
 
     FILE is a Python file that defines `model`, or FILE:name for another name.
     """
-    model = load_model(file)
     import onedraw
     from onedraw.theory.advise import advise as measure
 
+    model, _ = named(file, onedraw.Model)
     chosen = {"uniform": onedraw.uniform, "gaussian": onedraw.gaussian}[kernel](eps)
     advice = measure(
         model, chosen, budget=budget, seed=seed, processors=processors, max_pseudo_samples=max_pseudo_samples
     )
     click.echo(advice.to_json() if as_json else str(advice))
-
-
-def load_model(file: str) -> Any:
-    """The model that `path` or `path:name` defines. Errors in the file keep their own traceback."""
-    import runpy
-
-    from onedraw.model import Model
-
-    path, _, name = file.rpartition(":") if _names_an_object(file) else (file, "", "")
-    name = name or "model"
-    if not Path(path).is_file():
-        raise click.UsageError(f"there is no file {path!r}: give a Python file that defines {name} = od.Model(...)")
-    # Modules beside the file are found, as they are when it is run by itself.
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    try:
-        defined = runpy.run_path(path)
-    finally:
-        sys.path.pop(0)
-    if name not in defined:
-        raise click.UsageError(f"{path} does not define {name!r}: name the model with {path}:name")
-    if not isinstance(defined[name], Model):
-        raise click.UsageError(f"{name!r} in {path} is a {type(defined[name]).__name__}, not an od.Model")
-    return defined[name]
-
-
-def _names_an_object(file: str) -> bool:
-    """Whether what follows the last colon is a name (a drive letter's colon is followed by a path)."""
-    path, colon, name = file.rpartition(":")
-    return bool(colon and path and name.isidentifier())
