@@ -266,7 +266,7 @@ class Posterior:
         """
         from onedraw.report.page import write_report
 
-        return write_report(self, path, predictive=predictive)
+        return write_report(self, path, predictive=predictive).path
 
     def __repr__(self) -> str:
         chains, draws = self.shape

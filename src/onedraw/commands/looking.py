@@ -13,7 +13,7 @@ from onedraw.commands.texts import as_json, described, opened, text
 EVERY = 2.0
 
 
-@click.command()
+@click.command(short_help="Say what a run is, how far it is, and what it found.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--failures", is_flag=True, help="Show the failed simulations that the file keeps, with tracebacks.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text.")
@@ -35,7 +35,7 @@ class Look(NamedTuple):
     """When it was, by the file system's clock."""
 
 
-@click.command()
+@click.command(short_help="See from another terminal how a run goes.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option(
     "--every", type=click.FloatRange(min=0.1), default=EVERY, show_default=True, help="Seconds between looks."
@@ -129,7 +129,8 @@ def _panel(look: Look, before: Look | None) -> str:
     post, cost = look.post, look.post.cost
     done = share_done(post)
     now = "going on" if look.writer else ("ended" if post.status.complete else "nobody is working on it")
-    lines = [f"{post.settings['algorithm']}, {now}: {post.status.message}"]
+    message = post.status.message.removesuffix("; od.resume goes on")
+    lines = [f"{post.settings['algorithm']}, {now}: {message}"]
     if done is not None:
         filled = round(30 * done)
         left = seconds_left(look, before)

@@ -96,8 +96,23 @@ def _cut(one: traceback.TracebackException, files: set[str | None]) -> bool:
     """Leave what comes after the first line of a user's file, without our lines; whether there was such a line."""
     first = next((i for i, frame in enumerate(one.stack) if frame.filename in files), None)
     kept = [] if first is None else one.stack[first:]
-    one.stack = traceback.StackSummary.from_list([frame for frame in kept if not frame.filename.startswith(OURS)])
+    # "<string>" is the code of a dataclass of ours.
+    left = [frame for frame in kept if not frame.filename.startswith((OURS, "<string>"))]
+    one.stack = traceback.StackSummary.from_list(left)
     return first is not None
+
+
+def without_ours(text: str) -> str:
+    """A traceback as text, without the lines that are ours."""
+    kept, ours = [], False
+    for line in text.splitlines():
+        if line.startswith('  File "'):
+            ours = line.startswith(f'  File "{OURS}')
+        elif not line.startswith("    "):
+            ours = False
+        if not ours:
+            kept.append(line)
+    return "\n".join(kept).rstrip()
 
 
 class Group(click.Group):
@@ -118,5 +133,5 @@ class Group(click.Group):
                 "WorkerError",
                 "SimulationError",
             ):
-                raise click.ClickException(str(error)) from error
+                raise click.ClickException(without_ours(str(error))) from error
             raise

@@ -36,7 +36,7 @@ def _where_to_work(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command()
+@click.command(short_help="Run the model in a Python file; keep the run in a file.")
 @click.argument("model", metavar="MODELFILE[:NAME]")
 @click.option("--budget", type=COUNT, help="The most simulations.")
 @click.option("--draws", type=COUNT, help="Posterior draws (of each chain).")
@@ -98,6 +98,9 @@ def run(
             raise click.UsageError(f"--{'keep-all' if key == 'keep' else key.replace('_', '-')} is not for {algorithm}")
     if dask and "executor" not in takes:
         raise click.UsageError(f"--dask is not for {algorithm}")
+    if not {"draws", "budget"} & given.keys():
+        both = "--budget or --draws" if "draws" in takes else "--budget"
+        raise click.UsageError(f"give {both}: one of them must end the run")
     file = out or f"{split(model)[0].stem}.db"
     given["store"] = file
     with _plain_warnings(), _cluster(dask) as client:
@@ -123,7 +126,7 @@ def _tolerance(
     return {"kernel": (family or od.uniform)(eps)}
 
 
-@click.command()
+@click.command(short_help="Go on with a run where its file ends.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.argument("model", metavar="MODELFILE[:NAME]")
 @click.option("--force", is_flag=True, help="Go on although the model has changed; the file says so.")
@@ -198,7 +201,8 @@ def _plain_warnings() -> Iterator[None]:
     """Warnings as one line each, without the line of our code that gave them."""
 
     def show(message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None) -> None:
-        click.echo(f"warning: {message}", err=True)
+        # Not click.echo: a bar that is being shown makes room for what is printed.
+        print(f"warning: {message}", file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from onedraw.commands.models import without_ours
+
 
 def opened(file: str) -> Any:
     """The Posterior in a file."""
@@ -38,7 +40,7 @@ def text(post: Any, failures: bool = False) -> str:
         for number, one in enumerate(post.failures):
             where = f"chain {one.chain}, step {one.step}, pseudo-sample {one.pseudo_sample}"
             lines += [f"\n[{number}] {one}", f"    {where}; again with od.replay(..., failure={number}, model=...)"]
-            lines += [f"    {line}" for line in one.traceback.splitlines()]
+            lines += [f"    {line}" for line in without_ours(one.traceback).splitlines()]
     return "\n".join(lines)
 
 

@@ -51,7 +51,7 @@ model = od.Model(prior, simulate, observed, summary=summary)
 '''
 
 
-@click.command()
+@click.command(short_help="Write a page that says what a run found, and whether to trust it.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="The page.  [default: FILE with .html]")
 @click.option("--model", metavar="MODELFILE[:NAME]", help="For the prior, and simulations to compare with the data.")
@@ -64,7 +64,6 @@ def report(
     """Write the report of the run in FILE: one page that opens offline, with a verdict at its top."""
     import onedraw as od
     from onedraw.report.page import source_of, write_report
-    from onedraw.report.verdict import judge
 
     post = opened(file)
     if predictive and model is None:
@@ -74,8 +73,7 @@ def report(
         post = post.at(eps)
     target = Path(out) if out else Path(file).with_suffix(".html")
     _refuse_same(file, target)
-    path = write_report(post, target, predictive=predictive, source=source_of(file), model=value)
-    verdict = judge(post)
+    path, verdict = write_report(post, target, predictive=predictive, source=source_of(file), model=value)
     if json_wanted:
         click.echo(
             as_json(
@@ -93,7 +91,7 @@ def report(
         click.echo(f"{verdict.headline} Open {path}")
 
 
-@click.command()
+@click.command(short_help="Write the draws of a run for ArviZ (.nc) or as a table (.csv).")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="The new file.  [default: FILE with .nc or .csv]")
 @click.option("--csv", "as_csv", is_flag=True, help="A table with a line for each draw, instead of a DataTree file.")
@@ -179,7 +177,7 @@ def table(post: Any) -> str:
     return buffer.getvalue()
 
 
-@click.command()
+@click.command(short_help="Write a commented model to start from.")
 @click.argument("file", type=click.Path(dir_okay=False), default="model.py")
 def new(file: str) -> None:
     """Write a commented model to start from into FILE (model.py); a file that is there is left alone."""

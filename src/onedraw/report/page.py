@@ -23,7 +23,7 @@ import numpy as np
 from onedraw import kernels
 from onedraw.arguments import whole_number
 from onedraw.engine.fingerprint import fingerprint
-from onedraw.engine.saving import versions
+from onedraw.engine.saving import changed_parts, versions
 from onedraw.engine.store import Store
 from onedraw.model import Model
 from onedraw.posterior import Posterior
@@ -63,6 +63,13 @@ class Source(NamedTuple):
     sessions: Sequence[Mapping[str, Any]]
 
 
+class Written(NamedTuple):
+    """A report that was written."""
+
+    path: Path
+    verdict: Verdict
+
+
 def source_of(path: str | os.PathLike[str]) -> Source:
     """Read it from the file."""
     with Store(path) as store:
@@ -76,8 +83,8 @@ def write_report(
     predictive: int | None = None,
     source: Source | None = None,
     model: Model | None = None,
-) -> Path:
-    """Write the report of a run as one HTML file; returns its path.
+) -> Written:
+    """Write the report of a run as one HTML file; returns its path and the verdict on it.
 
     Parameters
     ----------
@@ -99,9 +106,12 @@ def write_report(
                 f"the model has the parameters {', '.join(model.prior.names)}, the run {', '.join(post.names)}: give "
                 "the model of the run"
             )
+        if source is not None:
+            _refuse_another(model, source)
         post = replace(post, model=model)
     path = Path(path)
-    text = render(content_of(post, predictive, source))
+    content = content_of(post, predictive, source)
+    text = render(content)
     fresh = path.with_name(path.name + ".part")
     try:
         fresh.write_text(text, encoding="utf-8", newline="\n")
@@ -109,7 +119,17 @@ def write_report(
     except OSError as error:
         fresh.unlink(missing_ok=True)
         raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
-    return path
+    return Written(path, content["verdict"])
+
+
+def _refuse_another(model: Model, source: Source) -> None:
+    """A prior or predictive simulations of another model beside this posterior would mislead."""
+    now = {"prior": fingerprint(model.prior), **model_parts(model)}
+    before = {key: value for key, value in source.specification.get("parts", {}).items() if key in now}
+    same_python = _versions(source).get("python", "").split(".")[:2] == versions()["python"].split(".")[:2]
+    changed = changed_parts(before, now, code=same_python) if before else []
+    if changed:
+        raise ValueError(f"{source.name} was made with another model: {'; '.join(changed)}. Give the model of the run")
 
 
 def render(content: Mapping[str, Any]) -> str:
