@@ -198,7 +198,7 @@ def large(model):
         draws[name] = np.take_along_axis(walk, last, axis=1)
     distances = np.take_along_axis(rng.random((4, 25_000)), last, axis=1)
     base = od.pseudo_marginal(model, od.uniform(1.0), draws=20, chains=4, seed=1)
-    return replace(base, draws=draws, distances=distances, model=None)
+    return replace(base, draws=draws, distances=distances, model=model_of(*names))
 
 
 @pytest.fixture(scope="module")

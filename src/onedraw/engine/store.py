@@ -16,7 +16,6 @@ import json
 import os
 import re
 import secrets
-import socket
 import sqlite3
 import tempfile
 import time
@@ -331,6 +330,9 @@ class Lock:
             self._connection.execute("CREATE TABLE IF NOT EXISTS holder (process, host, since, token)")
             self._connection.execute("DELETE FROM holder")
             token, since = secrets.token_hex(8), time.strftime("%Y-%m-%d %H:%M:%S")
+            # Not needed to read, and slow to import.
+            import socket
+
             holder = (os.getpid(), socket.gethostname(), since, token)
             self._connection.execute("INSERT INTO holder VALUES (?, ?, ?, ?)", holder)
             self._connection.execute("COMMIT")

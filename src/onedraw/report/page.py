@@ -273,7 +273,9 @@ def _drawings(marginals: Mapping[str, Marginal], positions: Sequence[Position]) 
             ends = [row.hdi_low, row.hdi_high, row.mean]
             bars.append([0.0, 0.0, 0.0] if any(map(math.isnan, ends)) else [across(end) for end in ends])
         # Each position fills its drawing: at a common scale, a posterior that narrows would begin as a flat line.
-        tops = [1.03 * max(float(there.density[name].max()), 1e-300) for there in positions]
+        highest = 0.0 if one.prior is None else float(one.prior.max())
+        own = [max(float(there.density[name].max()), 1e-300) for there in positions]
+        tops = [1.03 * max(top, min(highest, 2 * top)) for top in own]
         drawn.append(
             {
                 "name": name,
@@ -383,6 +385,8 @@ def _chains(post: Posterior) -> list[tuple[str, str, str]]:
 
 def _certificate(post: Posterior) -> dict[str, Any]:
     """What the run says about other numbers of pseudo-samples, or why it says nothing."""
+    if post.model is None and post.kernel is not None and post.settings.get("algorithm") == "pseudo_marginal":
+        return {"text": "", "image": "", "wrong": "its file holds no functions, and one needs the model (--model)"}
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
