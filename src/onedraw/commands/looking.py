@@ -92,6 +92,8 @@ def _next(file: str, last: Look, every: float) -> Look:
 def share_done(post: Any) -> float | None:
     """How much of what was asked for is done: of the draws or of the budget, whichever is further."""
     settings, cost = post.settings, post.cost
+    if post.status.complete:
+        return 1.0
     shares = []
     if settings.get("budget"):
         shares.append(cost.simulations / settings["budget"])

@@ -21,7 +21,8 @@ def opened(file: str) -> Any:
 
 def text(post: Any, failures: bool = False) -> str:
     """A run in lines."""
-    settings = {key: value for key, value in post.settings.items() if value is not None and key != "algorithm"}
+    hidden = ("algorithm", "path")
+    settings = {key: short(value) for key, value in post.settings.items() if value is not None and key not in hidden}
     cost = ", ".join(
         f"{value:,.1f} s" if name == "seconds" else f"{value:,} {name}" for name, value in post.cost._asdict().items()
     )
@@ -42,6 +43,15 @@ def text(post: Any, failures: bool = False) -> str:
             lines += [f"\n[{number}] {one}", f"    {where}; again with od.replay(..., failure={number}, model=...)"]
             lines += [f"    {line}" for line in without_ours(one.traceback).splitlines()]
     return "\n".join(lines)
+
+
+def short(value: Any) -> Any:
+    """A setting with its numbers in six figures."""
+    if isinstance(value, dict):
+        return {key: short(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [short(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def described(post: Any, failures: bool = False) -> dict[str, Any]:

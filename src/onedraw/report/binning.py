@@ -9,7 +9,7 @@ from onedraw.arrays import Array
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.posterior import Posterior
 
-BINS = 48
+FEWEST_BINS, MOST_BINS = 16, 48
 PRIOR_DRAWS = 50_000
 """Draws from the prior behind its curve."""
 MOST_WHOLE = 60
@@ -25,8 +25,11 @@ class Marginal(NamedTuple):
     """None where the run's model is not at hand."""
 
 
-def edges_of(values: Array, prior: Array | None = None) -> Array:
-    """Edges of bins for values (n,): their middle 99.8 %, and the prior beside it as far as it is of use."""
+def edges_of(values: Array, prior: Array | None = None, worth: float | None = None) -> Array:
+    """Edges of bins for values (n,): their middle 99.8 %, and the prior beside it as far as it is of use.
+
+    The more draws they are worth, the more bins.
+    """
     values = np.asarray(values)
     if values.dtype.kind in "iu":
         low, high = int(values.min()), int(values.max())
@@ -39,7 +42,8 @@ def edges_of(values: Array, prior: Array | None = None) -> Array:
     if prior is not None:
         within = np.quantile(prior, [0.0, 1.0])
         ends = [max(ends[0], min(low, within[0])), min(ends[1], max(high, within[1]))]
-    return np.linspace(ends[0], ends[1], BINS + 1)
+    bins = 3.2 * (values.size if worth is None else worth) ** (1 / 3)
+    return np.linspace(ends[0], ends[1], int(min(max(bins, FEWEST_BINS), MOST_BINS)) + 1)
 
 
 def density_of(values: Array, weights: Array | None, edges: Array) -> Array:
@@ -66,13 +70,14 @@ def prior_draws(post: Posterior) -> dict[str, Array] | None:
 def marginals_of(post: Posterior) -> dict[str, Marginal]:
     """The marginal of each parameter, with the prior's where there is a model."""
     before = prior_draws(post)
+    worth = None if post.weights is None else float(1 / (post.weights**2).sum())
     found = {}
     for name, values in post.draws.items():
         prior = None if before is None else before[name]
         kept = values.reshape(-1)
         if post.weights is not None:
             kept = kept[post.weights.reshape(-1) > 0]
-        edges = edges_of(kept, prior)
+        edges = edges_of(kept, prior, worth)
         shown = None if prior is None else density_of(prior, None, edges)
         found[name] = Marginal(edges, density_of(values, post.weights, edges), shown)
     return found

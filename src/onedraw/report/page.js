@@ -12,7 +12,7 @@
     const eps = data.eps[at];
     told.textContent = eps;
     worth.textContent = data.worth[at];
-    call.textContent = `post.at(${eps})`;
+    call.textContent = `post.at(${data.exact[at]})`;
     slider.setAttribute("aria-valuetext", `tolerance ${eps}, ${data.worth[at]} draws' worth of weights`);
     rows.forEach((cells, i) => cells.forEach((cell, j) => { cell.textContent = data.cells[at][i][j]; }));
     drawings.forEach((drawing, i) => {

@@ -170,7 +170,8 @@ def content_of(post: Posterior, predictive: int | None = None, source: Source | 
         "boxes": _boxes(post, verdict),
         "names": list(post.names),
         "there": there,
-        "positions": [repr(one.eps) for one in positions],
+        "positions": [f"{one.eps:.6g}" for one in positions],
+        "exact": repr(positions[now].eps) if positions else "",
         "now": now,
         "fixed": fixed,
         "worth": f"{shown[now].worth:,.0f}" if positions else "",
@@ -305,7 +306,8 @@ def _ticks(low: float, high: float, across: Any) -> list[tuple[float, str, str]]
 def _data(positions: Sequence[Position], drawn: Sequence[Mapping[str, Any]]) -> str:
     """What the script moves between, as JSON that is safe inside a script element."""
     data = {
-        "eps": [repr(one.eps) for one in positions],
+        "eps": [f"{one.eps:.6g}" for one in positions],
+        "exact": [repr(one.eps) for one in positions],
         "worth": [f"{one.worth:,.0f}" for one in positions],
         "cells": [[_cells(row) for row in one.rows.values()] for one in positions],
         "paths": [one["paths"] for one in drawn] if positions else [],
@@ -341,9 +343,11 @@ def _figures(post: Posterior, predictive: int | None) -> list[dict[str, str]]:
     found = []
     for name, words, draw in wanted:
         try:
-            found.append({"name": name, "words": words, "image": _image(draw()), "wrong": ""})
+            figure = draw()
+            image, width, wrong = _image(figure), _width(figure), ""
         except ValueError as error:
-            found.append({"name": name, "words": words, "image": "", "wrong": str(error)})
+            image, width, wrong = "", "", str(error)
+        found.append({"name": name, "words": words, "image": image, "width": width, "wrong": wrong})
     return found
 
 
@@ -373,6 +377,11 @@ def _image(figure: Any) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
+def _width(figure: Any) -> str:
+    """How wide a figure is shown at the most."""
+    return f"{figure.get_figwidth() * 6.6:.1f}rem"
+
+
 def _chains(post: Posterior) -> list[tuple[str, str, str]]:
     """R-hat and ESS of the chains themselves, by parameter."""
     if post.independent or post.weights is not None:
@@ -391,7 +400,8 @@ def _certificate(post: Posterior) -> dict[str, Any]:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             found = certificate(post)
-            return {"text": str(found), "image": _image(plots.efficiency(found)), "wrong": ""}
+            figure = plots.efficiency(found)
+            return {"text": str(found), "image": _image(figure), "width": _width(figure), "wrong": ""}
     except ValueError as error:
         return {"text": "", "image": "", "wrong": str(error)}
 

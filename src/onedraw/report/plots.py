@@ -89,7 +89,8 @@ def pairs(post: Posterior, names: Sequence[str] | None = None) -> Any:
     kept = slice(None) if weights is None else np.flatnonzero(weights)
     flat = {name: values.reshape(-1)[kept] for name, values in columns.items()}
     weight = np.ones(flat[names[0]].size) if weights is None else weights[kept]
-    edges = {name: _close_edges(values) for name, values in flat.items()}
+    worth = float(weight.sum() ** 2 / (weight**2).sum())
+    edges = {name: _close_edges(values, worth) for name, values in flat.items()}
     with _styled():
         from matplotlib.figure import Figure
 
@@ -318,12 +319,12 @@ def _stalls(post: Posterior) -> Array:
     return np.asarray(steps - np.maximum.accumulate(np.where(moved, steps, 0), axis=1))
 
 
-def _close_edges(values: Array) -> Array:
+def _close_edges(values: Array, worth: float) -> Array:
     if values.dtype.kind in "iu":
         return edges_of(values)
     low, high = np.quantile(values, [0.002, 0.998])
     room = 0.05 * (high - low) if high > low else max(abs(low), 1.0) * 0.5
-    return np.linspace(low - room, high + room, 41)
+    return np.linspace(low - room, high + room, int(min(max(2.2 * worth ** (1 / 3), 12), 40)) + 1)
 
 
 def _correlation(one: Array, other: Array, weight: Array) -> str:

@@ -27,6 +27,9 @@ COMPARED_ESS = 100
 """Draws' worth that the smaller tolerance must have before it is compared."""
 
 
+WORDS = {"budget": "budget spent", "max_seconds": "out of time"}
+
+
 class Finding(NamedTuple):
     """One thing that was looked at."""
 
@@ -82,7 +85,9 @@ def judge(post: Posterior, positions: Sequence[Position] = ()) -> Verdict:
 
 def _end(post: Posterior, findings: list[Finding], todo: list[str]) -> None:
     level = GOOD if post.status.complete else CARE
-    findings.append(Finding(level, "The run", post.status.reason.replace("_", " "), f"{post.status.message}."))
+    findings.append(
+        Finding(level, "The run", WORDS.get(post.status.reason, post.status.reason), f"{post.status.message}.")
+    )
     if not post.status.complete:
         todo.append("Let the run come to its end: the same call, or onedraw resume with its file, goes on.")
 
