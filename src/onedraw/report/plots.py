@@ -81,7 +81,15 @@ def marginals(post: Posterior, names: Sequence[str] | None = None) -> Any:
 
 
 def pairs(post: Posterior, names: Sequence[str] | None = None) -> Any:
-    """Each two parameters: density below the diagonal (darker is more), correlation above it, marginals on it."""
+    """Each two parameters: density below the diagonal (darker is more), correlation above it, marginals on it.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(a=stats.norm(), b=stats.norm()), lambda rng, a, b: rng.normal([a, b]), [1.0, 0.0])
+    >>> figure = od.plots.pairs(od.rejection(model, od.uniform(1.0), draws=100, seed=1))
+    >>> len(figure.axes)
+    4
+    """
     names = _chosen(post, names)[:MOST_PAIRS]
     size = len(names)
     columns = {name: np.asarray(post.draws[name]) for name in names}
@@ -124,6 +132,13 @@ def traces(post: Posterior, names: Sequence[str] | None = None, chains: int = 4)
     """The first chains step by step, and at the bottom for how many steps each has stood still.
 
     Draws of rejection are independent: there are no chains to look at, and none stalls.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(a=stats.norm(), b=stats.norm()), lambda rng, a, b: rng.normal([a, b]), [1.0, 0.0])
+    >>> post = od.pseudo_marginal(model, od.uniform(1.0), draws=50, chains=4, seed=1)
+    >>> [axes.get_ylabel() for axes in od.plots.traces(post).axes]
+    ['a', 'b', 'steps still']
     """
     names = _chosen(post, names)
     if post.independent or post.weights is not None:
@@ -168,6 +183,13 @@ def predictive(post: Posterior, n: int = 200, *, seed: int | None = None) -> Any
     Each summary is shown in units of its own predictive spread: a thin line for 90 % of the simulations, a thick one
     for 50 %, a diamond for the data. A diamond far outside says that the model cannot make such data. It costs n
     simulations.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(a=stats.norm(), b=stats.norm()), lambda rng, a, b: rng.normal([a, b]), [1.0, 0.0])
+    >>> figure = od.plots.predictive(od.rejection(model, od.uniform(1.0), draws=100, seed=1), n=20)
+    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ['observed[0]', 'observed[1]']
     """
     rows, observed, labels = predicted(post, n, seed)
     shown = min(len(labels), MOST_SUMMARIES)
@@ -253,6 +275,13 @@ def efficiency(found: Advice | Certificate, most: int = 64) -> Any:
     """What M pseudo-samples gain over one, in accuracy for the same cost: measured (points) and at most (dashed).
 
     `found` is the result of `od.advise`, or of `od.certificate`, which has the dashed line alone.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(a=stats.norm(), b=stats.norm()), lambda rng, a, b: rng.normal([a, b]), [1.0, 0.0])
+    >>> post = od.pseudo_marginal(model, od.uniform(1.0), draws=500, chains=8, seed=1)
+    >>> od.plots.efficiency(od.certificate(post)).axes[0].get_xlabel()
+    'pseudo-samples M'
     """
     most = whole_number("most", most, "the largest number of pseudo-samples to draw", least=2)
     gains: tuple[Gain, ...]
