@@ -19,13 +19,14 @@ import onedraw as od
 from onedraw.engine.store import StoreError
 from onedraw.report import binning, page, plots, tolerances
 from onedraw.report.verdict import judge
+from onedraw.summary import Row
 
 from .browser import Browser, needs_chromium
 
 HOSTILE = (
     '<img src=x onerror="console.error(1)">',
     "</script><script>console.error(2)</script>",
-    "$\\frac{ &amp; {{ 7 * 7 }} 参",
+    "$\\frac{$ &amp; {{ 7 * 7 }} 参",
 )
 
 
@@ -135,7 +136,7 @@ def test_a_report_of_at_begins_at_its_tolerance(accepted, clean, tmp_path):
 def hostile(post):
     """A run with names that Prior refuses: from a file that somebody made, say."""
     failure = od.Failure({HOSTILE[0]: 1.0}, 1, 4, 0, 0, 0, HOSTILE[1], f"Traceback\n{HOSTILE[0]}\n{HOSTILE[1]}")
-    draws = dict(zip(HOSTILE, post.draws.values(), strict=False))
+    draws = dict(zip(HOSTILE, itertools.cycle(post.draws.values()), strict=False))
     cost, settings = post.cost._replace(failed=1), {**post.settings, HOSTILE[0]: HOSTILE[1]}
     return replace(
         post, draws=draws, model=None, failures=(failure,), cost=cost, settings=settings, notes=(HOSTILE[1],)
@@ -383,6 +384,24 @@ def test_verdict_sees_an_answer_that_depends_on_the_tolerance(model):
     assert found(0.4, 2000) == "good"
 
 
+@pytest.mark.parametrize(
+    ("mean", "sd", "mcse", "level"),
+    [
+        (0.05, 1.0, 0.001, "good"),  # certain, and too little to matter
+        (0.30, 1.0, 0.001, "care"),
+        (0.30, 1.0, 0.100, "good"),  # large, and within its error
+        (0.00, 0.7, 0.001, "care"),
+    ],
+)
+def test_verdict_on_the_tolerance_wants_a_change_that_is_large_and_certain(accepted, mean, sd, mcse, level):
+    def position(eps, *numbers):
+        return tolerances.Position(eps, 1000.0, {"mu": Row(*numbers, 1000.0, math.nan)}, {})
+
+    before = position(1.0, 0.0, 1.0, -1.6, 1.6, 0.001)
+    after = position(0.5, mean, sd, mean - 1.6, mean + 1.6, mcse)
+    assert levels(accepted, [before, after])["Tolerance ε"] == level
+
+
 # Plots
 
 
@@ -403,7 +422,7 @@ def test_every_plot_is_a_figure_of_its_own(accepted, chains, large):
 def test_plots_leave_nothing_behind():
     code = (
         "import sys, numpy as np, onedraw as od\nfrom scipy import stats\n"
-        "assert 'matplotlib' not in sys.modules\n"
+        "od.plots.marginals\nassert 'matplotlib' not in sys.modules\n"
         "model = od.Model(od.Prior(a=stats.norm(), b=stats.norm()), lambda rng, a, b: rng.normal([a, b]), [1.0, 0.0])\n"
         "post = od.pseudo_marginal(model, od.uniform(1.0), draws=50, chains=4, seed=1)\n"
         "for what in ('marginals', 'pairs', 'traces', 'predictive'):\n    post.plot(what)\n"
@@ -434,14 +453,14 @@ def test_marginals_show_the_weighted_draws(accepted):
     assert np.all(np.abs(share - exact) < 4 * np.sqrt(exact / binning.PRIOR_DRAWS) + 0.02 * exact)
 
 
-def test_pairs_are_weighted(accepted):
-    post = accepted.at(0.3)
+def test_pairs_are_weighted(chains):
+    post = chains.at(0.25)
     mu, nu = (post.draws[name].reshape(-1) for name in ("mu", "nu"))
     weights = post.weights.reshape(-1)
     cov = np.cov(mu, nu, aweights=weights)
     shown = plots.pairs(post).axes[1].texts[0].get_text()
     assert float(shown) == pytest.approx(cov[0, 1] / math.sqrt(cov[0, 0] * cov[1, 1]), abs=0.005)
-    assert shown != plots.pairs(accepted).axes[1].texts[0].get_text()
+    assert shown != plots.pairs(chains).axes[1].texts[0].get_text()
 
 
 def test_whole_numbers_have_a_bin_each():
@@ -520,6 +539,8 @@ def test_json_for_the_page_closes_no_element(accepted):
     content = page.content_of(replace(accepted, model=None), 0)
     data = str(content["data"])
     assert not set("<>&") & set(data) and len(json.loads(data)["eps"]) == len(content["positions"])
+    wild = page._data(tolerances.positions_of(accepted, {}), [{"paths": HOSTILE, "priors": [], "bars": []}])
+    assert not set("<>&") & set(wild) and json.loads(wild)["paths"] == [list(HOSTILE)]
 
 
 def test_a_file_that_is_no_run_is_refused(tmp_path):
