@@ -199,7 +199,8 @@ def content_of(post: Posterior, predictive: int | None = None, source: Source | 
         "certificate": _certificate(post),
         "ledger": _ledger(post),
         "failures": [
-            {"what": str(one), "traceback": one.traceback, "number": i} for i, one in enumerate(post.failures)
+            {"what": f"{one.message}, at {_at(one.theta)}", "traceback": one.traceback, "number": i}
+            for i, one in enumerate(post.failures)
         ],
         "failed": f"{post.cost.failed:,}",
         "settings": {key: _brief(value) for key, value in post.settings.items() if value is not None},
@@ -423,6 +424,10 @@ def _ledger(post: Posterior) -> list[tuple[str, str, str]]:
 def _brief(value: Any) -> str:
     text = json.dumps(_rounded(value)) if isinstance(value, dict | list | tuple) else str(value)
     return text if len(text) <= 400 else text[:399] + "…"
+
+
+def _at(theta: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value:.4g}" for name, value in theta.items())
 
 
 def _rounded(value: Any) -> Any:
