@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from scipy import stats
 
 import onedraw as od
-from onedraw.engine import commands, saving
+from onedraw.commands import looking, models, running
+from onedraw.engine import saving
 from onedraw.engine.fingerprint import fingerprint
 from onedraw.engine.store import Store
 from tests.stored_run import KERNEL, RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
@@ -629,14 +630,14 @@ class TestCommands:
     def test_show(self, tmp_path):
         path = tmp_path / "run.db"
         post = run("pseudo_marginal", path)
-        shown = CliRunner().invoke(commands.show, [str(path), "--failures"])
+        shown = CliRunner().invoke(looking.show, [str(path), "--failures"])
         assert shown.exit_code == 0
         assert str(post.summary()) in shown.output and "RuntimeError: beyond the model" in shown.output
-        described = json.loads(CliRunner().invoke(commands.show, [str(path), "--json", "--failures"]).output)
+        described = json.loads(CliRunner().invoke(looking.show, [str(path), "--json", "--failures"]).output)
         assert described["cost"]["simulations"] == post.cost.simulations
         assert described["summary"]["a"]["mean"] == post.summary()["a"].mean
         assert len(described["failures"]) == len(post.failures)
-        missing = CliRunner().invoke(commands.show, [str(tmp_path / "no.db")])
+        missing = CliRunner().invoke(looking.show, [str(tmp_path / "no.db")])
         assert missing.exit_code == 1 and "does not exist" in missing.output
 
     def test_resume(self, tmp_path, whole):
@@ -644,12 +645,12 @@ class TestCommands:
         Test.stop_at = 800
         run("rejection", path)
         file = f"{ROOT / 'tests' / 'stored_run.py'}"
-        wrong = CliRunner().invoke(commands.resume, [str(path), f"{file}:nothing"])
-        assert wrong.exit_code == 1 and "has no 'nothing'" in wrong.output
-        done = CliRunner().invoke(commands.resume, [str(path), file])
+        wrong = CliRunner().invoke(running.resume, [str(path), f"{file}:nothing"])
+        assert wrong.exit_code == 1 and "does not define 'nothing'" in wrong.output
+        done = CliRunner().invoke(running.resume, [str(path), file])
         assert done.exit_code == 0 and "finished: 900 draws" in done.output
         assert told(od.open(path)) == whole["rejection"]
-        own = CliRunner().invoke(commands.resume, [str(path), f"{file}:model", "--draws", "10"])
+        own = CliRunner().invoke(running.resume, [str(path), f"{file}:model", "--draws", "10"])
         assert own.exit_code == 1 and "it may be raised, not lowered" in own.output
 
     @needs_fork
@@ -660,9 +661,9 @@ class TestCommands:
             "def simulate(rng, theta):\n    time.sleep(0.01)\n    return rng.normal(theta)\n"
             "model = od.Model(od.Prior(theta=stats.norm()), simulate, 1.0)\n"
         )
-        slow = commands._loaded(file).model
+        slow = models.loaded(file).model
         od.rejection(slow, od.uniform(0.5), draws=10**6, seed=1, store=path, max_seconds=0.1)
-        child = Child(lambda: commands.resume.main([str(path), str(file)]))
+        child = Child(lambda: running.resume.main([str(path), str(file)]))
         wait_for_writer(path)
         time.sleep(0.2)
         child.send(signal.SIGTERM)

@@ -1,5 +1,8 @@
 """onedraw: likelihood-free Bayesian inference that spends every simulation well."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from onedraw.command import command
 from onedraw.cost import Cost
 from onedraw.distance import euclidean, mahalanobis, scaled
@@ -18,14 +21,41 @@ from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
 from onedraw.samplers.smc import smc
-from onedraw.samplers.tolerance import Tolerance, tolerance_for
 from onedraw.samplers.wilkinson import wilkinson
 from onedraw.simulator import Failure, SimulationError, batched, staged
-from onedraw.theory.advise import Advice, advise
-from onedraw.theory.bounds import Certificate, certificate
-from onedraw.theory.efficiency import Efficiency, running_time
+
+if TYPE_CHECKING:
+    from onedraw.report import plots
+    from onedraw.samplers.tolerance import Tolerance, tolerance_for
+    from onedraw.theory.advise import Advice, advise
+    from onedraw.theory.bounds import Certificate, certificate
+    from onedraw.theory.efficiency import Efficiency, running_time
 
 __version__ = "0.1.0"
+
+LATER = {
+    "onedraw.report.plots": ("plots",),
+    "onedraw.samplers.tolerance": ("Tolerance", "tolerance_for"),
+    "onedraw.theory.advise": ("Advice", "advise"),
+    "onedraw.theory.bounds": ("Certificate", "certificate"),
+    "onedraw.theory.efficiency": ("Efficiency", "running_time"),
+}
+"""Names that are imported when they are used, so that `import onedraw` stays quick."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in LATER.items():
+        if name in names:
+            found = import_module(module)
+            value = found if name == "plots" else getattr(found, name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'onedraw' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Advice",
@@ -60,6 +90,7 @@ __all__ = [
     "mahalanobis",
     "open",
     "particle_filter",
+    "plots",
     "pseudo_marginal",
     "r_hit",
     "random_walk",

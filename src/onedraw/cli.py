@@ -3,17 +3,23 @@
 import click
 
 from onedraw import __version__
+from onedraw.commands.looking import show, watch
+from onedraw.commands.models import Group
+from onedraw.commands.running import resume, run
+from onedraw.commands.writing import export, new, report
 from onedraw.contrast.commands import contrast
-from onedraw.engine.commands import resume, show
 from onedraw.study.commands import study
 from onedraw.theory.commands import advise, verify
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="onedraw")
 def main() -> None:
-    """Likelihood-free Bayesian inference that spends every simulation well."""
+    """Likelihood-free Bayesian inference that spends every simulation well.
+
+    Begin with `onedraw new model.py`, then `onedraw run model.py --budget 20000 --eps 1 --out run.db`.
+    """
 
 
-for command in (study, verify, advise, contrast, show, resume):
+for command in (new, run, resume, show, watch, report, export, advise, study, contrast, verify):
     main.add_command(command)

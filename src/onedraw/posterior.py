@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import positive, seed_or_fresh, whole_number
+from onedraw.arguments import one_of, positive, seed_or_fresh, whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.streams import Phase, Purpose, Rng
@@ -18,6 +18,9 @@ from onedraw.simulator import Failure
 from onedraw.summary import Over, Point, Row, Summary, describe, ratio_error
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
     from onedraw.theory.efficiency import Efficiency
 
 R_HAT_LIMIT, ESS_LIMIT = 1.01, 100
@@ -316,6 +319,23 @@ class Posterior:
                 {key: (tuple(f"{key}_{i}" for i in range(part.ndim)), part) for key, part in parts.items()}
             )
         return xarray.DataTree.from_dict(groups)
+
+    def plot(self, what: str = "marginals", **options: Any) -> Any:
+        """A matplotlib Figure: "marginals", "pairs", "traces", "predictive" or "path" (see `od.plots`)."""
+        from onedraw.report import plots
+
+        known = ("marginals", "pairs", "traces", "predictive", "path")
+        return getattr(plots, one_of("what", what, known))(self, **options)
+
+    def report(self, path: "str | os.PathLike[str]", *, predictive: int | None = None) -> "Path":
+        """Write what this run says, and whether to trust it, as one HTML file that opens offline; returns its path.
+
+        `predictive` is the number of new simulations that are compared with the data: 0 for none; by default 200, or
+        as many as take 20 seconds.
+        """
+        from onedraw.report.page import write_report
+
+        return write_report(self, path, predictive=predictive).path
 
     def __repr__(self) -> str:
         chains, draws = self.shape

@@ -1,63 +1,169 @@
-"""A progress bar for long runs: rich's, in a terminal, once a run has lasted a second."""
+"""How far a run is, where someone can see it: a bar, a line now and then, or a call of the user's function.
 
+In a terminal it is rich's bar, once a run has lasted a second; in a notebook one line that is written over; in a log
+(standard error is no terminal) one plain line every 30 seconds, so that short runs leave no trace. Under pytest there
+is nothing unless it is asked for.
+"""
+
+import os
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 QUIET_SECONDS = 1.0
+"""How long a run lasts before a terminal or a notebook shows anything."""
+LOG_SECONDS = 30.0
+"""Seconds between lines in a log, and before the first."""
+LINE_SECONDS = 0.5
+CALL_SECONDS = 0.1
+"""The least time between two calls of a user's function, the first and the last excepted."""
+
+
+class Tick(NamedTuple):
+    """What a function given as `progress=` receives: how far one part of a run is.
+
+    >>> Tick("rejection", 300, 1000, "draws", 2.0, "0.01 accepted", 150.0).left
+    4.666666666666667
+    """
+
+    label: str
+    """The part of the run: "pilot", "starting points", or the algorithm."""
+    done: int
+    total: int | None
+    """None where it is not known."""
+    unit: str
+    seconds: float
+    """Since this part began, in this session."""
+    note: str
+    """Acceptance rate, tolerance: what the algorithm says of itself."""
+    speed: float | None
+    """Units a second in this session; None where nothing was done yet."""
+    simulations: int | None = None
+    """Simulations made so far, where the unit is another."""
+    simulation_speed: float | None = None
+    """Simulations a second in this session."""
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest will take at this speed; None where that is not known."""
+        if self.total is None or not self.speed:
+            return None
+        return max(0, self.total - self.done) / self.speed
+
+    def __str__(self) -> str:
+        share = "" if not self.total else f" of {self.total:,} ({100 * self.done / self.total:.0f} %)"
+        parts = [f"{self.done:,}{share} {self.unit}".rstrip(), self.pace()]
+        if self.left is not None:
+            parts.append(f"{clock(self.left)} left")
+        return f"{self.label}: {', '.join(part for part in (*parts, self.note) if part)}"
+
+    def pace(self) -> str:
+        """Simulations a second where they are counted, otherwise units."""
+        if self.simulation_speed:
+            return f"{number(self.simulation_speed)} simulations/s"
+        return f"{number(self.speed)} {self.unit}/s".replace(" /", "/") if self.speed else ""
+
+
+Show = bool | None | Callable[[Tick], Any]
+"""What `progress=` may be."""
 
 
 class Progress:
     """Shows `done` of `total` (unknown when None) while it is used as a context.
 
-    `show` is True, False, or None: then a bar appears only where standard error is a terminal.
+    `show` is True, False, None (only where somebody looks: not under pytest), or a function that receives a `Tick`.
     """
 
-    def __init__(self, show: bool | None, label: str, total: int | None, unit: str = "") -> None:
-        if not (show is None or isinstance(show, bool)):
-            raise ValueError(f"progress must be True, False or None, got {show!r}")
-        self.asked = show
-        self.show = sys.stderr.isatty() if show is None else show
+    def __init__(self, show: Show, label: str, total: int | None, unit: str = "") -> None:
+        if not (show is None or isinstance(show, bool) or (callable(show) and not isinstance(show, type))):
+            raise ValueError(f"progress must be True, False or None, or a function of one argument, got {show!r}")
+        self.asked: Any = show
         self.label, self.total, self.unit = label, total, unit
+        self._way = _way(show)
         self._began = time.perf_counter()
+        self._first: tuple[int, int | None, float] | None = None
+        self._last: Tick | None = None
+        self._told = -1.0
         self._bar: Any = None
         self._task: Any = None
+        self._width = 0
 
-    def update(self, done: int, note: str = "") -> None:
-        """Say how far the run is."""
-        if not self.show:
+    def update(self, done: int, note: str = "", simulations: int | None = None) -> None:
+        """Say how far the run is; `simulations` where `done` counts something else."""
+        if self._way == "none":
             return
+        now = time.perf_counter()
+        if self._first is None:
+            # A run that goes on begins with what its file holds, which says nothing about speed.
+            known = done and now - self._began < CALL_SECONDS
+            self._first = (done, simulations, now) if known else (0, 0, self._began)
+        tick = self._tick(done, note, simulations, now)
+        if self._way == "call":
+            if self._told < 0 or now - self._told >= CALL_SECONDS:
+                self._call(tick, now)
+            else:
+                self._last = tick
+        elif self._way == "bar":
+            self._show_bar(tick, now)
+        else:
+            quiet, between = (LOG_SECONDS,) * 2 if self._way == "log" else (QUIET_SECONDS, LINE_SECONDS)
+            if now - max(self._told, self._began + quiet - between) >= between:
+                self._told = now
+                self._print(str(tick))
+
+    def _tick(self, done: int, note: str, simulations: int | None, now: float) -> Tick:
+        assert self._first is not None
+        before, simulated, since = self._first
+
+        def speed(count: int | None, then: int | None) -> float | None:
+            return (count - (then or 0)) / (now - since) if count and count > (then or 0) and now > since else None
+
+        return Tick(
+            self.label, done, self.total, self.unit, now - self._began, note, speed(done, before), simulations,
+            speed(simulations, simulated),
+        )  # fmt: skip
+
+    def _call(self, tick: Tick, now: float) -> None:
+        self._told, self._last = now, None
+        self.asked(tick)
+
+    def _print(self, line: str) -> None:
+        if self._way == "log":
+            print(line, file=sys.stderr, flush=True)
+        else:
+            print("\r" + line.ljust(self._width), end="", file=sys.stderr, flush=True)
+            self._width = len(line)
+
+    def _show_bar(self, tick: Tick, now: float) -> None:
         if self._bar is None:
-            if time.perf_counter() - self._began < QUIET_SECONDS:
+            if now - self._began < QUIET_SECONDS:
                 return
             self._start()
-        self._bar.update(self._task, completed=done, note=note)
+        left = "" if tick.left is None else f"{clock(tick.left)} left"
+        fields = {"count": _count(tick), "pace": tick.pace(), "left": left, "note": tick.note}
+        self._bar.update(self._task, completed=tick.done, **fields)
 
     def _start(self) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
+        from rich.table import Column
 
+        def text(field: str) -> TextColumn:
+            # Notes may hold a user's words: they are text and no markup.
+            return TextColumn("{task." + field + "}", markup=False, table_column=Column(no_wrap=True))
+
+        fields = ("count", "pace", "left", "note")
         self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn(self.unit),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            text("description"),
+            BarColumn(bar_width=24),
+            *(text(f"fields[{field}]") for field in fields),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task(self.label, total=self.total, note="")
+        self._task = self._bar.add_task(self.label, total=self.total, **dict.fromkeys(fields, ""))
         self._bar.start()
 
     def __enter__(self) -> "Progress":
@@ -68,3 +174,54 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._way == "line" and self._width:
+            self._print("")
+            print("\r", end="", file=sys.stderr, flush=True)
+        if self._last is not None and kind is None:
+            self._call(self._last, time.perf_counter())
+
+
+def _way(show: Show) -> str:
+    """How to show a run: "none", "call", "bar", "line" or "log"."""
+    if callable(show):
+        return "call"
+    if show is False or (show is None and "PYTEST_CURRENT_TEST" in os.environ):
+        return "none"
+    if _in_notebook():
+        return "line"
+    return "bar" if sys.stderr is not None and sys.stderr.isatty() else "none" if sys.stderr is None else "log"
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "ipykernel" in sys.modules and hasattr(shell, "kernel")
+
+
+def _count(tick: Tick) -> str:
+    total = "" if tick.total is None else f"/{tick.total:,}"
+    return f"{tick.done:,}{total} {tick.unit}".rstrip()
+
+
+def number(value: float) -> str:
+    """A speed in three figures.
+
+    >>> number(3.14159), number(1234567.0)
+    ('3.14', '1,230,000')
+    """
+    if value < 100:
+        return f"{value:.3g}"
+    return f"{float(f'{value:.3g}'):,.0f}"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds.
+
+    >>> clock(59.6), clock(3725), clock(200_000)
+    ('1:00', '1:02:05', '2 d 7 h')
+    """
+    whole = round(seconds)
+    if whole >= 86_400:
+        return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import secrets
-import socket
 import sqlite3
 import tempfile
 import time
@@ -331,6 +330,9 @@ class Lock:
             self._connection.execute("CREATE TABLE IF NOT EXISTS holder (process, host, since, token)")
             self._connection.execute("DELETE FROM holder")
             token, since = secrets.token_hex(8), time.strftime("%Y-%m-%d %H:%M:%S")
+            # Not needed to read, and slow to import.
+            import socket
+
             holder = (os.getpid(), socket.gethostname(), since, token)
             self._connection.execute("INSERT INTO holder VALUES (?, ?, ?, ?)", holder)
             self._connection.execute("COMMIT")
@@ -365,6 +367,29 @@ class Lock:
             self.path.unlink()
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
+
+
+def writer(path: str | os.PathLike[str]) -> str | None:
+    """Who writes a run's file at this moment, in words; None where nobody does."""
+    lock = Path(path).with_name(Path(path).name + ".lock")
+    if not lock.exists():
+        return None
+    try:
+        there = sqlite3.connect(
+            f"file:{quote(str(lock.absolute()))}?mode=rw", uri=True, isolation_level=None, timeout=0
+        )
+        with contextlib.closing(there):
+            row = there.execute("SELECT process, host, since FROM holder").fetchone()
+            try:
+                # A lock that can be had was left by a process that was killed.
+                there.execute("BEGIN IMMEDIATE")
+                there.execute("ROLLBACK")
+                return None
+            except sqlite3.OperationalError:
+                return "another process" if row is None else f"process {row[0]} on {row[1]} since {row[2]}"
+    except sqlite3.Error:
+        # Just made, or just removed.
+        return None
 
 
 def _good_of_a_cut(path: Path) -> str:

@@ -2,9 +2,10 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
+
+from onedraw.commands.models import named
 
 
 @click.command()
@@ -76,11 +77,13 @@ def advise(
     FILE is a Python file that defines `model`, or FILE:name for another name. An estimator such as a particle filter
     may stand in its place, with --start instead of --eps: then the question is how many particles.
     """
-    model = load_model(file, estimators=True)
     import onedraw
     from onedraw.theory.advise import advise as measure
 
+    model, _ = named(file)
     if not isinstance(model, onedraw.Model):
+        if not hasattr(model, "log_estimate"):
+            raise click.ClickException(f"{file} names a {type(model).__name__}, not an od.Model or an estimator")
         if not start:
             raise click.UsageError(f"an estimator needs --start for each of {', '.join(model.prior.names)}")
         advice = measure(estimator=model, start=_points(start), budget=budget, seed=seed)
@@ -101,32 +104,3 @@ def _points(start: tuple[str, ...]) -> dict[str, float]:
         return {name: float(number) for name, number in (one.split("=") for one in start)}
     except ValueError:
         raise click.UsageError(f"--start must be name=number, got {' '.join(start)!r}") from None
-
-
-def load_model(file: str, estimators: bool = False) -> Any:
-    """The model (or the estimator) that `path` or `path:name` defines. Errors in the file keep their own traceback."""
-    import runpy
-
-    from onedraw.model import Model
-
-    path, _, name = file.rpartition(":") if _names_an_object(file) else (file, "", "")
-    name = name or "model"
-    if not Path(path).is_file():
-        raise click.UsageError(f"there is no file {path!r}: give a Python file that defines {name} = od.Model(...)")
-    # Modules beside the file are found, as they are when it is run by itself.
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    try:
-        defined = runpy.run_path(path)
-    finally:
-        sys.path.pop(0)
-    if name not in defined:
-        raise click.UsageError(f"{path} does not define {name!r}: name the model with {path}:name")
-    if not isinstance(defined[name], Model) and not (estimators and hasattr(defined[name], "log_estimate")):
-        raise click.UsageError(f"{name!r} in {path} is a {type(defined[name]).__name__}, not an od.Model")
-    return defined[name]
-
-
-def _names_an_object(file: str) -> bool:
-    """Whether what follows the last colon is a name (a drive letter's colon is followed by a path)."""
-    path, colon, name = file.rpartition(":")
-    return bool(colon and path and name.isidentifier())

@@ -1,0 +1,86 @@
+"""The tolerances that a report can show from one run, and what the run says at each.
+
+Every number is that of `post.at(eps).summary()`: a page shows what a program would get, position by position, and
+computes nothing itself.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from onedraw.arrays import Array
+from onedraw.posterior import Posterior
+from onedraw.report.binning import Marginal, density_of
+from onedraw.summary import Row
+
+POSITIONS = 33
+"""Positions of the slider."""
+FEWEST_DRAWS = 50
+"""Draws' worth of weights that the smallest tolerance must leave."""
+SEARCH = 40
+
+
+class Position(NamedTuple):
+    """The run at one tolerance."""
+
+    eps: float
+    worth: float
+    """(sum w)² / sum w²: how many equal weights the weights are like."""
+    rows: dict[str, Row]
+    density: dict[str, Array]
+
+
+def worth(weights: Array) -> float:
+    """How many equal weights these are like.
+
+    >>> worth(np.array([0.5, 0.25, 0.25]))
+    2.6666666666666665
+    """
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def tolerances(post: Posterior, positions: int = POSITIONS) -> tuple[float, ...]:
+    """Tolerances from the run's own down to the smallest that leaves enough draws, in equal ratios.
+
+    All but the run's own and that of the posterior itself are rounded to three figures, so that they can be typed.
+    A ValueError where the run kept no distances.
+    """
+    kernel = post._kernel_for_at()
+
+    def left(eps: float) -> float:
+        try:
+            weights = post.at(eps).weights
+        except ValueError:
+            return 0.0
+        assert weights is not None
+        return worth(weights)
+
+    top = kernel.eps
+    now = float(post.settings.get("eps") or top)
+    if left(top) < FEWEST_DRAWS:
+        return tuple(sorted({top, now}, reverse=True))
+    low, high = math.log(top) - 40.0, math.log(top)
+    for _ in range(SEARCH):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if left(math.exp(middle)) >= FEWEST_DRAWS else (middle, high)
+    between = [_rounded(eps) for eps in np.geomspace(top, math.exp(high), positions)[1:]]
+    return tuple(sorted({top, now, *(eps for eps in between if eps < top)}, reverse=True))
+
+
+def _rounded(eps: float) -> float:
+    return float(f"{eps:.3g}")
+
+
+def positions_of(post: Posterior, marginals: dict[str, Marginal]) -> list[Position]:
+    """What the run says at each tolerance, in the bins of these marginals; empty where nothing can be said."""
+    found = []
+    for eps in tolerances(post):
+        try:
+            there = post.at(eps)
+        except ValueError:
+            continue
+        assert there.weights is not None
+        density = {name: density_of(post.draws[name], there.weights, one.edges) for name, one in marginals.items()}
+        found.append(Position(eps, worth(there.weights), there.summary().rows, density))
+    return found

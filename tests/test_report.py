@@ -1,0 +1,549 @@
+"""Plots and the report of a run: that they show what the run says, in a real browser too."""
+
+import base64
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.engine.store import StoreError
+from onedraw.report import binning, page, plots, tolerances
+from onedraw.report.verdict import judge
+from onedraw.summary import Row
+
+from .browser import Browser, needs_chromium
+
+HOSTILE = (
+    '<img src=x onerror="console.error(1)">',
+    "</script><script>console.error(2)</script>",
+    "$\\frac{$ &amp; {{ 7 * 7 }} 参",
+)
+
+
+@od.batched
+def simulate(rng, **theta):
+    first, second, *_ = theta.values()
+    return np.column_stack([rng.normal(first, 1.0), rng.normal(second, 0.5)])
+
+
+def model_of(*names):
+    return od.Model(od.Prior(**{name: stats.norm(0, 1) for name in names}), simulate, observed=[1.0, 0.2])
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of("mu", "nu")
+
+
+@pytest.fixture(scope="module")
+def chains(model):
+    return od.pseudo_marginal(
+        model, od.gaussian(0.5), draws=400, chains=8, pseudo_samples=2, keep_distances=True, seed=3
+    )
+
+
+@pytest.fixture(scope="module")
+def accepted(model):
+    return od.rejection(model, od.uniform(1.0), draws=3000, seed=1)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def clean(browser):
+    """The browser, with an empty console before and after."""
+    browser.console.clear()
+    browser.requests.clear()
+    yield browser
+    assert browser.console == []
+    assert [url[:60] for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+
+
+TABLE = "[...document.querySelectorAll('#summary tbody tr')].map(r => [...r.children].map(c => c.textContent))"
+
+
+def expected(post, eps):
+    """The table that a page should show, from `post.at` and nothing else."""
+    return [
+        [name, *(f"{value:.4g}" for value in row[:5]), f"{row.ess:.0f}"]
+        for name, row in post.at(eps).summary().rows.items()
+    ]
+
+
+# The page in a browser
+
+
+@needs_chromium
+@pytest.mark.parametrize("kind", ["chains", "accepted"])
+def test_the_slider_shows_what_at_gives(kind, request, clean, tmp_path):
+    post = request.getfixturevalue(kind)
+    clean.open(post.report(tmp_path / "run.html", predictive=20))
+    wanted = tolerances.tolerances(post)
+    assert wanted[0] == post.settings["eps"] and len(wanted) > 20
+    assert clean.run("document.getElementById('eps').max") == str(len(wanted) - 1)
+    paths = []
+    for position, eps in enumerate(wanted):
+        clean.run(
+            f"eps => 0, (s => {{ s.value = {position}; s.dispatchEvent(new Event('input', {{bubbles: true}})) }})"
+            "(document.getElementById('eps'))"
+        )
+        assert clean.run("document.getElementById('told').textContent") == f"{eps:.6g}"
+        assert clean.run("document.getElementById('call-at').textContent") == f"post.at({eps!r})"
+        assert clean.run(TABLE) == expected(post, eps)
+        paths.append(clean.run("[...document.querySelectorAll('.posterior[d]')].map(p => p.getAttribute('d'))"))
+    # The drawings move with the numbers.
+    assert all(before != after for before, after in itertools.pairwise(paths))
+
+
+@needs_chromium
+def test_the_slider_moves_from_the_keyboard(accepted, clean, tmp_path):
+    clean.open(accepted.report(tmp_path / "run.html", predictive=0))
+    wanted = tolerances.tolerances(accepted)
+    for _ in range(20):
+        clean.press("Tab", 9)
+        if clean.run("document.activeElement.id") == "eps":
+            break
+    assert clean.run("document.activeElement.id") == "eps"
+    for key, code, position in (("ArrowRight", 39, 1), ("ArrowRight", 39, 2), ("End", 35, -1), ("Home", 36, 0)):
+        clean.press(key, code)
+        assert float(clean.run("document.getElementById('told').textContent")) == wanted[position]
+        assert clean.run(TABLE) == expected(accepted, wanted[position])
+    assert "tolerance" in clean.run("document.getElementById('eps').getAttribute('aria-valuetext')")
+
+
+@needs_chromium
+def test_a_report_of_at_begins_at_its_tolerance(accepted, clean, tmp_path):
+    clean.open(accepted.at(0.4321).report(tmp_path / "run.html", predictive=0))
+    assert clean.run("document.getElementById('told').textContent") == "0.4321"
+    assert clean.run(TABLE) == expected(accepted, 0.4321)
+
+
+def hostile(post):
+    """A run with names that Prior refuses: from a file that somebody made, say."""
+    failure = od.Failure({HOSTILE[0]: 1.0}, 1, 4, 0, 0, 0, HOSTILE[1], f"Traceback\n{HOSTILE[0]}\n{HOSTILE[1]}")
+    draws = dict(zip(HOSTILE, itertools.cycle(post.draws.values()), strict=False))
+    cost, settings = post.cost._replace(failed=1), {**post.settings, HOSTILE[0]: HOSTILE[1]}
+    return replace(
+        post, draws=draws, model=None, failures=(failure,), cost=cost, settings=settings, notes=(HOSTILE[1],)
+    )
+
+
+@needs_chromium
+@pytest.mark.parametrize("kind", ["chains", "accepted"])
+def test_hostile_names_stay_text(kind, request, clean, tmp_path):
+    post = hostile(request.getfixturevalue(kind))
+    clean.open(post.report(tmp_path / "run.html"))
+    assert [row[0] for row in clean.run(TABLE)] == list(post.names)
+    assert clean.run("[...document.querySelectorAll('.marginal h3')].map(h => h.textContent)") == list(post.names)
+    shown = clean.run("[...document.querySelectorAll('pre')].map(p => p.textContent)")
+    assert post.failures[0].traceback in shown
+    assert clean.run("document.querySelectorAll('script').length") == 2
+    assert clean.run("[...document.images].every(i => i.src.startsWith('data:') && i.naturalWidth > 0)")
+
+
+@needs_chromium
+def test_hostile_summaries_stay_text(clean, tmp_path):
+    observed = {HOSTILE[0]: 1.0, HOSTILE[1]: [0.2, 0.1], HOSTILE[2]: 3.0}
+    model = od.Model(
+        od.Prior(mu=stats.norm(0, 1)),
+        lambda rng, mu: {key: rng.normal(mu, 1.0, np.shape(value)) for key, value in observed.items()},
+        observed,
+    )
+    post = od.rejection(model, od.uniform(6.0), draws=60, seed=1)
+    clean.open(post.report(tmp_path / "run.html", predictive=30))
+    assert clean.run("[...document.images].every(i => i.naturalWidth > 0)")
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (390, True)])
+def test_the_page_fits_and_is_not_blank(chains, clean, tmp_path, width, dark):
+    from PIL import Image
+
+    clean.open(chains.report(tmp_path / "run.html", predictive=50), width, dark=dark)
+    assert clean.run("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+    boxes = clean.run("[...document.querySelectorAll('.marginal svg')].map(s => s.getBoundingClientRect().width)")
+    assert len(boxes) == 2 and min(boxes) > 250
+    clean.shot(tmp_path / "shot.png")
+    with Image.open(tmp_path / "shot.png") as image:
+        grey = np.asarray(image.convert("L"), dtype=float)
+    assert grey.std() > 15 and (np.median(grey) < 60) == dark
+
+
+@pytest.fixture(scope="module")
+def large(model):
+    """Four parameters, 4 chains of 25,000 draws, as a slow chain gives them."""
+    rng = np.random.default_rng(1)
+    names = ("alpha", "beta", "gamma", "delta")
+    moved = rng.random((4, 25_000)) < 0.3
+    last = np.maximum.accumulate(np.where(moved, np.arange(25_000), 0), axis=1)
+    draws = {}
+    for name in names:
+        walk = np.zeros((4, 25_000))
+        noise = rng.normal(size=(4, 25_000))
+        for step in range(1, 25_000):
+            walk[:, step] = 0.9 * walk[:, step - 1] + noise[:, step]
+        draws[name] = np.take_along_axis(walk, last, axis=1)
+    distances = np.take_along_axis(rng.random((4, 25_000)), last, axis=1)
+    base = od.pseudo_marginal(model, od.uniform(1.0), draws=20, chains=4, seed=1)
+    return replace(base, draws=draws, distances=distances, model=model_of(*names))
+
+
+@pytest.fixture(scope="module")
+def large_page(large, tmp_path_factory):
+    return large.report(tmp_path_factory.mktemp("large") / "run.html")
+
+
+def test_a_large_report_is_small(large_page):
+    assert large_page.stat().st_size < 5_000_000
+    text = large_page.read_text()
+    assert "Chains, step by step" in text and "kappa with 95 % confidence" in text
+
+
+@needs_chromium
+def test_a_large_report_opens_quickly(large_page, clean):
+    assert min(clean.open(large_page) for _ in range(4)) < 2.0
+
+
+# The page as text
+
+
+def test_the_page_needs_no_network_and_forbids_scripts_but_its_own(chains, tmp_path):
+    text = chains.report(tmp_path / "run.html", predictive=20).read_text()
+    assert "http:" not in text and "https:" not in text and "//" not in re.sub(r"base64,[^\"]*|// .*", "", text)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text).group(1)
+    assert "default-src 'none'" in policy and "script-src 'sha256-" in policy
+    assert "'unsafe-inline'" not in policy.split("script-src")[1]
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+def test_text_has_enough_contrast():
+    template = (Path(page.__file__).parent / "page.html.j2").read_text()
+    schemes = re.findall(r":root \{(.*?)\}", template, flags=re.DOTALL)
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", scheme))
+        for ink, ground in (
+            ("ink", "ground"), ("ink", "card"), ("quiet", "ground"), ("quiet", "card"), ("good", "good-ground"),
+            ("bad", "bad-ground"), ("care", "care-ground"), ("ink", "good-ground"), ("ink", "care-ground"),
+            ("ink", "bad-ground"),
+        ):  # fmt: skip
+            high, low = sorted((luminance(colours[ink]), luminance(colours[ground])), reverse=True)
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, ground)
+
+
+def test_the_call_on_the_page_makes_the_same_run(model, accepted, chains):
+    for post in (accepted, chains, accepted.at(0.5)):
+        names = {"od": od, "model": model}
+        exec(page.call_of(post), names)
+        again = names["post"]
+        assert all(again.draws[name].tobytes() == post.draws[name].tobytes() for name in post.names)
+        if post.weights is not None:
+            assert again.weights.tobytes() == post.weights.tobytes()
+
+
+def test_a_file_and_the_run_in_memory_have_one_fingerprint(model, tmp_path):
+    post = od.rejection(model, od.uniform(1.0), draws=50, seed=1, store=tmp_path / "run.db")
+    source = page.source_of(tmp_path / "run.db")
+    assert page._prints(post, None)["model"] == page._prints(post, source)["model"]
+    other = od.rejection(model_of("mu", "xi"), od.uniform(1.0), draws=50, seed=1)
+    assert page._prints(other, None)["model"] != page._prints(post, None)["model"]
+    text = page.render(page.content_of(od.open(tmp_path / "run.db"), None, source))
+    assert page._prints(post, None)["model"] in text and "session 1" in text and np.__version__ in text
+
+
+def test_another_model_is_refused(model, tmp_path):
+    od.rejection(model, od.uniform(1.0), draws=50, seed=1, store=tmp_path / "run.db")
+    post, source = od.open(tmp_path / "run.db"), page.source_of(tmp_path / "run.db")
+    wider = od.Model(od.Prior(mu=stats.norm(0, 2), nu=stats.norm(0, 1)), simulate, observed=[1.0, 0.2])
+    with pytest.raises(ValueError, match="made with another model: prior changed"):
+        page.write_report(post, tmp_path / "x.html", model=wider, source=source)
+    with pytest.raises(ValueError, match="the model has the parameters mu, xi, the run mu, nu"):
+        page.write_report(post, tmp_path / "x.html", model=model_of("mu", "xi"), source=source)
+    assert not (tmp_path / "x.html").exists()
+    path, verdict = page.write_report(post, tmp_path / "x.html", model=model, source=source)
+    assert "Would the model make such data?" in path.read_text() and verdict.level == "care"
+
+
+def test_reports_of_runs_that_lack_something(model, accepted, chains, tmp_path):
+    nothing = od.rejection(model, od.uniform(1e-9), budget=100, seed=1)
+    text = nothing.report(tmp_path / "a.html").read_text()
+    assert "Do not use these numbers yet." in text and "Raise eps or the budget" in text and 'id="eps"' not in text
+    for lacking in (
+        replace(accepted, distances=None),
+        replace(accepted, kernel=None, model=None),
+        replace(chains, model=None),
+        replace(accepted, draws={name: values[:, :2] for name, values in accepted.draws.items()},
+                distances=accepted.distances[:, :2]),
+        od.rejection(model, od.uniform(1.0), draws=1, seed=1),
+        od.pseudo_marginal(model, od.uniform(1.0), draws=1, chains=2, seed=1),
+        accepted.at(0.1),
+    ):  # fmt: skip
+        assert "<h2>Posterior</h2>" in lacking.report(tmp_path / "b.html", predictive=0).read_text()
+    with pytest.raises(ValueError, match="predictive must be a whole number"):
+        accepted.report(tmp_path / "c.html", predictive=-1)
+    with pytest.raises(OSError, match="cannot be written"):
+        accepted.report(tmp_path / "none" / "c.html", predictive=0)
+
+
+def test_a_report_replaces_the_old_one_whole(accepted, tmp_path, monkeypatch):
+    path = accepted.report(tmp_path / "run.html", predictive=0)
+    before = path.read_text()
+    monkeypatch.setattr(page.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        accepted.report(path, predictive=0)
+    assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_slow_simulators_are_not_simulated_for_long(accepted):
+    slow = replace(accepted, cost=accepted.cost._replace(seconds=float(accepted.cost.simulations)))
+    assert page._predicted(accepted, None) == 200 and page._predicted(slow, None) == 20
+    slower = replace(accepted, cost=accepted.cost._replace(seconds=2.0 * accepted.cost.simulations))
+    assert page._predicted(slower, None) == 0 and page._predicted(slower, 7) == 7
+
+
+# Tolerances
+
+
+def test_tolerances_go_from_the_run_to_what_its_draws_carry(accepted, chains):
+    for post in (accepted, chains):
+        found = tolerances.tolerances(post)
+        assert found[0] == post.settings["eps"] and list(found) == sorted(set(found), reverse=True)
+        assert tolerances.worth(post.at(found[-1]).weights) >= 0.8 * tolerances.FEWEST_DRAWS
+        assert tolerances.worth(post.at(found[-1] / 1.5).weights) < tolerances.FEWEST_DRAWS
+        assert all(eps == float(f"{eps:.3g}") for eps in found[1:])
+    with pytest.raises(ValueError, match="keep_distances"):
+        tolerances.tolerances(replace(accepted, distances=None))
+
+
+# The verdict
+
+
+def levels(post, positions=()):
+    return {one.name: one.level for one in judge(post, positions).findings}
+
+
+def test_verdict_of_good_and_bad_runs(model, accepted, chains):
+    good = judge(accepted)
+    assert (good.level, good.headline) == ("good", "Nothing speaks against these numbers.")
+    few = judge(od.rejection(model, od.uniform(1.0), draws=50, seed=1))
+    assert few.level == "care" and "run about" in few.todo[0]
+    rows = few.findings[1]
+    assert rows.name == "Effective draws" and rows.level == "care"
+    stuck = {name: np.repeat(values[:, :1], 400, axis=1) for name, values in chains.draws.items()}
+    still = judge(replace(chains, draws=stuck))
+    assert still.level == "bad" and "8 of 8 chains never moved" in still.findings[1].text
+    apart = {name: values + 3.0 * np.arange(8)[:, None] for name, values in chains.draws.items()}
+    assert levels(replace(chains, draws=apart))["R-hat"] == "bad"
+    assert (
+        levels(replace(accepted, cost=accepted.cost._replace(failed=accepted.cost.simulations // 10)))[
+            "Failed simulations"
+        ]
+        == "care"
+    )
+    assert levels(replace(accepted, cost=accepted.cost._replace(failed=1)))["Failed simulations"] == "good"
+    stopped = replace(accepted, status=od.Status("interrupted", "interrupted after 3 proposals"))
+    assert levels(stopped)["The run"] == "care"
+    forced = replace(accepted, notes=("this run went on with force=True although x changed: it is not one run",))
+    assert judge(forced).level == "care"
+    assert judge(od.rejection(model, od.uniform(1e-9), budget=50, seed=1)).level == "bad"
+
+
+def test_the_plan_for_more_draws_is_in_proportion(model):
+    post = od.rejection(model, od.uniform(1.0), draws=50, seed=1)
+    least = min(row.ess for row in post.summary().rows.values())
+    planned = float(re.search(r"some ([\d,]+) simulations", judge(post).todo[0]).group(1).replace(",", ""))
+    assert planned == pytest.approx(post.cost.simulations * 400 / least, rel=0.05)
+
+
+def test_verdict_sees_an_answer_that_depends_on_the_tolerance(model):
+    def found(eps, draws):
+        post = od.rejection(model, od.uniform(eps), draws=draws, seed=2)
+        return levels(post, tolerances.positions_of(post, binning.marginals_of(post)))["Tolerance ε"]
+
+    assert found(3.0, 4000) == "care"
+    assert found(0.4, 2000) == "good"
+
+
+@pytest.mark.parametrize(
+    ("mean", "sd", "mcse", "level"),
+    [
+        (0.05, 1.0, 0.001, "good"),  # certain, and too little to matter
+        (0.30, 1.0, 0.001, "care"),
+        (0.30, 1.0, 0.100, "good"),  # large, and within its error
+        (0.00, 0.7, 0.001, "care"),
+    ],
+)
+def test_verdict_on_the_tolerance_wants_a_change_that_is_large_and_certain(accepted, mean, sd, mcse, level):
+    def position(eps, *numbers):
+        return tolerances.Position(eps, 1000.0, {"mu": Row(*numbers, 1000.0, math.nan)}, {})
+
+    before = position(1.0, 0.0, 1.0, -1.6, 1.6, 0.001)
+    after = position(0.5, mean, sd, mean - 1.6, mean + 1.6, mcse)
+    assert levels(accepted, [before, after])["Tolerance ε"] == level
+
+
+# Plots
+
+
+def test_every_plot_is_a_figure_of_its_own(accepted, chains, large):
+    from matplotlib.figure import Figure
+
+    single = od.pseudo_marginal(chains.model, od.uniform(1.0), draws=400, chains=8, seed=1)
+    advice = od.advise(chains.model, od.uniform(1.0), budget=40_000, seed=1)
+    figures = [
+        plots.marginals(accepted), accepted.plot(), accepted.at(0.3).plot("pairs"), chains.plot("traces", chains=2),
+        accepted.plot("predictive", n=30), chains.plot("pairs", names=["nu", "mu"]), plots.efficiency(advice),
+        plots.efficiency(od.certificate(single)), accepted.plot(names="mu"),
+    ]  # fmt: skip
+    assert all(isinstance(one, Figure) for one in figures)
+    assert len(set(map(id, figures))) == len(figures)
+
+
+def test_plots_leave_nothing_behind():
+    code = (
+        "import sys, numpy as np, onedraw as od\nfrom scipy import stats\n"
+        "od.plots.marginals\nassert 'matplotlib' not in sys.modules\n"
+        "model = od.Model(od.Prior(a=stats.norm(), b=stats.norm()), lambda rng, a, b: rng.normal([a, b]), [1.0, 0.0])\n"
+        "post = od.pseudo_marginal(model, od.uniform(1.0), draws=50, chains=4, seed=1)\n"
+        "for what in ('marginals', 'pairs', 'traces', 'predictive'):\n    post.plot(what)\n"
+        "import matplotlib\n"
+        "assert matplotlib.rcParams['font.size'] == 10.0\n"
+        "print('matplotlib.pyplot' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_marginals_show_the_weighted_draws(accepted):
+    post = accepted.at(0.4)
+    edges = np.linspace(-2, 3, 11)
+    shown = binning.density_of(post.draws["mu"], post.weights, edges)
+    for low, high, density in zip(edges, edges[1:], shown, strict=False):
+        inside = (post.draws["mu"] >= low) & (post.draws["mu"] < high)
+        assert density * (high - low) == pytest.approx(post.weights[inside].sum())
+    one = binning.marginals_of(post)["mu"]
+    drawn = plots.marginals(post, ["mu"]).axes[0].patches[0]
+    assert np.array_equal(drawn.get_data().values, one.density)
+    assert not np.allclose(one.density, binning.density_of(accepted.draws["mu"], None, one.edges))
+    # The prior's curve is the prior: a normal, within four errors of a share in 50,000.
+    centre = 0.5 * (one.edges[1:] + one.edges[:-1])
+    width = one.edges[1] - one.edges[0]
+    share = one.prior * width
+    exact = stats.norm.pdf(centre) * width
+    assert np.all(np.abs(share - exact) < 4 * np.sqrt(exact / binning.PRIOR_DRAWS) + 0.02 * exact)
+
+
+def test_pairs_are_weighted(chains):
+    post = chains.at(0.25)
+    mu, nu = (post.draws[name].reshape(-1) for name in ("mu", "nu"))
+    weights = post.weights.reshape(-1)
+    cov = np.cov(mu, nu, aweights=weights)
+    shown = plots.pairs(post).axes[1].texts[0].get_text()
+    assert float(shown) == pytest.approx(cov[0, 1] / math.sqrt(cov[0, 0] * cov[1, 1]), abs=0.005)
+    assert shown != plots.pairs(chains).axes[1].texts[0].get_text()
+
+
+def test_whole_numbers_have_a_bin_each():
+    edges = binning.edges_of(np.array([0, 3, 5]))
+    assert np.array_equal(edges, np.arange(-1.5, 7.0))
+    assert np.array_equal(binning.density_of(np.array([0, 3, 3, 5]), None, edges), [0, 0.25, 0, 0, 0.5, 0, 0.25, 0])
+
+
+def test_stalls_are_counted(chains):
+    draws = {"mu": np.array([[1.0, 1.0, 1.0, 2.0, 2.0], [1.0, 2.0, 2.0, 3.0, 3.0]])}
+    post = replace(chains, draws=draws, distances=None)
+    assert plots._stalls(post).tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 0, 1]]
+    assert plots._stalls(post).max() == post.longest_stall
+    figure = plots.traces(post)
+    assert figure.axes[-1].lines[0].get_ydata().tolist() == [0, 1, 2, 0, 1]
+
+
+def test_no_stall_is_lost_in_a_long_trace(large):
+    shown = plots.traces(large, ["alpha"]).axes[-1].lines
+    assert max(line.get_ydata().max() for line in shown) == large.longest_stall
+
+
+def test_the_path_of_a_sequential_run(accepted):
+    stages = [SimpleNamespace(eps=eps, acceptance_rate=rate, simulations=100) for eps, rate in
+              ((math.inf, 1.0), (2.0, 0.5), (1.0, 0.2))]  # fmt: skip
+    post = SimpleNamespace(path=stages, settings={"algorithm": "smc"})
+    assert plots.path_of(post) == ([200, 300], [2.0, 1.0], [0.5, 0.2])
+    assert len(plots.path(post).axes) == 2
+    chosen = SimpleNamespace(path=(), settings={"algorithm": "infer", "path": [[100, 2.0], [1000, 0.5]]})
+    assert plots.path(chosen).axes[0].lines[0].get_xydata().tolist() == [[100, 2.0], [1000, 0.5]]
+    with pytest.raises(ValueError, match="needs a sequential run"):
+        plots.path(accepted)
+
+
+def test_efficiency_shows_the_certificate(model):
+    post = od.pseudo_marginal(model, od.uniform(1.0), draws=2000, chains=8, seed=1)
+    found = od.certificate(post)
+    line = plots.efficiency(found, most=16).axes[0].lines[0]
+    for count, bound in line.get_xydata():
+        assert bound == found.gain(int(count))
+
+
+def test_lines_differ_in_grey_or_style():
+    greys = []
+    for colour, line in plots.CHAINS[:4]:
+        grey = {"black": 0.0}.get(colour)
+        greys.append((luminance(colour) if grey is None else grey, str(line)))
+    assert all(abs(a - b) > 0.1 or s != t for (a, s), (b, t) in itertools.combinations(greys, 2))
+
+
+def test_mistakes_are_named(accepted, model):
+    with pytest.raises(ValueError, match="names must be among mu, nu, got"):
+        plots.marginals(accepted, ["xi"])
+    with pytest.raises(ValueError, match="what must be one of 'marginals'"):
+        accepted.plot("trace")
+    with pytest.raises(ValueError, match="traces are of chains"):
+        accepted.plot("traces")
+    with pytest.raises(ValueError, match="nothing was accepted"):
+        od.rejection(model, od.uniform(1e-9), budget=10, seed=1).plot()
+    with pytest.raises(ValueError, match="is drawn of"):
+        plots.efficiency(3)
+
+
+def test_names_of_any_kind_can_be_drawn(accepted, chains):
+    long = {"x" * 200: accepted.draws["mu"], "a\n\x00b": accepted.draws["nu"]}
+    for post, what in (
+        (hostile(accepted), "marginals"), (hostile(accepted), "pairs"), (hostile(chains), "traces"),
+        (replace(accepted, draws=long, model=None), "pairs"),
+    ):  # fmt: skip
+        image = page._image(post.plot(what))
+        text = base64.b64decode(image.split(",")[1]).decode()
+        assert "<script" not in text and "onerror=" not in re.sub(r"<!--.*?-->", "", text)
+
+
+def test_json_for_the_page_closes_no_element(accepted):
+    content = page.content_of(replace(accepted, model=None), 0)
+    data = str(content["data"])
+    assert not set("<>&") & set(data) and len(json.loads(data)["eps"]) == len(content["positions"])
+    wild = page._data(tolerances.positions_of(accepted, {}), [{"paths": HOSTILE, "priors": [], "bars": []}])
+    assert not set("<>&") & set(wild) and json.loads(wild)["paths"] == [list(HOSTILE)]
+
+
+def test_a_file_that_is_no_run_is_refused(tmp_path):
+    (tmp_path / "x.db").write_text("no")
+    with pytest.raises(StoreError):
+        page.source_of(tmp_path / "x.db")
