@@ -83,7 +83,7 @@ def advise(
     model, _ = named(file)
     if not isinstance(model, onedraw.Model):
         if not hasattr(model, "log_estimate"):
-            raise click.ClickException(f"{file} names a {type(model).__name__}, not an od.Model or an estimator")
+            raise click.ClickException(f"{file} is a {type(model).__name__}, not an od.Model and no estimator")
         if not start:
             raise click.UsageError(f"an estimator needs --start for each of {', '.join(model.prior.names)}")
         advice = measure(estimator=model, start=_points(start), budget=budget, seed=seed)
