@@ -4,6 +4,8 @@ from onedraw.cost import Cost
 from onedraw.distance import euclidean, mahalanobis, scaled
 from onedraw.engine.store import StoreError
 from onedraw.estimator import Estimator, abc_average, handicapped, unbiased
+from onedraw.fit_summary import Fitted, fit_summary
+from onedraw.infer import infer
 from onedraw.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
@@ -29,6 +31,7 @@ __all__ = [
     "Efficiency",
     "Estimator",
     "Failure",
+    "Fitted",
     "Kernel",
     "Model",
     "Posterior",
@@ -43,9 +46,11 @@ __all__ = [
     "certificate",
     "epanechnikov",
     "euclidean",
+    "fit_summary",
     "gaussian",
     "handicapped",
     "independence",
+    "infer",
     "kernel",
     "laplace",
     "lazy",

@@ -68,6 +68,8 @@ class Posterior:
     """Whether the draws are independent of each other (rejection)."""
     notes: tuple[str, ...] = ()
     """What a reader should know, in plain words."""
+    effective: float | None = None
+    """How many independent draws these are worth, where they come from fewer simulations than there are draws."""
 
     def __post_init__(self) -> None:
         for array in (*self.draws.values(), self.weights, self.distances):
@@ -125,6 +127,8 @@ class Posterior:
         if not 0 < hdi_prob < 1:
             raise ValueError(f"hdi_prob must lie between 0 and 1, got {hdi_prob!r}: it is the interval's content")
         rows = {name: describe(values, self.weights, self.independent, hdi_prob) for name, values in self.draws.items()}
+        if self.effective is not None:
+            rows = {name: row.worth(self.effective) for name, row in rows.items()}
         return Summary(rows, hdi_prob, (*self.notes, *self._doubts(rows)))
 
     def efficiency(self, functions: Mapping[str, Callable[..., Array]] | None = None) -> "Efficiency":

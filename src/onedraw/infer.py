@@ -1,0 +1,833 @@
+"""The most accurate posterior for a budget: simulate in stages, let each stage aim the next, and try out what to conclude.
+
+1. *Pilot*: simulations at draws from the prior, from which the scale of each summary is learnt.
+2. *Stages*: the simulations so far are studied (`onedraw.adjust.decide`): which summary, how wide a region and which kind
+   of regression predict held-out simulations near the data best. The next stage draws from the prior, or from normals
+   around the nearest draws with local covariances q, whichever promises more effective draws in that region. With draws
+   of the region R standing for the prior, a simulation from q is worth 1 / E_R[pi / q] of one from the prior; this is
+   measured on draws that q was not made from. A simulation at theta has the weight
+
+       w(theta) = pi(theta) / sum_k (n_k / n) q_k(theta),
+
+   whichever q_k it came from, the prior among them, so that every simulation counts to the end.
+3. *Conclusion*: the study once more, thoroughly, and draws from the smoothed estimate. A part of the budget is spent on
+   simulations at these draws, to see whether they look like the data.
+
+Everything that is decided is a function of the simulations and the seed, so a run goes on from its file to the same
+bytes.
+
+Reference: docs/choosing.md; Cornuet, Marin, Mira and Robert (2012) for the weights; Filippi et al. (2013) for local
+covariances.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw import adjust
+from onedraw.adjust import Decision, Estimate, Near, Support, effective, support_of, systematic
+from onedraw.arguments import one_of, positive, seed_or_fresh, whole_number
+from onedraw.arrays import Array
+from onedraw.cost import Cost
+from onedraw.distance import Euclidean
+from onedraw.engine.blocks import Block, Deadline, cut, in_order, one_blas_thread
+from onedraw.engine.fingerprint import fingerprint
+from onedraw.engine.saving import Saver, Specification, begin, checked_segment, recorded_seed
+from onedraw.engine.signals import guarded
+from onedraw.engine.streams import Phase, Purpose, Rng
+from onedraw.fit_summary import Fitted, block_rows, learn, terms_for
+from onedraw.model import Model
+from onedraw.posterior import Posterior, Status
+from onedraw.prior import Prior
+from onedraw.progress import Progress
+from onedraw.samplers.pilot import refuse_hopeless, warn_ignored_rng
+from onedraw.samplers.specification import model_facts, model_parts
+from onedraw.simulator import Batched, Failure
+
+PILOT, PILOT_GROWTH = 200, 0.7
+"""Pilot simulations at a budget of 1000, and the power of the budget with which they grow."""
+GROWTH = 0.5
+"""Simulations of a stage, as a share of all before it."""
+LAST = 0.35
+"""A rest of the budget below this share of what was done is no stage of its own."""
+DEFENSIVE = 10
+"""One in so many proposals of a stage comes from the prior."""
+COMPONENTS = 300
+TRIAL_COMPONENTS = 200
+SCALES = (0.5, 1.0, 2.0, 4.0)
+"""Covariances of the normals, in those of a draw's neighbours, that are tried."""
+WORTHWHILE = 1.1
+"""Gain over the prior from which a proposal is used."""
+NEAREST = 3000
+"""Simulations by each summary that are studied."""
+LEARN_FROM, LEARN_SHARE = 5000, 0.3
+"""Simulations from which a summary is learnt at the most, and the share of all, the nearest, they are taken from."""
+CHECK_SHARE, CHECK_MOST = 50, 100
+"""One in so many simulations, and at most so many, are made at posterior draws to compare them with the data."""
+INTERIM = 1000
+"""Draws of the estimates that a file holds while a run goes on."""
+FAILURES_KEPT = 20
+FAR = 0.99
+"""Share of simulated data sets that must have nearer neighbours than the observed data before a warning is given."""
+FEW_DRAWS = 100
+CONSTANT_DRAWS = 2**14
+
+
+class Mixture(NamedTuple):
+    """Normals of equal share in free coordinates."""
+
+    centre: Array
+    """(k, dim)"""
+    root: Array
+    """(k, dim, dim), lower triangular."""
+
+    def sample(self, rng: np.random.Generator, n: int) -> Array:
+        """n draws (n, dim)."""
+        which = rng.integers(0, len(self.centre), n)
+        normal = rng.standard_normal((n, self.centre.shape[1]))
+        return self.centre[which] + np.einsum("nij,nj->ni", self.root[which], normal)
+
+    def log_density(self, free: Array) -> Array:
+        """Log density at rows (n, dim)."""
+        k, dim = self.centre.shape
+        inverse = np.linalg.inv(self.root)
+        constant = -np.log(np.diagonal(self.root, axis1=1, axis2=2)).sum(axis=1) - 0.5 * dim * math.log(2 * math.pi)
+        total = np.full(len(free), -np.inf)
+        for j in range(k):
+            z = (free - self.centre[j]) @ inverse[j].T
+            np.logaddexp(total, constant[j] - 0.5 * np.einsum("ij,ij->i", z, z), out=total)
+        return total - math.log(k)
+
+
+class Drawn(NamedTuple):
+    """What one block of proposals yields."""
+
+    theta: Array
+    rows: Array
+    setups: int
+    failed: int
+    failures: tuple[Failure, ...]
+    ignored_rng: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Simulate:
+    """The pure task of a stage: propose and simulate in one block."""
+
+    model: Model
+    support: Support
+    mixture: Mixture | None
+    seed: int
+    stage: int
+    on_error: str
+    given: Array | None = None
+    """Parameters to simulate at, where they are not to be proposed."""
+
+    def __call__(self, block: Block) -> Drawn:
+        rng = Rng(self.seed, Phase.RUN, block.first, self.stage)
+        prior = self.model.prior
+        if self.given is not None:
+            theta = np.asfortranarray(self.given[block.first : block.first + block.size])
+        elif self.mixture is None:
+            theta = prior.sample(rng.bulk(Purpose.PRIOR), block.size)
+        else:
+            theta = self.support.bounded(self.mixture.sample(rng.bulk(Purpose.MOVE), block.size))
+            safe = np.flatnonzero((block.first + np.arange(block.size)) % DEFENSIVE == 0)
+            theta[safe] = prior.sample(rng.bulk(Purpose.PRIOR), len(safe))
+            theta = np.asfortranarray(theta)
+        # A proposal outside the prior has weight zero whatever it would give.
+        inside = np.flatnonzero(prior.logpdf(theta) > -np.inf)
+        theta = theta if len(inside) == len(theta) else np.asfortranarray(theta[inside])
+        result = self.model.simulate_rows(rng, theta, inside, on_error=self.on_error)
+        return Drawn(
+            theta, result.rows[:, 0, :], result.setups, result.failed, tuple(result.failures), result.ignored_rng
+        )
+
+
+@dataclass
+class Bank:
+    """All simulations of a run, and the proposals they came from."""
+
+    prior: Prior
+    support: Support
+    theta: list[Array]
+    rows: list[Array]
+    mixtures: list[tuple[Mixture, int]]
+    """Proposals of the stages, with how many were made from each."""
+    of_prior: int = 0
+    simulations: int = 0
+    setups: int = 0
+    failed: int = 0
+    proposals: int = 0
+    failures: tuple[Failure, ...] = ()
+    log_constant: float = 0.0
+    """Log of what the prior's density integrates to, where it is not 1."""
+
+    def add(self, drawn: Drawn, block: Block) -> None:
+        """Take in a block."""
+        self.theta.append(drawn.theta)
+        self.rows.append(drawn.rows)
+        self.simulations += len(drawn.theta)
+        self.proposals += block.size
+        self.setups += drawn.setups
+        self.failed += drawn.failed
+        self.failures = (*self.failures, *drawn.failures)[:FAILURES_KEPT]
+
+    def counts(self) -> dict[str, Any]:
+        """For the file."""
+        names = ("simulations", "setups", "failed", "proposals")
+        return {**{name: getattr(self, name) for name in names}, "failures": [one._asdict() for one in self.failures]}
+
+    def load(self, scalars: Mapping[str, Any]) -> None:
+        """From the file."""
+        for name in ("simulations", "setups", "failed", "proposals"):
+            setattr(self, name, int(scalars[name]))
+        self.failures = tuple(Failure(**one) for one in scalars["failures"])
+
+    def good(self) -> tuple[Array, Array]:
+        """Parameters and summaries of all simulations that did not fail."""
+        theta, rows = np.concatenate(self.theta), np.concatenate(self.rows)
+        fine = ~np.isnan(rows[:, 0])
+        return theta[fine], rows[fine]
+
+    def log_weight(self, free: Array) -> Array:
+        """log of the prior over the mixture of all proposals, at rows in free coordinates."""
+        if not self.mixtures:
+            return np.zeros(len(free))
+        log_prior = self.log_prior(free)
+        made = self.of_prior + sum(number for _, number in self.mixtures)
+        log_mixed = log_prior + math.log(self.of_prior / made)
+        for mixture, number in self.mixtures:
+            log_mixed = np.logaddexp(log_mixed, mixture.log_density(free) + math.log(number / made))
+        return log_prior - log_mixed
+
+    def log_prior(self, free: Array) -> Array:
+        """Log density of the prior in free coordinates."""
+        theta = np.asfortranarray(self.support.bounded(free))
+        log_density: Array = self.prior.logpdf(theta) + self.support.log_jacobian(free) - self.log_constant
+        return log_density
+
+
+def log_constant(prior: Prior, support: Support, mixture: Mixture, seed: int) -> float:
+    """Log of the prior density's integral, by bridge sampling between prior and mixture.
+
+    The density of a constrained or joint prior need not integrate to 1, and must before it is put beside others. Only
+    the prior's functions are used, no simulation. Reference: Meng and Wong (1996).
+    """
+    rng = Rng(seed, Phase.PILOT, 1)
+    of_prior = support.free(prior.sample(rng.bulk(Purpose.PRIOR), CONSTANT_DRAWS))
+    of_mixture = mixture.sample(rng.bulk(Purpose.MOVE), CONSTANT_DRAWS)
+
+    def log_ratio(free: Array) -> Array:
+        theta = np.asfortranarray(support.bounded(free))
+        return prior.logpdf(theta) + support.log_jacobian(free) - mixture.log_density(free)
+
+    at_prior, at_mixture = log_ratio(of_prior), log_ratio(of_mixture)
+    found = 0.0
+    for _ in range(100):
+        upper = np.mean(1.0 / (1.0 + np.exp(np.clip(found - at_mixture, -700, 700))))
+        lower = np.mean(1.0 / (1.0 + np.exp(np.clip(at_prior - found, -700, 700))))
+        if not (upper > 0 and lower > 0):
+            break
+        step = math.log(float(upper)) - math.log(float(lower))
+        found += step
+        if abs(step) < 1e-10:
+            break
+    return found
+
+
+class Study(NamedTuple):
+    """What the simulations so far say."""
+
+    nears: tuple[Near, ...]
+    observed: tuple[Array, ...]
+    names: tuple[str, ...]
+    decision: Decision
+    found: Estimate
+    index: Array
+    """Which of all good simulations are studied."""
+    distance: Callable[[Array], Array]
+    """From raw summaries to distances in the chosen summary's terms."""
+
+
+def own_distance(model: Model) -> Callable[[Array, Array], Array]:
+    """The user's distance on flat rows."""
+    restore, distance = model.recipe.layout.restore, model.distance
+    if isinstance(distance, Batched):
+        return lambda rows, observed: np.asarray(distance(restore(rows), restore(observed)), dtype=float)
+    return lambda rows, observed: np.array([distance(restore(row), restore(observed)) for row in rows], dtype=float)
+
+
+def spread_of(rows: Array) -> Array:
+    """The spread of each column: from the median absolute deviation, the standard deviation where that is zero."""
+    median = np.median(rows, axis=0)
+    spread = np.median(np.abs(rows - median), axis=0) / 0.6744897501960817
+    spread = np.where(spread > 0, spread, rows.std(axis=0))
+    return np.where(spread > 0, spread, 1.0)
+
+
+def given_scale(model: Model, rows: Array) -> tuple[str, Callable[[Array], Array]]:
+    """The model's distance as a map to rows whose Euclidean distance it is, learnt from pilot rows where needed."""
+    distance = model.distance
+    if isinstance(distance, Euclidean):
+        spread = spread_of(rows)
+        return "scaled summaries", lambda some: some / spread
+    if model.pilot:
+        distance = distance.learnt(rows, model.labels())
+    scale, whiten = getattr(distance, "scale", None), getattr(distance, "whiten", None)
+    if scale is not None:
+        return "scaled summaries", lambda some: some / scale
+    if whiten is not None:
+        return "whitened summaries", lambda some: some @ whiten.T
+    return "the distance given", lambda some: some
+
+
+def study(bank: Bank, model: Model, pilot: int, seed: int, stage: int, thorough: bool) -> Study:
+    """Which way to estimate the posterior does best at held-out simulations near the data."""
+    theta, rows = bank.good()
+    free = bank.support.free(theta)
+    name, scale = given_scale(model, rows[:pilot])
+    own = None if hasattr(model.distance, "learnt") else own_distance(model)
+    distance = _distance_of(scale, own)
+    away = distance(rows, model.observed_row)
+    maps, names = [scale], [name]
+    order = np.argsort(away, kind="stable")
+    if own is None and len(rows) >= 5 * (rows.shape[1] + 1):
+        some = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 500))]
+        some = some[:: max(1, math.ceil(len(some) / LEARN_FROM))]
+        weight = bank.log_weight(free[some])
+        learnt = learn(
+            free[some], scale(rows[some]), np.exp(weight - weight.max()), terms_for(rows.shape[1], len(some))
+        )
+        if learnt is not None:
+            maps.append(lambda raw: learnt(scale(raw)))
+            names.append("learnt summaries")
+    nearest = [order[:NEAREST]]
+    for other in maps[1:]:
+        there = adjust.distances_from(other(rows), other(model.observed_row[None])[0])
+        nearest.append(np.argsort(there, kind="stable")[:NEAREST])
+    index = np.unique(np.concatenate(nearest))
+    log_weight = bank.log_weight(free[index])
+    observed = tuple(one(model.observed_row[None])[0] for one in maps)
+    movable = ~np.asarray(model.prior.discrete)
+    nears = []
+    for one, there in zip(maps, observed, strict=True):
+        near = Near(free[index], one(rows[index]), log_weight, movable, (), own)
+        nears.append(adjust.with_pieces(near, there) if len(index) >= 100 and movable.all() else near)
+    held_out = _held_out(nears, observed, len(rows), seed, stage, adjust.LOOK if own is None else adjust.FIRST_LOOK)
+    decision = adjust.decide(nears, held_out, thorough)
+    k = decision.way.summary
+    found = adjust.estimate(nears[k], observed[k], decision.way)
+    return Study(tuple(nears), observed, tuple(names), decision, found, index, _distance_from(maps[k], own, model))
+
+
+def _distance_of(scale: Callable[[Array], Array], own: Any) -> Callable[[Array, Array], Array]:
+    if own is not None:
+        return own  # type: ignore[no-any-return]
+    return lambda rows, observed: adjust.distances_from(scale(rows), scale(observed[None])[0])
+
+
+def _distance_from(chosen: Callable[[Array], Array], own: Any, model: Model) -> Callable[[Array], Array]:
+    measure = _distance_of(chosen, own)
+    return lambda rows: measure(rows, model.observed_row)
+
+
+def _held_out(
+    nears: list[Near], observed: tuple[Array, ...], simulations: int, seed: int, stage: int, number: int
+) -> Array:
+    """Simulations near the data by each summary, picked by weight so that they stand for the prior."""
+    rng = Rng(seed, Phase.RESAMPLE, 1 + stage).bulk(Purpose.MOVE)
+    among = max(60, simulations // 50)
+    picked = []
+    for near, there in zip(nears, observed, strict=True):
+        close = np.argsort(near.distances(there), kind="stable")[: min(among, len(near.free) // 2)]
+        if len(close) == 0:
+            continue
+        weight = np.exp(near.log_weight[close] - near.log_weight[close].max())
+        picked.append(close[systematic(rng, weight, max(1, number // len(nears)))])
+    return np.unique(np.concatenate(picked)) if picked else np.empty(0, dtype=np.intp)
+
+
+class Aim(NamedTuple):
+    """Where the next stage draws, and what that promises."""
+
+    mixture: Mixture | None
+    gain: float
+    """Effective draws in the region studied, as a multiple of those from the prior."""
+
+
+def aim(bank: Bank, said: Study, seed: int, stage: int) -> Aim:
+    """The prior, or normals around the nearest draws, whichever promises more effective draws near the data."""
+    near = said.nears[said.decision.way.summary]
+    index, dim = said.found.index, near.free.shape[1]
+    if not near.movable.all() or len(index) < 4 * (dim + 1):
+        return Aim(None, 1.0)
+    free, log_weight = near.free[index], near.log_weight[index]
+    weight = np.exp(log_weight - log_weight.max())
+    half = np.arange(max(30, len(index) // 2) if len(index) > 30 else len(index))
+    # Those that judge a proposal are not among those it is made from.
+    judges = half[half % 2 == 1]
+    makers = np.setdiff1d(np.arange(len(index)), judges)
+    log_prior = bank.log_prior(free[judges])
+    best = (WORTHWHILE, 0.0)
+    rng = Rng(seed, Phase.RESAMPLE, 1 + stage, 1)
+    for scale in SCALES:
+        trial = around(free[makers], weight[makers], scale, TRIAL_COMPONENTS, rng.bulk(Purpose.PRIOR))
+        log_mixed = np.logaddexp(
+            trial.log_density(free[judges]) + math.log1p(-1 / DEFENSIVE), log_prior - math.log(DEFENSIVE)
+        )
+        gain = 1.0 / float(weight[judges] @ np.exp(log_prior - log_mixed) / weight[judges].sum())
+        best = max(best, (gain, scale))
+    if best[1] == 0.0:
+        return Aim(None, 1.0)
+    return Aim(around(free, weight, best[1], COMPONENTS, rng.bulk(Purpose.MOVE)), best[0])
+
+
+def around(free: Array, weight: Array, scale: float, number: int, rng: np.random.Generator) -> Mixture:
+    """Normals around draws picked by weight, each with the covariance of its neighbours times `scale`."""
+    n, dim = free.shape
+    centre = free[systematic(rng, weight, min(number, n))]
+    near = int(min(n, max(2 * dim + 2, n**0.7)))
+    root = adjust.local_roots(free, weight, centre, near, min(1.0, (dim + 1) / near))
+    return Mixture(centre, root * math.sqrt(scale))
+
+
+def next_size(budget: int, done: int) -> int:
+    """Simulations of the next stage, when so many of the budget are done.
+
+    >>> sizes, done = [], 0
+    >>> while done < 1000:
+    ...     sizes.append(next_size(1000, done)); done += sizes[-1]
+    >>> sizes
+    [200, 100, 150, 225, 325]
+    """
+    left = budget - done
+    if done == 0:
+        size = max(PILOT, round(PILOT * (budget / 1000) ** PILOT_GROWTH))
+        return budget if budget < 1.25 * size else size
+    size = max(1, round(GROWTH * done))
+    return left if left - size < LAST * (done + size) else size
+
+
+def infer(
+    model: Model | Fitted,
+    *,
+    budget: int,
+    seed: int | None = None,
+    draws: int = 10_000,
+    on_error: str = "reject",
+    max_seconds: float | None = None,
+    store: Any = None,
+    segment: float = 30.0,
+    progress: bool | None = None,
+) -> Posterior:
+    """The most accurate posterior that a budget of simulations gives, and how accurate it is.
+
+    Method, tolerance, summary and adjustment are chosen by what does best at held-out simulations near the data
+    (docs/choosing.md); `post.notes` and `post.summary()` say what was chosen and why.
+
+    Parameters
+    ----------
+    model
+        What to simulate. Its distance is kept where you gave one; otherwise summaries are scaled, and summaries
+        learnt by regression are tried beside them. The result of `od.fit_summary` may be given: its simulations count
+        towards the budget and are used.
+    budget
+        The largest number of simulations, checks included. It is never passed.
+    seed
+        A whole number; drawn and recorded when None. The same seed gives the same bytes.
+    draws
+        How many draws to return. They are drawn from a smoothed estimate, and worth fewer independent ones: `summary()`
+        says how many.
+    on_error, max_seconds, store, segment, progress
+        As in `od.rejection`.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.infer(model, budget=2000, seed=1)
+    >>> bool(abs(post.summary()["theta"].mean - 1.0) < 0.1), post.cost.simulations
+    (True, 2000)
+    """
+    fitted = model if isinstance(model, Fitted) else None
+    model = fitted.model if isinstance(model, Fitted) else model
+    if not isinstance(model, Model):
+        raise ValueError(f"model must be an od.Model or the result of od.fit_summary, got {type(model).__name__}")
+    budget = whole_number("budget", budget, "the largest number of simulations")
+    draws = whole_number("draws", draws, "the number of posterior draws")
+    one_of("on_error", on_error, ("reject", "raise"))
+    if fitted is not None and fitted.cost.simulations > budget:
+        raise ValueError(
+            f"budget = {budget} is below the {fitted.cost.simulations} simulations that od.fit_summary has spent: they "
+            "count towards it"
+        )
+    if max_seconds is not None:
+        max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")
+    seed = seed_or_fresh(recorded_seed(store, seed))
+    segment = checked_segment(segment)
+    Progress(progress, "infer", budget, "simulations")
+    arguments = {
+        "parameters": list(model.prior.names), "budget": budget, "draws": draws, "seed": seed, "on_error": on_error,
+    }  # fmt: skip
+    run = Run(model, fitted, budget, draws, seed, on_error, Deadline(max_seconds), progress)
+    with (
+        guarded(terminate=store is not None),
+        begin(store, segment, lambda: _specification(model, fitted, arguments)) as saver,
+    ):
+        return run.all(saver)
+
+
+def _specification(model: Model, fitted: Fitted | None, arguments: Mapping[str, Any]) -> Specification:
+    parts = {"prior": fingerprint(model.prior), **model_parts(model)}
+    if fitted is not None:
+        parts["simulations of od.fit_summary"] = fingerprint((fitted.theta, fitted.rows))
+    facts = {"discrete": [bool(one) for one in model.prior.discrete], "estimator": False, **model_facts(model)}
+    return Specification("infer", arguments, parts, facts)
+
+
+@dataclass
+class Run:
+    """One run of `infer`."""
+
+    model: Model
+    fitted: Fitted | None
+    budget: int
+    draws: int
+    seed: int
+    on_error: str
+    deadline: Deadline
+    progress: bool | None
+
+    def all(self, saver: Saver) -> Posterior:
+        """Stages until the budget is spent, and the conclusion."""
+        self.saver = saver
+        self.bank = Bank(self.model.prior, support_of(self.model.prior), [], [], [])
+        self.ends: list[int] = []
+        """Good simulations at the end of each stage."""
+        if self.fitted is not None:
+            self._take_over(self.fitted)
+        finished = saver.last("infer.finished")
+        if finished is not None and finished.scalars["budget"] == self.budget:
+            return self._posterior(dict(finished.scalars), finished.arrays)
+        plans = {int(record.scalars["stage"]): record for record in saver.records("infer.plan")}
+        segments: dict[int, list[Any]] = {}
+        for record in saver.records("infer.segment"):
+            segments.setdefault(int(record.scalars["stage"]), []).append(record)
+        check = min(CHECK_MOST, self.budget // CHECK_SHARE) if self.budget >= 1000 else 0
+        limit = max(self.budget - check, self.bank.simulations)
+        reason, stage, said = "done", 0, None
+        while reason == "done" and self.bank.simulations < limit and self.bank.proposals < 20 * limit:
+            plan = plans.get(stage)
+            if plan is not None:
+                size = int(plan.scalars["size"])
+                mixture = Mixture(plan.arrays["centre"], plan.arrays["root"]) if "centre" in plan.arrays else None
+            else:
+                size, mixture = self._plan(said, stage, limit)
+                arrays = {} if mixture is None else {"centre": mixture.centre, "root": mixture.root}
+                saver.put("infer.plan", {"stage": stage, "size": size}, arrays)
+            size = min(size, limit - self.bank.simulations)
+            reason = self._stage(stage, size, mixture, segments.get(stage, []))
+            stage += 1
+            if self._number() == 0:
+                break
+            self.ends.append(self._number())
+            last = self.bank.simulations >= limit
+            if reason == "done" and not last and (stage not in plans):
+                with one_blas_thread():
+                    said = study(self.bank, self.model, self.ends[0], self.seed, stage, thorough=False)
+                interim, arrays = self._conclude(said, INTERIM, stage)
+                saver.put("infer.interim", interim, arrays)
+        return self._finish(reason, stage, check, segments.get(-1, []))
+
+    def _take_over(self, fitted: Fitted) -> None:
+        """Use the simulations that a summary was learnt from: they are at draws from the prior."""
+        learnt = getattr(self.model.summary, "learnt", None)
+        assert learnt is not None
+        rows = np.full((len(fitted.rows), self.model.observed_row.size), np.nan)
+        fine = ~np.isnan(fitted.rows[:, 0])
+        rows[fine] = learnt(fitted.rows[fine])
+        drawn = Drawn(fitted.theta, rows, fitted.cost.setups, fitted.cost.failed, (), False)
+        self.bank.add(drawn, Block(0, len(rows)))
+        self.bank.of_prior += len(rows)
+        self.ends.append(self._number())
+
+    def _number(self) -> int:
+        return self.bank.simulations - self.bank.failed
+
+    def _plan(self, said: Study | None, stage: int, limit: int) -> tuple[int, Mixture | None]:
+        size = next_size(limit, self.bank.simulations)
+        if self.bank.simulations == 0 or self._number() < 2 * self.model.prior.dim + 10:
+            return size, None
+        with one_blas_thread():
+            if said is None:
+                said = study(self.bank, self.model, self.ends[0], self.seed, stage, thorough=False)
+            # What proposals outside the prior have saved is spent on the prior, which has none.
+            return size, aim(self.bank, said, self.seed, stage).mixture
+
+    def _stage(self, stage: int, size: int, mixture: Mixture | None, records: list[Any]) -> str:
+        """Simulate `size` proposals; why it ended."""
+        made = 0
+        new: list[tuple[Array, Array]] = []
+        unsaved = 0
+        for record in records:
+            self.bank.theta.append(record.arrays["theta"])
+            self.bank.rows.append(record.arrays["rows"])
+            self.bank.load(record.scalars)
+            made = int(record.scalars["made"])
+
+        def take(block: Block, drawn: Drawn) -> bool:
+            nonlocal made, unsaved
+            if stage == 0 and block.first == 0 and drawn.ignored_rng:
+                warn_ignored_rng()
+            self.bank.add(drawn, block)
+            made = block.first + block.size
+            refuse_hopeless(self.bank.simulations, self.bank.failed, list(self.bank.failures), made == size)
+            new.append((drawn.theta, drawn.rows))
+            unsaved += drawn.theta.nbytes + drawn.rows.nbytes
+            bar.update(self.bank.simulations)
+            if self.saver.due(unsaved):
+                save()
+            return False
+
+        def save() -> None:
+            nonlocal unsaved
+            if new:
+                arrays = {"theta": np.concatenate([one for one, _ in new]), "rows": np.concatenate([r for _, r in new])}
+                self.saver.put("infer.segment", {"stage": stage, "made": made, **self.bank.counts()}, arrays)
+                new.clear()
+                unsaved = 0
+
+        bar = Progress(self.progress, f"stage {stage + 1}", self.budget, "simulations")
+        task = Simulate(self.model, self.bank.support, mixture, self.seed, stage, self.on_error)
+        try:
+            reason = in_order(task, cut(size, block_rows(self.model), made), take, self.deadline, bar)
+        finally:
+            save()
+        safe = made if mixture is None else -(-made // DEFENSIVE)
+        self.bank.of_prior += safe
+        if mixture is not None and made > safe:
+            if not self.bank.mixtures and not plain(self.model.prior):
+                self.bank.log_constant = log_constant(self.model.prior, self.bank.support, mixture, self.seed)
+            self.bank.mixtures.append((mixture, made - safe))
+        return reason
+
+    def _finish(self, reason: str, stage: int, check: int, records: list[Any]) -> Posterior:
+        if self._number() == 0:
+            status = _status(reason, self.budget, self.bank.simulations)
+            return self._posterior({"status": list(status), "notes": [_nothing(self.bank)], **self._told()}, {})
+        with one_blas_thread():
+            said = study(self.bank, self.model, self.ends[0], self.seed, stage, thorough=True)
+        scalars, arrays = self._conclude(said, self.draws, stage)
+        if reason == "done" and check:
+            note, reason = self._check(arrays["theta"], said, check, records)
+            scalars["notes"] += note
+            scalars |= self._told()
+        scalars["status"] = list(_status(reason, self.budget, self.bank.simulations))
+        scalars["budget"] = self.budget
+        if reason == "done":
+            self.saver.put("infer.finished", scalars, arrays)
+        else:
+            self.saver.put("infer.interim", scalars, arrays)
+        self.saver.finish(scalars["status"][0], scalars["status"][1], scalars["notes"])
+        return self._posterior(scalars, arrays, said)
+
+    def _told(self) -> dict[str, Any]:
+        bank = self.bank
+        cost = [bank.simulations, bank.setups, bank.proposals - bank.simulations, bank.failed, bank.proposals]
+        return {"cost": cost, "failures": [one._asdict() for one in bank.failures], "effective": math.nan,
+                "rate": math.nan, "settings": {}} if not self.ends else {"cost": cost}  # fmt: skip
+
+    def _check(self, theta: Array, said: Study, number: int, records: list[Any]) -> tuple[list[str], str]:
+        """Simulate at posterior draws and compare with the data."""
+        number = min(number, self.budget - self.bank.simulations, len(theta))
+        kept, self.bank.theta, self.bank.rows = (self.bank.theta, self.bank.rows), [], []
+        given = theta[:: max(1, len(theta) // number)][:number]
+        made = 0
+        for record in records:
+            self.bank.theta.append(record.arrays["theta"])
+            self.bank.rows.append(record.arrays["rows"])
+            self.bank.load(record.scalars)
+            made = int(record.scalars["made"])
+
+        def take(block: Block, drawn: Drawn) -> bool:
+            self.bank.add(drawn, block)
+            return False
+
+        task = Simulate(self.model, self.bank.support, None, self.seed, 10_000, self.on_error, given)
+        bar = Progress(self.progress, "check", number, "simulations")
+        reason = in_order(task, cut(number, block_rows(self.model), made), take, self.deadline, bar)
+        theta, rows = (np.concatenate(self.bank.theta), np.concatenate(self.bank.rows)) if self.bank.rows else kept
+        if self.bank.rows:
+            self.saver.put("infer.segment", {"stage": -1, "made": len(rows), **self.bank.counts()},
+                           {"theta": theta, "rows": rows})  # fmt: skip
+        self.bank.theta, self.bank.rows = kept
+        rows = rows[~np.isnan(rows[:, 0])]
+        if reason != "done" or len(rows) < 20:
+            return [], reason
+        spread = spread_of(rows)
+        there = np.concatenate([rows, self.model.observed_row[None]]) / spread
+        centre = np.median(rows / spread, axis=0)
+        away = np.abs(there - centre).mean(axis=1)
+        share = float(np.mean(away[:-1] >= away[-1]))
+        if share < 0.02:
+            return [
+                f"warning: simulations at these draws are nearer to each other than the data are to them ({100 * share:.0f} "
+                f"% of {len(rows)} are as far out): the model may not be able to produce such data"
+            ], reason
+        return [f"simulations at these draws look like the data: {100 * share:.0f} % of {len(rows)} lie as far out"], reason
+
+    def _conclude(self, said: Study, number: int, stage: int) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Draws of the estimate and everything there is to say of them."""
+        way, found = said.decision.way, said.found
+        near = said.nears[way.summary]
+        rng = Rng(self.seed, Phase.RESAMPLE, 1 + stage, 2).bulk(Purpose.MOVE)
+        prior, support = self.model.prior, self.bank.support
+        drawn, origin = adjust.smooth(rng, found, number, way.local, near.movable)
+        theta = np.asfortranarray(support.bounded(drawn))
+        theta[:, ~near.movable] = drawn[:, ~near.movable]
+        outside = prior.logpdf(theta) == -np.inf
+        # Where a constraint is not a box, a moved draw may leave it: the draw it comes from has not.
+        theta[outside] = support.bounded(near.free[origin[outside]])
+        distance = near.distances(said.observed[way.summary])[origin]
+        worth = min(effective(found.weights), float(len(found.index)))
+        path, promise = self._path(said)
+        notes = self._notes(said, worth, promise, float(outside.mean()))
+        settings = {
+            "algorithm": "infer", "method": self._method(), "summary": said.names[way.summary], "eps": found.eps,
+            "nearest": len(found.index), "adjustment": way.words(), "smoothing": "local" if way.local else "whole",
+            "budget": self.budget, "stages": len(self.ends), "path": path, "on_error": self.on_error,
+            "held_out": {"number": said.decision.tried, "gain": said.decision.gain, "gain_se": said.decision.gain_se,
+                         "cover_90": said.decision.cover},
+        }  # fmt: skip
+        scalars = {
+            "notes": notes, "settings": settings, "effective": worth, "rate": len(found.index) / self._number(),
+            "failures": [one._asdict() for one in self.bank.failures], **self._told(),
+        }  # fmt: skip
+        return scalars, {"theta": theta, "distances": distance}
+
+    def _method(self) -> str:
+        stages = len(self.bank.mixtures)
+        if stages == 0:
+            return "simulations from the prior"
+        return f"simulations from the prior and from {stages} proposals that close in on the posterior"
+
+    def _path(self, said: Study) -> tuple[list[list[float]], str]:
+        """Tolerance against simulations, and what ten times the budget would buy."""
+        _, rows = self.bank.good()
+        distance = said.distance(rows)
+        count = max(10, min(len(said.found.index), self.ends[0] // 4))
+        path = [[end, float(np.partition(distance[:end], count)[count])] for end in self.ends if end > count]
+        usable = [(n, eps) for n, eps in path if eps > 0]
+        if len(usable) < 2:
+            return path, ""
+        log_n, log_eps = np.log(np.array(usable)).T
+        slope = min(0.0, float(np.polyfit(log_n, log_eps, 1)[0]))
+        now = said.found.eps
+        return path, f"ten times the budget would bring the tolerance from {now:.3g} to about {now * 10**slope:.2g}"
+
+    def _notes(self, said: Study, worth: float, promise: str, outside: float) -> list[str]:
+        decision, found, bank = said.decision, said.found, self.bank
+        notes = [
+            f"method: {self._method()}; the nearest {len(found.index):,} of {self._number():,} by {said.names[decision.way.summary]}",
+            f"tolerance: {found.eps:.4g}; worth about {worth:.0f} independent draws",
+            decision.words(),
+        ]  # fmt: skip
+        if promise:
+            notes.append(promise)
+        if worth < FEW_DRAWS:
+            notes.append(
+                f"warning: only about {worth:.0f} independent draws stand behind these numbers: they are rough; raise the "
+                "budget"
+            )
+        if decision.tried and decision.cover < 0.8:
+            notes.append(
+                f"warning: 90 % intervals cover only {100 * decision.cover:.0f} % of known parameters near the data: the "
+                "posterior given here is too narrow or off"
+            )
+        far = self._far(said)
+        if far > FAR:
+            notes.append(
+                f"warning: the data are farther from the simulations than {100 * far:.0f} % of simulated data sets are: "
+                "check that prior and simulator can produce them"
+            )
+        if outside > 0.01:
+            notes.append(f"{100 * outside:.0f} % of the draws were not adjusted, since that would have left the prior")
+        if bank.failed:
+            notes.append(
+                f"{bank.failed:,} of {bank.simulations:,} simulations failed and count as misses; the first failed "
+                f"{bank.failures[0] if bank.failures else 'in od.fit_summary'}"
+            )
+        return notes
+
+    def _far(self, said: Study) -> float:
+        """Share of pilot simulations that have nearer neighbours among the pilot than the data have."""
+        theta, rows = self.bank.good()
+        pilot = rows[: self.ends[0]][:500]
+        if len(pilot) < 50 or not hasattr(self.model.distance, "learnt"):
+            return 0.0
+        _, scale = given_scale(self.model, rows[: self.ends[0]])
+        scaled, there = scale(pilot), scale(self.model.observed_row[None])[0]
+        near = max(2, len(pilot) // 50)
+        data = np.partition(adjust.distances_from(scaled, there), near)[near]
+        others = [np.partition(adjust.distances_from(scaled, one), near + 1)[near + 1] for one in scaled[:100]]
+        return float(np.mean(np.array(others) < data))
+
+    def _posterior(self, scalars: dict[str, Any], arrays: Mapping[str, Array], said: Study | None = None) -> Posterior:
+        cost = Cost(*scalars["cost"])._replace(seconds=self.saver.seconds())
+        return posterior_of(scalars, arrays, self.model.prior, cost, self.seed, self.model, self.saver.notes)
+
+
+def posterior_of(
+    scalars: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    prior: Any,
+    cost: Cost,
+    seed: int,
+    model: Model | None,
+    notes: tuple[str, ...],
+) -> Posterior:
+    """The Posterior of a run; of `prior` only the columns' names and types are used."""
+    theta = arrays["theta"] if "theta" in arrays else np.empty((0, len(prior.names)))
+    number = scalars["settings"].get("nearest", 0)
+    rate = float(scalars["rate"])
+    return Posterior(
+        draws={name: column[None, :] for name, column in prior.columns(theta).items()},
+        weights=None,
+        distances=arrays["distances"][None, :] if "distances" in arrays else None,
+        acceptance_rate=rate,
+        acceptance_rate_se=math.sqrt(rate * (1 - rate) * rate / number) if number else math.nan,
+        cost=cost,
+        status=Status(*scalars["status"]),
+        seed=seed,
+        settings={"algorithm": "infer", **scalars["settings"]},
+        failures=tuple(Failure(**one) for one in scalars["failures"]),
+        model=model,
+        independent=True,
+        effective=float(scalars["effective"]),
+        notes=(*scalars["notes"], *notes),
+    )
+
+
+def plain(prior: Prior) -> bool:
+    """Whether the prior's density is known to integrate to 1."""
+    return prior.where is None and prior._trusted
+
+
+def _status(reason: str, budget: int, made: int) -> Status:
+    if reason == "done":
+        return Status("budget", f"the budget of {budget:,} simulations is spent")
+    if reason == "max_seconds":
+        return Status("max_seconds", f"stopped by max_seconds after {made:,} simulations")
+    return Status(reason, f"{reason} after {made:,} simulations")
+
+
+def _nothing(bank: Bank) -> str:
+    if bank.simulations:
+        return f"all of the {bank.simulations:,} simulations made failed: there is no posterior"
+    return "no simulation was made: there is no posterior"
+
+
