@@ -43,6 +43,10 @@ LOCAL = 0.3
 FIRST_LOOK, LOOK = 16, 64
 """Pseudo-observations at which all ways are tried, and at which those are that may be the best."""
 FINALISTS = 6
+COUNTS = (50, 100, 200, 500, 1000, 2000, 4000)
+"""Numbers of nearest simulations that are tried, besides all."""
+MOST_SCORED = 1500
+"""Draws of an estimate from which its score is computed."""
 PIECES = (2, 3, 4)
 FORMS = ("none", "linear", "products")
 FEWEST = 20
@@ -246,16 +250,20 @@ def estimate(near: Near, observed: Array, way: Way, left_out: int | None = None)
     distance = near.distances(observed)
     if left_out is not None:
         distance[left_out] = np.inf
-    return _estimate(near, observed, way, distance)
+    return _estimate(near, observed, way, distance, nearest(distance, way.count + 1))
 
 
-def _estimate(near: Near, observed: Array, way: Way, distance: Array) -> Estimate:
-    count = min(way.count, int(np.isfinite(distance).sum()) - 1)
-    index = np.argpartition(distance, max(count, 0))[: count + 1]
-    index = index[np.argsort(distance[index], kind="stable")]
+def nearest(distance: Array, count: int) -> Array:
+    """Indices of the `count` least distances, the least first; fewer where there are fewer finite ones."""
+    count = min(count, int(np.isfinite(distance).sum()))
+    index = np.argpartition(distance, count - 1)[:count] if count < len(distance) else np.arange(count)
+    return index[np.argsort(distance[index], kind="stable")]
+
+
+def _estimate(near: Near, observed: Array, way: Way, distance: Array, order: Array) -> Estimate:
     # The tolerance is the distance of the first that is not counted.
-    eps = float(distance[index[-1]])
-    index = index[:-1] if count > 0 else index
+    count = min(way.count, max(len(order) - 1, 1))
+    index, eps = order[:count], float(distance[order[min(count, len(order) - 1)]])
     log_weight = near.log_weight[index]
     weights = np.exp(log_weight - log_weight.max())
     free = near.free[index]
@@ -420,7 +428,7 @@ class Decision(NamedTuple):
 def ways_for(summary: int, near: Near, most: int, thorough: bool) -> list[Way]:
     """The ways worth a trial with these simulations."""
     n, width, dim = len(near.free), near.rows.shape[1], near.free.shape[1]
-    counts = [count for count in (50, 100, 200, 500, 1000, 2000, 4000) if FEWEST + 2 * dim <= count < 0.9 * n]
+    counts = [count for count in COUNTS if FEWEST + 2 * dim <= count < 0.9 * n]
     counts = [count for count in (*counts[:: 1 if thorough or len(counts) < 4 else 2], n - 2) if count <= most]
     found = []
     for count in counts:
@@ -431,7 +439,11 @@ def ways_for(summary: int, near: Near, most: int, thorough: bool) -> list[Way]:
                 continue
             found.append(Way(summary, count, form))
             if form == "linear" and near.labels:
-                found += [Way(summary, count, form, number) for number in PIECES if count > 3 * needed * number]
+                found += [
+                    Way(summary, count, form, number)
+                    for number in (PIECES if thorough else PIECES[:1])
+                    if count > 3 * needed * number
+                ]
     return [way._replace(local=local) for way in found for local in (False, True)]
 
 
@@ -474,13 +486,18 @@ def decide(
     best = int(mean.argmax())
     chosen = min(
         (k for k in range(len(finalists)) if _not_worse(scores[k] - scores[best])),
-        key=lambda k: (FORMS.index(finalists[k].form), finalists[k].pieces, -mean[k]),
+        key=lambda k: (_complexity(finalists[k]), -mean[k]),
     )
     plain_best = _best(scores, [way.form == "none" for way in finalists])
     moved_best = _best(scores, [way.form != "none" for way in finalists])
     gain = np.full(2, np.nan) if plain_best is None or moved_best is None else moved_best - plain_best
     error = float(gain.std(ddof=1)) / math.sqrt(len(gain))
     return Decision(finalists[chosen], len(held_out), float(gain.mean()), error, float(cover[chosen]))
+
+
+def _complexity(way: Way) -> tuple[int, int, int]:
+    """What is preferred where scores do not tell ways apart: one regression, few coefficients, the summaries given."""
+    return way.pieces, int(way.form == "products"), way.summary
 
 
 def _not_worse(difference: Array) -> bool:
@@ -506,22 +523,26 @@ def _scale(near: Near, held_out: Array) -> Array:
 def _scores(nears: Sequence[Near], ways: Sequence[Way], held_out: Array, scale: Array) -> tuple[Array, Array]:
     """Log scores (ways, held out), and the share of known parameters inside each way's 90 % intervals."""
     scores, cover = np.empty((len(ways), len(held_out))), np.zeros(len(ways))
+    most = max(way.count for way in ways)
     for place, j in enumerate(held_out.tolist()):
-        distances: dict[int, Array] = {}
+        sorted_by: dict[int, tuple[Array, Array]] = {}
         last: tuple[Way, Estimate] | None = None
         for k, way in enumerate(ways):
             near = nears[way.summary]
-            if way.summary not in distances:
-                distances[way.summary] = near.distances(near.rows[j])
+            if way.summary not in sorted_by:
+                distance = near.distances(near.rows[j])
                 # The known answer must not be among the draws that are judged by it.
-                distances[way.summary][j] = np.inf
+                distance[j] = np.inf
+                sorted_by[way.summary] = distance, nearest(distance, most + 1)
             same = way._replace(local=False)
             if last is None or last[0] != same:
-                last = same, _estimate(near, near.rows[j], way, distances[way.summary])
+                last = same, _estimate(near, near.rows[j], way, *sorted_by[way.summary])
             found = last[1]
             density = log_density_local if way.local else log_density_global
-            scores[k, place] = density(found.free @ scale, found.weights, near.free[j] @ scale)
-            below = ((found.free < near.free[j]) * found.weights[:, None]).sum(axis=0)
+            thin = slice(None, None, -(-len(found.free) // MOST_SCORED))
+            free, weights = found.free[thin], found.weights[thin] / found.weights[thin].sum()
+            scores[k, place] = density(free @ scale, weights, near.free[j] @ scale)
+            below = weights @ (free < near.free[j])
             cover[k] += float(np.mean((below > 0.05) & (below < 0.95))) / len(held_out)
     return scores, cover
 

@@ -61,7 +61,7 @@ SCALES = (0.5, 1.0, 2.0, 4.0)
 """Covariances of the normals, in those of a draw's neighbours, that are tried."""
 WORTHWHILE = 1.1
 """Gain over the prior from which a proposal is used."""
-NEAREST = 3000
+NEAREST = 5000
 """Simulations by each summary that are studied."""
 LEARN_FROM, LEARN_SHARE = 5000, 0.3
 """Simulations from which a summary is learnt at the most, and the share of all, the nearest, they are taken from."""
@@ -295,8 +295,10 @@ def study(bank: Bank, model: Model, pilot: int, seed: int, stage: int, thorough:
     away = distance(rows, model.observed_row)
     maps, names = [scale], [name]
     order = np.argsort(away, kind="stable")
-    if own is None and len(rows) >= 5 * (rows.shape[1] + 1):
-        some = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 500))]
+    if own is None and len(rows) >= 10 * (rows.shape[1] + 1):
+        some = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 1000))]
+        # Those that judge a summary, the odd ones, are not among those that it is learnt from.
+        some = some[some % 2 == 0]
         some = some[:: max(1, math.ceil(len(some) / LEARN_FROM))]
         weight = bank.log_weight(free[some])
         learnt = learn(
@@ -317,7 +319,7 @@ def study(bank: Bank, model: Model, pilot: int, seed: int, stage: int, thorough:
     for one, there in zip(maps, observed, strict=True):
         near = Near(free[index], one(rows[index]), log_weight, movable, (), own)
         nears.append(adjust.with_pieces(near, there) if len(index) >= 100 and movable.all() else near)
-    held_out = _held_out(nears, observed, len(rows), seed, stage, adjust.LOOK if own is None else adjust.FIRST_LOOK)
+    held_out = _held_out(nears, observed, index, len(rows), seed, stage, adjust.LOOK if own is None else adjust.FIRST_LOOK)
     decision = adjust.decide(nears, held_out, thorough)
     k = decision.way.summary
     found = adjust.estimate(nears[k], observed[k], decision.way)
@@ -336,14 +338,21 @@ def _distance_from(chosen: Callable[[Array], Array], own: Any, model: Model) -> 
 
 
 def _held_out(
-    nears: list[Near], observed: tuple[Array, ...], simulations: int, seed: int, stage: int, number: int
+    nears: list[Near],
+    observed: tuple[Array, ...],
+    index: Array,
+    simulations: int,
+    seed: int,
+    stage: int,
+    number: int,
 ) -> Array:
     """Simulations near the data by each summary, picked by weight so that they stand for the prior."""
     rng = Rng(seed, Phase.RESAMPLE, 1 + stage).bulk(Purpose.MOVE)
     among = max(60, simulations // 50)
     picked = []
     for near, there in zip(nears, observed, strict=True):
-        close = np.argsort(near.distances(there), kind="stable")[: min(among, len(near.free) // 2)]
+        order = np.argsort(near.distances(there), kind="stable")
+        close = order[index[order] % 2 == 1][: min(among, len(near.free) // 2)]
         if len(close) == 0:
             continue
         weight = np.exp(near.log_weight[close] - near.log_weight[close].max())
