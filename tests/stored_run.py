@@ -23,7 +23,11 @@ RUNS = {
     "pseudo_marginal": (od.pseudo_marginal, {**CHAINS, "pseudo_samples": 2, "keep_distances": True}),
     "wilkinson": (od.wilkinson, {**CHAINS, "budget": 100_000}),
     "r_hit": (od.r_hit, {**CHAINS, "hits": 2, "draws": 60}),
+    "smc": (od.smc, {"budget": 2000, "pseudo_samples": 2, "seed": 5}),
+    "importance": (od.importance, {"budget": 2000, "seed": 5, "keep_rows": True}),
 }
+SEQUENTIAL = ("smc", "importance")
+"""They choose their own tolerance and take no draws."""
 
 
 class Test:
@@ -55,6 +59,8 @@ def run(name, store=None, **more):
     arguments = {**arguments, **more}
     if store is None:
         arguments.pop("keep", None)
+    if name in SEQUENTIAL:
+        return sampler(model, kernel=od.uniform, **arguments, store=store)
     return sampler(model, KERNEL, **arguments, store=store)
 
 
@@ -64,7 +70,8 @@ def told(post):
     distances = None if post.distances is None else post.distances.tobytes().hex()
     failures = [list(one) for one in post.failures]
     cost = list(post.cost._replace(seconds=0.0, surplus=0))
-    rates = [repr(post.acceptance_rate), repr(post.acceptance_rate_se)]
+    rates = [repr(post.acceptance_rate), repr(post.acceptance_rate_se), repr(post.path)]
+    rates += [None if some is None else some.tobytes().hex() for some in (post.weights, post.groups)]
     rest = [str(post.summary()), list(post.status), dict(post.settings)]
     return json.loads(json.dumps([draws, distances, cost, rates, failures, rest]))
 

@@ -17,6 +17,13 @@ CHAINS = {
     "2-hit": lambda *a, **k: od.r_hit(*a, hits=2, **k),
 }
 ALL = {"rejection": od.rejection, **CHAINS}
+SEQUENTIAL = {
+    "smc": od.smc,
+    "smc, M=3": lambda *a, **k: od.smc(*a, pseudo_samples=3, **k),
+    "importance": od.importance,
+    "importance, M=3": lambda *a, **k: od.importance(*a, pseudo_samples=3, **k),
+}
+"""They find their own tolerance, and take no draws."""
 WORST = {"rejection": 1, "pseudo_marginal": 1, "pseudo_marginal, M=3": 3, "wilkinson": 1, "one-hit": 200, "2-hit": 200}
 
 
@@ -32,6 +39,8 @@ def bytes_of(post):
     return (
         b"".join(values.tobytes() for values in post.draws.values()),
         None if post.distances is None else post.distances.tobytes(),
+        None if post.weights is None else post.weights.tobytes(),
+        post.path,
         post.cost._replace(seconds=0.0),
         post.acceptance_rate,
         post.acceptance_rate_se,
@@ -243,3 +252,138 @@ BOUNDED = od.Model(od.Prior(a=stats.uniform(0, 1), b=stats.uniform(0, 1)), lambd
 def test_bad_proposals_and_starts_are_refused(name, make, message):
     with pytest.raises(ValueError, match=message):
         run(name, BOUNDED, od.uniform(1.0), draws=5, **make())
+
+
+# --- samplers that find their own tolerance -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_sequential_same_seed_same_bytes(name, kind):
+    first, again, other = (SEQUENTIAL[name](toy(kind), budget=1500, seed=seed) for seed in (1, 1, 2))
+    assert bytes_of(first) == bytes_of(again) != bytes_of(other)
+    assert first.weights.sum() == pytest.approx(1.0) and first.weights.shape == first.draws["theta"].shape
+
+
+@pytest.mark.parametrize("pilot", [0, 5])
+@pytest.mark.parametrize("budget", [10, 100, 1000, 5000])
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_sequential_budgets_are_never_passed(name, budget, pilot):
+    simulate = Counter()
+    distance = od.scaled(pilot=10) if pilot else None
+    model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0, distance=distance)
+    if pilot and budget == 10:
+        with pytest.raises(ValueError, match="leaves nothing after the 10 pilot simulations"):
+            SEQUENTIAL[name](model, budget=budget, seed=1)
+        assert simulate.calls == 0
+        return
+    post = SEQUENTIAL[name](model, budget=budget, seed=1)
+    assert simulate.calls == post.cost.simulations <= budget
+    assert post.status.reason == "budget" and post.status.complete
+    # At the most one proposal of each chain, or less than one estimate, is left.
+    each = 3 if "M=3" in name else 1
+    assert budget - post.cost.simulations < each * post.settings.get("particles", 1)
+    assert post.weights.sum() == pytest.approx(1.0)
+    reached = post.kernel.log_average(post.distances[..., None] if post.distances.ndim == 2 else post.distances)
+    assert np.isfinite(post.settings["eps"]) and (reached > -np.inf).all()
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_sequential_failures_are_counted_rejections(name):
+    def picky(rng, theta):
+        if theta > 1.5:
+            raise RuntimeError("beyond the model")
+        return theta + rng.standard_normal()
+
+    model = od.Model(od.Prior(theta=stats.norm()), picky, 2.0)
+    post = SEQUENTIAL[name](model, budget=2000, seed=1)
+    assert post.draws["theta"].max() <= 1.5
+    assert 0 < post.cost.failed < post.cost.simulations
+    assert "beyond the model" in post.failures[0].traceback and "count as misses" in str(post.summary())
+    with pytest.raises(od.SimulationError, match="beyond the model"):
+        SEQUENTIAL[name](model, budget=2000, seed=1, on_error="raise")
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_sequential_runs_whose_simulations_all_fail_say_so(name):
+    def never(rng, theta):
+        raise RuntimeError("beyond the model")
+
+    model = od.Model(od.Prior(theta=stats.norm()), never, 2.0)
+    for budget in (20, 2000):
+        with pytest.raises(od.SimulationError, match=r"(?s)all of the first .*beyond the model"):
+            SEQUENTIAL[name](model, budget=budget, seed=1)
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_sequential_runs_that_are_stopped_are_whole(name):
+    class Interrupted(Counter):
+        def __call__(self, rng, theta):
+            if self.calls == 1500:
+                self.calls += 1
+                raise KeyboardInterrupt
+            return super().__call__(rng, theta)
+
+    model = od.Model(od.Prior(theta=stats.norm()), Interrupted(), 2.0)
+    post = SEQUENTIAL[name](model, budget=50_000, seed=1)
+    assert post.status.reason == "interrupted" and not post.status.complete
+    assert post.weights.sum() == pytest.approx(1.0) and post.cost.simulations <= 1500
+    exact, row = Exact(od.uniform(post.settings["eps"])), post.summary()["theta"]
+    if "M=3" not in name:
+        assert abs(row.mean - exact.mean) < 4.5 * row.mcse
+    late = SEQUENTIAL[name](toy("plain"), budget=10**8, seed=1, max_seconds=0.3)
+    assert late.status.reason == "max_seconds" and late.shape[1] > 0
+    nothing = SEQUENTIAL[name](toy("plain"), budget=10**8, seed=1, max_seconds=1e-9)
+    assert nothing.status.reason == "max_seconds" and nothing.shape == (1, 0)
+    assert np.isnan(nothing.summary()["theta"].mean)
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": 0}, "budget must be a whole number"),
+        ({"budget": 2}, "does not pay for"),
+        ({"budget": 100, "eps": -1.0}, "eps must be positive"),
+        ({"budget": 100, "seed": -1}, "seed must be a whole number"),
+        ({"budget": 100, "on_error": "no"}, "on_error must be one of"),
+        ({"budget": 100, "progress": 3}, "progress must be True, False or None"),
+        ({"budget": 100, "max_seconds": -1}, "max_seconds must be positive"),
+        ({"budget": 100, "kernel": 3}, "kernel must be a function of eps"),
+        ({"budget": 100, "segment": 0}, "segment must be positive"),
+    ],
+)
+def test_sequential_bad_settings_are_refused_before_any_simulation(name, arguments, message):
+    def never(rng, theta):
+        raise AssertionError("simulated")
+
+    model = od.Model(od.Prior(theta=stats.norm()), never, 2.0)
+    if arguments.get("budget") == 2:
+        arguments = {"budget": 2, "pseudo_samples": 4} if "M=3" not in name else {"budget": 2}
+    sampler = SEQUENTIAL[name.split(",")[0]] if "pseudo_samples" in arguments else SEQUENTIAL[name]
+    with pytest.raises(ValueError, match=message):
+        sampler(model, **arguments)
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_sequential_weights_are_used_everywhere(name):
+    post = SEQUENTIAL[name](toy(), budget=3000, seed=3)
+    theta, weight = post.draws["theta"][0], post.weights[0]
+    row = post.summary()["theta"]
+    assert row.mean == pytest.approx(weight @ theta)
+    assert row.sd == pytest.approx(np.sqrt(weight @ (theta - weight @ theta) ** 2))
+    assert 1 < row.ess < theta.size and post.efficiency()["theta"].ess == pytest.approx(row.ess, rel=0.02)
+    inside = (theta >= row.hdi_low) & (theta <= row.hdi_high)
+    assert weight[inside].sum() == pytest.approx(0.9, abs=2 * weight.max())
+    drawn = post.sample(20_000, seed=1)["theta"]
+    assert abs(drawn.mean() - row.mean) < 5 * row.sd / np.sqrt(20_000)
+    tree = post.to_datatree()
+    assert np.array_equal(tree["sample_stats"]["weight"].values, post.weights)
+    assert post.predict(50).shape == (50,)
+    # A smaller tolerance starts from the run's own weights, once or in two steps.
+    eps = 0.6 * post.settings["eps"]
+    near = post.at(eps)
+    distances = post.distances[..., None] if post.distances.ndim == 2 else post.distances
+    expected = post.weights * np.exp(od.uniform(eps).log_average(distances) - post.kernel.log_average(distances))
+    assert near.weights == pytest.approx(expected / expected.sum())
+    assert post.at(0.8 * post.settings["eps"]).at(eps).weights == pytest.approx(near.weights)

@@ -18,7 +18,7 @@ import onedraw as od
 from onedraw.engine import commands, saving
 from onedraw.engine.fingerprint import fingerprint
 from onedraw.engine.store import Store
-from tests.stored_run import KERNEL, RUNS, Child, Test, in_child, model, run, told, wait_for_writer
+from tests.stored_run import KERNEL, RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 
 ROOT = Path(__file__).parent.parent
 
@@ -143,7 +143,7 @@ def test_seconds_of_all_sessions_are_added(tmp_path):
     assert od.resume(path, model).cost.seconds > first.cost.seconds > 0.2
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in SEQUENTIAL])
 def test_draws_may_be_raised(name, tmp_path):
     path, draws = tmp_path / "run.db", RUNS[name][1]["draws"]
     run(name, path)
@@ -163,6 +163,24 @@ def test_the_budget_of_chains_may_be_raised(name, tmp_path):
     straight = run(name, draws=None, budget=2500, **more)
     assert many.draws["a"].tobytes() == straight.draws["a"].tobytes() and many.shape[1] > few.shape[1]
     assert many.cost._replace(seconds=0) == straight.cost._replace(seconds=0)
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_the_budget_of_sequential_samplers_may_be_raised_and_nothing_is_lost(name, tmp_path):
+    """The run under the first budget is taken back whole, also where it was stopped on the way, and then goes on."""
+    path, stopped = tmp_path / "run.db", tmp_path / "stopped.db"
+    few = run(name, path)
+    Test.calls = 0
+    many = od.resume(path, model, budget=5000)
+    assert Test.calls == many.cost.simulations - few.cost.simulations
+    assert few.cost.simulations < 2000 + 1 < many.cost.simulations <= 5000
+    assert many.settings["eps"] < few.settings["eps"]
+    Test.calls, Test.stop_at = 0, 900
+    assert run(name, stopped).status.reason == "interrupted"
+    Test.stop_at = 0
+    assert told(od.resume(stopped, model, budget=5000)) == told(many)
+    with pytest.raises(od.StoreError, match="which has no draws="):
+        od.resume(path, model, draws=100)
 
 
 def test_the_budget_of_rejection_may_be_raised_and_nothing_is_lost(tmp_path):
@@ -360,7 +378,21 @@ def staged_draw(rng, state, m):
 
 
 @pytest.mark.parametrize("simulate", [od.batched(simulate_batch), od.staged(lambda a, b: (a, b), staged_draw)])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_batched_and_staged_simulators_of_sequential_samplers(name, simulate, tmp_path):
+    """Half of the records of a whole run are cut off, and computed again."""
+    prior = od.Prior(a=stats.norm(), b=stats.uniform(0.5, 1))
+    two = od.Model(prior, simulate, 1.0, distance=od.mahalanobis(pilot=50))
+    sampler, arguments = RUNS[name]
+    path = tmp_path / "run.db"
+    straight = sampler(two, **arguments, store=path, segment=1e-9)
+    with Store(path, write=True) as file:
+        file.drop_after(file.count() // 2)
+    assert told(od.resume(path, two)) == told(straight) == told(od.open(path))
+
+
+@pytest.mark.parametrize("simulate", [od.batched(simulate_batch), od.staged(lambda a, b: (a, b), staged_draw)])
+@pytest.mark.parametrize("name", [name for name in RUNS if name not in SEQUENTIAL])
 def test_batched_and_staged_simulators(name, simulate, tmp_path):
     prior = od.Prior(a=stats.norm(), b=stats.uniform(0.5, 1))
     two = od.Model(prior, simulate, 1.0, distance=od.mahalanobis(pilot=50))

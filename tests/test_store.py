@@ -23,7 +23,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.engine import store as store_module
 from onedraw.engine.store import Store, StoreError
-from tests.stored_run import RUNS, Child, Test, in_child, model, run, told, wait_for_writer
+from tests.stored_run import RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 from tests.test_resume import ROOT, needs_fork
 
 
@@ -497,9 +497,9 @@ def test_simulations_that_fail_midway_are_kept_with_the_run(name, fault, tmp_pat
 
     picky = od.Model(od.Prior(theta=stats.norm()), simulate, 1.0)
     sampler, arguments = RUNS[name]
-    given = {**arguments, "draws": 40}
+    given = arguments if name in SEQUENTIAL else {**arguments, "draws": 40, "kernel": od.uniform(0.8)}
     path = tmp_path / "run.db"
-    post = sampler(picky, od.uniform(0.8), **given, store=path, segment=1e-9)
+    post = sampler(picky, **given, store=path, segment=1e-9)
     assert post.cost.failed > 5
     read = od.open(path)
     assert read.failures == post.failures and told(read) == told(post)
@@ -509,7 +509,7 @@ def test_simulations_that_fail_midway_are_kept_with_the_run(name, fault, tmp_pat
         with pytest.raises(RuntimeError if fault == "raises" else ValueError):
             od.replay(path, model=picky)
     with pytest.raises(od.SimulationError):
-        sampler(picky, od.uniform(0.8), **given, store=tmp_path / "raise.db", on_error="raise")
+        sampler(picky, **given, store=tmp_path / "raise.db", on_error="raise")
     assert (
         od.open(tmp_path / "raise.db").status.reason == "unfinished" if os.path.exists(tmp_path / "raise.db") else True
     )

@@ -65,18 +65,20 @@ def published(task: str, budget: int, observations: list[int]) -> dict[str, floa
             if row["task"] == task and int(row["num_simulations"]) == budget:
                 if int(row["num_observation"]) in observations:
                     scores.setdefault(row["algorithm"], []).append(float(row["c2st"]))
-    return {name: float(np.mean(scores[name])) if name in scores else float("nan") for name in ("REJ-ABC", "SMC-ABC", "NPE")}
+    return {
+        name: float(np.mean(scores[name])) if name in scores else float("nan") for name in ("REJ-ABC", "SMC-ABC", "NPE")
+    }
 
 
 def task(name: str) -> Task:
     """The task of this name."""
     return {
-        "gaussian_linear": lambda: Task(name, od.Prior(**{f"t{i}": stats.norm(0, 0.1**0.5) for i in range(10)}), _linear),
+        "gaussian_linear": lambda: Task(
+            name, od.Prior(**{f"t{i}": stats.norm(0, 0.1**0.5) for i in range(10)}), _linear
+        ),
         "two_moons": lambda: Task(name, _box(2, 1.0), _two_moons),
         "slcp": lambda: Task(name, _box(5, 3.0), _slcp),
-        "sir": lambda: Task(
-            name, od.Prior(t0=stats.lognorm(0.5, scale=0.4), t1=stats.lognorm(0.2, scale=0.125)), _sir
-        ),
+        "sir": lambda: Task(name, od.Prior(t0=stats.lognorm(0.5, scale=0.4), t1=stats.lognorm(0.2, scale=0.125)), _sir),
         "gaussian_linear_uniform": lambda: Task(name, _box(10, 1.0), _linear),
         "gaussian_mixture": lambda: Task(name, _box(2, 10.0), _mixture),
         "bernoulli_glm": lambda: Task(

@@ -12,9 +12,11 @@ from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
 from onedraw.proposal import independence, lazy, random_walk
 from onedraw.runs import open, replay, resume, reuse
+from onedraw.samplers.importance import importance
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
+from onedraw.samplers.smc import smc
 from onedraw.samplers.tolerance import Tolerance, tolerance_for
 from onedraw.samplers.wilkinson import wilkinson
 from onedraw.simulator import Failure, SimulationError, batched, staged
@@ -49,6 +51,7 @@ __all__ = [
     "fit_summary",
     "gaussian",
     "handicapped",
+    "importance",
     "independence",
     "infer",
     "kernel",
@@ -65,6 +68,7 @@ __all__ = [
     "reuse",
     "running_time",
     "scaled",
+    "smc",
     "staged",
     "tolerance_for",
     "triangular",

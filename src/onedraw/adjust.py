@@ -18,12 +18,16 @@ the variance; Gneiting and Raftery (2007) for scores.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from onedraw.arguments import seed_or_fresh, whole_number
 from onedraw.arrays import Array
+from onedraw.engine.blocks import one_blas_thread
 from onedraw.engine.streams import Phase, Purpose, Rng
+from onedraw.posterior import Posterior
 from onedraw.prior import Prior
 
 PROBES = 64
@@ -165,7 +169,7 @@ class Way(NamedTuple):
 
     summary: int
     """Which of the given `Near`."""
-    count: int
+    number: int
     """How many of the nearest simulations count."""
     form: str
     """"none", "linear" or "products"."""
@@ -185,7 +189,7 @@ class Estimate(NamedTuple):
 
     free: Array
     weights: Array
-    index: Array
+    places: Array
     """Which simulations they are."""
     eps: float
 
@@ -211,7 +215,7 @@ def regress(free: Array, rows: Array, observed: Array, weights: Array, products:
     Residuals are stretched by the degrees of freedom that the regression used, so that the variance is kept.
 
     >>> s = np.linspace(-1, 1, 50)[:, None]
-    >>> regress(3.0 * s, s, np.array([0.5]), np.full(50, 0.02)).round(2)[[0, -1]].tolist()
+    >>> regress(3.0 * s, s, np.array([0.5]), np.full(50, 0.02)).round(1)[[0, -1]].tolist()
     [[1.5], [1.5]]
     """
     share = weights / weights.sum()
@@ -250,7 +254,7 @@ def estimate(near: Near, observed: Array, way: Way, left_out: int | None = None)
     distance = near.distances(observed)
     if left_out is not None:
         distance[left_out] = np.inf
-    return _estimate(near, observed, way, distance, nearest(distance, way.count + 1))
+    return _estimate(near, observed, way, distance, nearest(distance, way.number + 1))
 
 
 def nearest(distance: Array, count: int) -> Array:
@@ -262,7 +266,7 @@ def nearest(distance: Array, count: int) -> Array:
 
 def _estimate(near: Near, observed: Array, way: Way, distance: Array, order: Array) -> Estimate:
     # The tolerance is the distance of the first that is not counted.
-    count = min(way.count, max(len(order) - 1, 1))
+    count = min(way.number, max(len(order) - 1, 1))
     index, eps = order[:count], float(distance[order[min(count, len(order) - 1)]])
     log_weight = near.log_weight[index]
     weights = np.exp(log_weight - log_weight.max())
@@ -373,7 +377,7 @@ def smooth(rng: np.random.Generator, found: Estimate, n: int, local: bool, movab
         root = np.linalg.cholesky(covariance + 1e-12 * np.diag(np.diag(covariance)) + 1e-300 * np.eye(dim))
         drawn = mean + math.sqrt(1.0 - width**2) * (free[pick] - mean) + width * noise @ root.T
     order = rng.permutation(n)
-    return np.where(movable, drawn, free[pick])[order], found.index[pick[order]]
+    return np.where(movable, drawn, free[pick])[order], found.places[pick[order]]
 
 
 def local_roots(free: Array, weights: Array, centres: Array, near: int, towards_all: float = 0.0) -> Array:
@@ -399,7 +403,9 @@ def systematic(rng: np.random.Generator, weights: Array, n: int) -> Array:
     [0, 0, 2, 2]
     """
     ends = np.cumsum(weights)
-    return np.minimum(np.searchsorted(ends, (np.arange(n) + rng.random()) / n * ends[-1], side="right"), len(weights) - 1)
+    return np.minimum(
+        np.searchsorted(ends, (np.arange(n) + rng.random()) / n * ends[-1], side="right"), len(weights) - 1
+    )
 
 
 class Decision(NamedTuple):
@@ -463,10 +469,7 @@ def decide(
         Indices of the simulations that are taken as data in turn.
     """
     ways = [
-        way
-        for k, near in enumerate(nears)
-        for way in ways_for(k, near, len(near.free), thorough)
-        if way.form in forms
+        way for k, near in enumerate(nears) for way in ways_for(k, near, len(near.free), thorough) if way.form in forms
     ]
     if not ways or len(held_out) < FIRST_LOOK // 2:
         count = min(len(nears[0].free) - 2, max(FEWEST, len(nears[0].free) // 5))
@@ -523,7 +526,7 @@ def _scale(near: Near, held_out: Array) -> Array:
 def _scores(nears: Sequence[Near], ways: Sequence[Way], held_out: Array, scale: Array) -> tuple[Array, Array]:
     """Log scores (ways, held out), and the share of known parameters inside each way's 90 % intervals."""
     scores, cover = np.empty((len(ways), len(held_out))), np.zeros(len(ways))
-    most = max(way.count for way in ways)
+    most = max(way.number for way in ways)
     for place, j in enumerate(held_out.tolist()):
         sorted_by: dict[int, tuple[Array, Array]] = {}
         last: tuple[Way, Estimate] | None = None
@@ -554,3 +557,66 @@ def with_pieces(near: Near, observed: Array) -> Near:
     weights = np.exp(near.log_weight[close] - near.log_weight[close].max())
     return near._replace(labels=tuple(pieces(near.free[close], weights, number, near.free) for number in PIECES))
 
+
+def posterior_draws(
+    rng: np.random.Generator, near: Near, found: Estimate, way: Way, n: int, prior: Prior, support: Support
+) -> tuple[Array, Array, float]:
+    """n draws (n, dim) of a smoothed estimate inside the prior, where they come from, and the share left as it was.
+
+    Where a constraint is not a box a moved draw may leave it. The draw that it comes from has not, and stands in.
+    """
+    drawn, origin = smooth(rng, found, n, way.local, near.movable)
+    theta = np.asfortranarray(support.bounded(drawn))
+    outside = prior.logpdf(theta) == -np.inf
+    theta[outside] = support.bounded(near.free[origin[outside]])
+    return theta, origin, float(outside.mean())
+
+
+def adjusted(post: Posterior, draws: int | None, seed: int | None) -> Posterior:
+    """What `Posterior.adjust` gives."""
+    model, bank = post.model, post.bank
+    if bank is None or bank.rows is None:
+        raise ValueError(
+            "adjust needs the summaries of the simulations, which this run did not keep: run "
+            "od.rejection(..., keep='summaries') or od.importance(..., keep_rows=True); od.infer adjusts by itself"
+        )
+    if model is None:
+        raise ValueError("adjust needs the model: this run was read from a file, which holds no functions")
+    if bank.rows.shape[1] > 1:
+        raise ValueError(f"adjust needs one pseudo-sample a draw, this run had {bank.rows.shape[1]}: run with one")
+    number = math.prod(post.shape) if draws is None else whole_number("draws", draws, "the number of draws")
+    seed = seed_or_fresh(post.seed if seed is None else seed)
+    fine = np.isfinite(bank.distances[:, 0])
+    if np.count_nonzero(fine) < FEWEST:
+        note = f"not adjusted: {np.count_nonzero(fine)} simulations are too few to learn a regression from"
+        return replace(post, notes=(*post.notes, note))
+    support = support_of(model.prior)
+    rows = bank.rows[fine, 0, :]
+    spread = rows.std(axis=0)
+    scale = np.where(spread > 0, spread, 1.0)
+    observed = model.observed_row / scale
+    near = Near(support.free(bank.theta[fine]), rows / scale, bank.log_weight[fine], ~np.asarray(model.prior.discrete))
+    near = with_pieces(near, observed) if near.movable.all() else near
+    rng = Rng(seed, Phase.RESAMPLE, 1).bulk(Purpose.MOVE)
+    close = nearest(near.distances(observed), max(len(near.free) // 5, FIRST_LOOK))
+    weights = np.exp(near.log_weight[close] - near.log_weight[close].max())
+    with one_blas_thread():
+        decision = decide([near], np.unique(close[systematic(rng, weights, LOOK)]))
+        if decision.way.form == "none":
+            return replace(post, notes=(*post.notes, decision.words()))
+        found = estimate(near, observed, decision.way)
+        theta, _, _ = posterior_draws(rng, near, found, decision.way, number, model.prior, support)
+    return replace(
+        post,
+        draws={name: column[None, :] for name, column in model.prior.columns(theta).items()},
+        weights=None,
+        run_weights=None,
+        groups=None,
+        distances=None,
+        kernel=None,
+        bank=None,
+        independent=True,
+        effective=effective(found.weights),
+        settings={**post.settings, "adjustment": decision.way.words(), "nearest": len(found.places)},
+        notes=(*post.notes, decision.words()),
+    )

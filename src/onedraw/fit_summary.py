@@ -2,8 +2,8 @@
 
 The posterior mean of the parameters, as a function of the data, is the summary that loses least for estimating them;
 it is approximated by a ridge regression of parameters on data over simulations. Besides each parameter its distance
-from the centre is regressed, so that a parameter of which the data tell only the size is not lost. Columns are divided by
-the spread that the regression leaves, which puts distances in units of what the data leave open.
+from the centre is regressed, so that a parameter of which the data tell only the size is not lost. Columns are divided
+by the spread that the regression leaves, which puts distances in units of what the data leave open.
 
 Reference: Fearnhead and Prangle (2012).
 """
@@ -128,7 +128,7 @@ class Fitted(NamedTuple):
     rows: Array
     """(n, s) summaries of the model that was given, at these draws; NaN where a simulation failed."""
     cost: Cost
-    terms: str
+    learnt: Learnt
     seed: int
 
 
@@ -217,7 +217,7 @@ def fit_summary(
         )
     made = with_learnt(model, learnt)
     cost = Cost(simulations=budget, setups=setups, failed=failed, proposals=budget, seconds=deadline.seconds())
-    return Fitted(made, all_theta, all_rows, cost, chosen, seed)
+    return Fitted(made, all_theta, all_rows, cost, learnt, seed)
 
 
 def with_learnt(model: Model, learnt: Learnt) -> Model:
@@ -228,5 +228,3 @@ def with_learnt(model: Model, learnt: Learnt) -> Model:
     if whole:
         summary = Batched(ComposedBatch(model.summary, layout.flatten_batch, learnt))
     return replace(model, summary=summary, distance=None)
-
-

@@ -1,11 +1,11 @@
-"""The most accurate posterior for a budget: simulate in stages, let each stage aim the next, and try out what to conclude.
+"""The most accurate posterior for a budget: stages that aim each other, and a conclusion that is tried out.
 
 1. *Pilot*: simulations at draws from the prior, from which the scale of each summary is learnt.
-2. *Stages*: the simulations so far are studied (`onedraw.adjust.decide`): which summary, how wide a region and which kind
-   of regression predict held-out simulations near the data best. The next stage draws from the prior, or from normals
-   around the nearest draws with local covariances q, whichever promises more effective draws in that region. With draws
-   of the region R standing for the prior, a simulation from q is worth 1 / E_R[pi / q] of one from the prior; this is
-   measured on draws that q was not made from. A simulation at theta has the weight
+2. *Stages*: the simulations so far are studied (`onedraw.adjust.decide`): which summary, how wide a region and which
+   kind of regression predict held-out simulations near the data best. The next stage draws from the prior, or from
+   normals around the nearest draws with local covariances, whichever promises more effective draws in that region. With
+   prior draws in the region R, a simulation from q is worth 1 / E_R[pi / q] of one from the prior; this is measured on
+   draws that q was not made from. A simulation at theta has the weight
 
        w(theta) = pi(theta) / sum_k (n_k / n) q_k(theta),
 
@@ -74,6 +74,13 @@ FAR = 0.99
 """Share of simulated data sets that must have nearer neighbours than the observed data before a warning is given."""
 FEW_DRAWS = 100
 CONSTANT_DRAWS = 2**14
+CHECK_FROM, CHECK_STAGE = 1000, 2**20
+"""The budget from which a part is spent on the check, and the number that names its streams."""
+FEW_CHECKS, LEAST_ALIKE = 20, 0.02
+LEAST_COVER = 0.8
+SMALL_REST = 0.02
+MOST_PROPOSALS = 20
+"""Proposals for each simulation of the budget after which a run ends: nearly all were outside the prior."""
 
 
 class Mixture(NamedTuple):
@@ -107,10 +114,33 @@ class Drawn(NamedTuple):
 
     theta: Array
     rows: Array
+    proposals: int
     setups: int
     failed: int
     failures: tuple[Failure, ...]
     ignored_rng: bool
+
+    @property
+    def simulations(self) -> int:
+        """Proposals that were inside the prior."""
+        return len(self.theta)
+
+    def scalars(self) -> dict[str, Any]:
+        """What it cost, for the file."""
+        return {**{name: getattr(self, name) for name in COUNTS}, "failures": [one._asdict() for one in self.failures]}
+
+
+COUNTS = ("simulations", "setups", "failed", "proposals")
+
+
+def joined(parts: list[Drawn]) -> Drawn:
+    """Several blocks as one."""
+    theta, rows = (np.concatenate([getattr(part, name) for part in parts]) for name in ("theta", "rows"))
+    proposals, setups, failed = (
+        sum(getattr(part, name) for part in parts) for name in ("proposals", "setups", "failed")
+    )
+    failures = tuple(one for part in parts for one in part.failures)[:FAILURES_KEPT]
+    return Drawn(theta, rows, proposals, setups, failed, failures, parts[0].ignored_rng)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +173,9 @@ class Simulate:
         theta = theta if len(inside) == len(theta) else np.asfortranarray(theta[inside])
         result = self.model.simulate_rows(rng, theta, inside, on_error=self.on_error)
         return Drawn(
-            theta, result.rows[:, 0, :], result.setups, result.failed, tuple(result.failures), result.ignored_rng
-        )
+            theta, result.rows[:, 0, :], block.size, result.setups, result.failed, tuple(result.failures),
+            result.ignored_rng,
+        )  # fmt: skip
 
 
 @dataclass
@@ -166,26 +197,17 @@ class Bank:
     log_constant: float = 0.0
     """Log of what the prior's density integrates to, where it is not 1."""
 
-    def add(self, drawn: Drawn, block: Block) -> None:
+    def add(self, drawn: Drawn) -> None:
         """Take in a block."""
         self.theta.append(drawn.theta)
         self.rows.append(drawn.rows)
-        self.simulations += len(drawn.theta)
-        self.proposals += block.size
-        self.setups += drawn.setups
-        self.failed += drawn.failed
-        self.failures = (*self.failures, *drawn.failures)[:FAILURES_KEPT]
+        self.spent(drawn.scalars())
 
-    def counts(self) -> dict[str, Any]:
-        """For the file."""
-        names = ("simulations", "setups", "failed", "proposals")
-        return {**{name: getattr(self, name) for name in names}, "failures": [one._asdict() for one in self.failures]}
-
-    def load(self, scalars: Mapping[str, Any]) -> None:
-        """From the file."""
-        for name in ("simulations", "setups", "failed", "proposals"):
-            setattr(self, name, int(scalars[name]))
-        self.failures = tuple(Failure(**one) for one in scalars["failures"])
+    def spent(self, scalars: Mapping[str, Any]) -> None:
+        """Add what a record of the file has spent."""
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + int(scalars[name]))
+        self.failures = (*self.failures, *(Failure(**one) for one in scalars["failures"]))[:FAILURES_KEPT]
 
     def good(self) -> tuple[Array, Array]:
         """Parameters and summaries of all simulations that did not fail."""
@@ -247,7 +269,7 @@ class Study(NamedTuple):
     names: tuple[str, ...]
     decision: Decision
     found: Estimate
-    index: Array
+    places: Array
     """Which of all good simulations are studied."""
     distance: Callable[[Array], Array]
     """From raw summaries to distances in the chosen summary's terms."""
@@ -319,7 +341,9 @@ def study(bank: Bank, model: Model, pilot: int, seed: int, stage: int, thorough:
     for one, there in zip(maps, observed, strict=True):
         near = Near(free[index], one(rows[index]), log_weight, movable, (), own)
         nears.append(adjust.with_pieces(near, there) if len(index) >= 100 and movable.all() else near)
-    held_out = _held_out(nears, observed, index, len(rows), seed, stage, adjust.LOOK if own is None else adjust.FIRST_LOOK)
+    held_out = _held_out(
+        nears, observed, index, len(rows), seed, stage, adjust.LOOK if own is None else adjust.FIRST_LOOK
+    )
     decision = adjust.decide(nears, held_out, thorough)
     k = decision.way.summary
     found = adjust.estimate(nears[k], observed[k], decision.way)
@@ -328,7 +352,8 @@ def study(bank: Bank, model: Model, pilot: int, seed: int, stage: int, thorough:
 
 def _distance_of(scale: Callable[[Array], Array], own: Any) -> Callable[[Array, Array], Array]:
     if own is not None:
-        return own  # type: ignore[no-any-return]
+        measure: Callable[[Array, Array], Array] = own
+        return measure
     return lambda rows, observed: adjust.distances_from(scale(rows), scale(observed[None])[0])
 
 
@@ -371,7 +396,7 @@ class Aim(NamedTuple):
 def aim(bank: Bank, said: Study, seed: int, stage: int) -> Aim:
     """The prior, or normals around the nearest draws, whichever promises more effective draws near the data."""
     near = said.nears[said.decision.way.summary]
-    index, dim = said.found.index, near.free.shape[1]
+    index, dim = said.found.places, near.free.shape[1]
     if not near.movable.all() or len(index) < 4 * (dim + 1):
         return Aim(None, 1.0)
     free, log_weight = near.free[index], near.log_weight[index]
@@ -463,7 +488,8 @@ def infer(
     (True, 2000)
     """
     fitted = model if isinstance(model, Fitted) else None
-    model = fitted.model if isinstance(model, Fitted) else model
+    if isinstance(model, Fitted):
+        model = model.model
     if not isinstance(model, Model):
         raise ValueError(f"model must be an od.Model or the result of od.fit_summary, got {type(model).__name__}")
     budget = whole_number("budget", budget, "the largest number of simulations")
@@ -517,98 +543,101 @@ class Run:
         self.bank = Bank(self.model.prior, support_of(self.model.prior), [], [], [])
         self.ends: list[int] = []
         """Good simulations at the end of each stage."""
-        if self.fitted is not None:
-            self._take_over(self.fitted)
         finished = saver.last("infer.finished")
         if finished is not None and finished.scalars["budget"] == self.budget:
-            return self._posterior(dict(finished.scalars), finished.arrays)
+            return self._posterior(finished.scalars, finished.arrays)
+        if self.fitted is not None:
+            self._take_over(self.fitted)
         plans = {int(record.scalars["stage"]): record for record in saver.records("infer.plan")}
         segments: dict[int, list[Any]] = {}
         for record in saver.records("infer.segment"):
             segments.setdefault(int(record.scalars["stage"]), []).append(record)
-        check = min(CHECK_MOST, self.budget // CHECK_SHARE) if self.budget >= 1000 else 0
+        checks = list(saver.records("infer.check"))
+        for record in checks:
+            # Checks of a run with a smaller budget were paid for, and say nothing about this one.
+            if record.scalars["budget"] != self.budget:
+                self.bank.spent(record.scalars)
+        check = min(CHECK_MOST, self.budget // CHECK_SHARE) if self.budget >= CHECK_FROM else 0
         limit = max(self.budget - check, self.bank.simulations)
-        reason, stage, said = "done", 0, None
-        while reason == "done" and self.bank.simulations < limit and self.bank.proposals < 20 * limit:
+        reason, stage = "done", 0
+        said: Study | None = None
+        while reason == "done" and self.bank.simulations < limit and self.bank.proposals < MOST_PROPOSALS * limit:
             plan = plans.get(stage)
-            if plan is not None:
-                size = int(plan.scalars["size"])
-                mixture = Mixture(plan.arrays["centre"], plan.arrays["root"]) if "centre" in plan.arrays else None
-            else:
+            if plan is None:
                 size, mixture = self._plan(said, stage, limit)
                 arrays = {} if mixture is None else {"centre": mixture.centre, "root": mixture.root}
                 saver.put("infer.plan", {"stage": stage, "size": size}, arrays)
-            size = min(size, limit - self.bank.simulations)
+            else:
+                size = int(plan.scalars["size"])
+                mixture = Mixture(plan.arrays["centre"], plan.arrays["root"]) if plan.arrays else None
             reason = self._stage(stage, size, mixture, segments.get(stage, []))
             stage += 1
             if self._number() == 0:
-                break
+                continue
             self.ends.append(self._number())
-            last = self.bank.simulations >= limit
-            if reason == "done" and not last and (stage not in plans):
-                with one_blas_thread():
-                    said = study(self.bank, self.model, self.ends[0], self.seed, stage, thorough=False)
-                interim, arrays = self._conclude(said, INTERIM, stage)
-                saver.put("infer.interim", interim, arrays)
-        return self._finish(reason, stage, check, segments.get(-1, []))
+            if reason == "done" and self.bank.simulations < limit and stage not in plans:
+                said = self._study(stage, thorough=False)
+                scalars, arrays = self._conclude(said, INTERIM, stage)
+                saver.put("infer.interim", scalars, arrays)
+        return self._finish(reason, stage, check, [one for one in checks if one.scalars["budget"] == self.budget])
 
     def _take_over(self, fitted: Fitted) -> None:
         """Use the simulations that a summary was learnt from: they are at draws from the prior."""
-        learnt = getattr(self.model.summary, "learnt", None)
-        assert learnt is not None
         rows = np.full((len(fitted.rows), self.model.observed_row.size), np.nan)
         fine = ~np.isnan(fitted.rows[:, 0])
-        rows[fine] = learnt(fitted.rows[fine])
-        drawn = Drawn(fitted.theta, rows, fitted.cost.setups, fitted.cost.failed, (), False)
-        self.bank.add(drawn, Block(0, len(rows)))
+        rows[fine] = fitted.learnt(fitted.rows[fine])
+        self.bank.add(Drawn(fitted.theta, rows, len(rows), fitted.cost.setups, fitted.cost.failed, (), False))
         self.bank.of_prior += len(rows)
         self.ends.append(self._number())
 
     def _number(self) -> int:
-        return self.bank.simulations - self.bank.failed
+        """Simulations that did not fail, checks not counted."""
+        return sum(int(np.count_nonzero(~np.isnan(rows[:, 0]))) for rows in self.bank.rows)
+
+    def _study(self, stage: int, thorough: bool) -> Study:
+        with one_blas_thread():
+            return study(self.bank, self.model, self.ends[0], self.seed, stage, thorough)
 
     def _plan(self, said: Study | None, stage: int, limit: int) -> tuple[int, Mixture | None]:
-        size = next_size(limit, self.bank.simulations)
-        if self.bank.simulations == 0 or self._number() < 2 * self.model.prior.dim + 10:
+        """How many proposals the next stage makes, and from what."""
+        done = self.bank.simulations
+        size = next_size(limit, done)
+        # A small rest, left by proposals outside the prior, goes to the prior, which makes none.
+        if self._number() < 2 * self.model.prior.dim + 10 or limit - done < SMALL_REST * limit:
             return size, None
+        said = self._study(stage, thorough=False) if said is None else said
         with one_blas_thread():
-            if said is None:
-                said = study(self.bank, self.model, self.ends[0], self.seed, stage, thorough=False)
-            # What proposals outside the prior have saved is spent on the prior, which has none.
             return size, aim(self.bank, said, self.seed, stage).mixture
 
     def _stage(self, stage: int, size: int, mixture: Mixture | None, records: list[Any]) -> str:
-        """Simulate `size` proposals; why it ended."""
+        """Make `size` proposals and simulate at them; why it ended."""
         made = 0
-        new: list[tuple[Array, Array]] = []
-        unsaved = 0
         for record in records:
             self.bank.theta.append(record.arrays["theta"])
             self.bank.rows.append(record.arrays["rows"])
-            self.bank.load(record.scalars)
+            self.bank.spent(record.scalars)
             made = int(record.scalars["made"])
+        new: list[Drawn] = []
 
         def take(block: Block, drawn: Drawn) -> bool:
-            nonlocal made, unsaved
+            nonlocal made
             if stage == 0 and block.first == 0 and drawn.ignored_rng:
                 warn_ignored_rng()
-            self.bank.add(drawn, block)
+            self.bank.add(drawn)
             made = block.first + block.size
             refuse_hopeless(self.bank.simulations, self.bank.failed, list(self.bank.failures), made == size)
-            new.append((drawn.theta, drawn.rows))
-            unsaved += drawn.theta.nbytes + drawn.rows.nbytes
+            new.append(drawn)
             bar.update(self.bank.simulations)
-            if self.saver.due(unsaved):
+            if self.saver.due(sum(one.theta.nbytes + one.rows.nbytes for one in new)):
                 save()
             return False
 
         def save() -> None:
-            nonlocal unsaved
             if new:
-                arrays = {"theta": np.concatenate([one for one, _ in new]), "rows": np.concatenate([r for _, r in new])}
-                self.saver.put("infer.segment", {"stage": stage, "made": made, **self.bank.counts()}, arrays)
+                part = joined(new)
+                scalars = {"stage": stage, "made": made, **part.scalars()}
+                self.saver.put("infer.segment", scalars, {"theta": part.theta, "rows": part.rows})
                 new.clear()
-                unsaved = 0
 
         bar = Progress(self.progress, f"stage {stage + 1}", self.budget, "simulations")
         task = Simulate(self.model, self.bank.support, mixture, self.seed, stage, self.on_error)
@@ -619,104 +648,75 @@ class Run:
         safe = made if mixture is None else -(-made // DEFENSIVE)
         self.bank.of_prior += safe
         if mixture is not None and made > safe:
-            if not self.bank.mixtures and not plain(self.model.prior):
+            if not self.bank.mixtures and not integrates_to_one(self.model.prior):
                 self.bank.log_constant = log_constant(self.model.prior, self.bank.support, mixture, self.seed)
             self.bank.mixtures.append((mixture, made - safe))
         return reason
 
     def _finish(self, reason: str, stage: int, check: int, records: list[Any]) -> Posterior:
+        """The conclusion from all simulations, and its check."""
         if self._number() == 0:
             status = _status(reason, self.budget, self.bank.simulations)
-            return self._posterior({"status": list(status), "notes": [_nothing(self.bank)], **self._told()}, {})
-        with one_blas_thread():
-            said = study(self.bank, self.model, self.ends[0], self.seed, stage, thorough=True)
+            nothing = {"notes": [_nothing(self.bank)], "settings": {}, "effective": math.nan, "rate": math.nan}
+            return self._posterior({**nothing, **self._spent(), "status": list(status)}, {})
+        said = self._study(stage, thorough=True)
         scalars, arrays = self._conclude(said, self.draws, stage)
         if reason == "done" and check:
-            note, reason = self._check(arrays["theta"], said, check, records)
-            scalars["notes"] += note
-            scalars |= self._told()
-        scalars["status"] = list(_status(reason, self.budget, self.bank.simulations))
-        scalars["budget"] = self.budget
-        if reason == "done":
-            self.saver.put("infer.finished", scalars, arrays)
-        else:
-            self.saver.put("infer.interim", scalars, arrays)
-        self.saver.finish(scalars["status"][0], scalars["status"][1], scalars["notes"])
+            reason, note = self._check(arrays["theta"], check, records)
+            scalars |= {"notes": [*scalars["notes"], *note], **self._spent()}
+        status = _status(reason, self.budget, self.bank.simulations)
+        scalars |= {"status": list(status), "budget": self.budget}
+        self.saver.put("infer.finished" if reason == "done" else "infer.interim", scalars, arrays)
+        self.saver.finish(status.reason, status.message, scalars["notes"])
         return self._posterior(scalars, arrays, said)
 
-    def _told(self) -> dict[str, Any]:
+    def _spent(self) -> dict[str, Any]:
         bank = self.bank
         cost = [bank.simulations, bank.setups, bank.proposals - bank.simulations, bank.failed, bank.proposals]
-        return {"cost": cost, "failures": [one._asdict() for one in bank.failures], "effective": math.nan,
-                "rate": math.nan, "settings": {}} if not self.ends else {"cost": cost}  # fmt: skip
+        return {"cost": cost, "failures": [one._asdict() for one in bank.failures]}
 
-    def _check(self, theta: Array, said: Study, number: int, records: list[Any]) -> tuple[list[str], str]:
-        """Simulate at posterior draws and compare with the data."""
+    def _check(self, theta: Array, number: int, records: list[Any]) -> tuple[str, list[str]]:
+        """Simulate at posterior draws and see whether the data look like these simulations."""
         number = min(number, self.budget - self.bank.simulations, len(theta))
-        kept, self.bank.theta, self.bank.rows = (self.bank.theta, self.bank.rows), [], []
-        given = theta[:: max(1, len(theta) // number)][:number]
-        made = 0
+        parts = [record.arrays["rows"] for record in records]
+        made = sum(map(len, parts))
         for record in records:
-            self.bank.theta.append(record.arrays["theta"])
-            self.bank.rows.append(record.arrays["rows"])
-            self.bank.load(record.scalars)
-            made = int(record.scalars["made"])
+            self.bank.spent(record.scalars)
+        given = theta[:: len(theta) // number][:number] if number else theta[:0]
 
         def take(block: Block, drawn: Drawn) -> bool:
-            self.bank.add(drawn, block)
+            self.bank.spent(drawn.scalars())
+            parts.append(drawn.rows)
+            self.saver.put("infer.check", {"budget": self.budget, **drawn.scalars()}, {"rows": drawn.rows})
             return False
 
-        task = Simulate(self.model, self.bank.support, None, self.seed, 10_000, self.on_error, given)
+        task = Simulate(self.model, self.bank.support, None, self.seed, CHECK_STAGE, self.on_error, given)
         bar = Progress(self.progress, "check", number, "simulations")
         reason = in_order(task, cut(number, block_rows(self.model), made), take, self.deadline, bar)
-        theta, rows = (np.concatenate(self.bank.theta), np.concatenate(self.bank.rows)) if self.bank.rows else kept
-        if self.bank.rows:
-            self.saver.put("infer.segment", {"stage": -1, "made": len(rows), **self.bank.counts()},
-                           {"theta": theta, "rows": rows})  # fmt: skip
-        self.bank.theta, self.bank.rows = kept
+        rows = np.concatenate([np.empty((0, self.model.observed_row.size)), *parts])
         rows = rows[~np.isnan(rows[:, 0])]
-        if reason != "done" or len(rows) < 20:
-            return [], reason
-        spread = spread_of(rows)
-        there = np.concatenate([rows, self.model.observed_row[None]]) / spread
-        centre = np.median(rows / spread, axis=0)
-        away = np.abs(there - centre).mean(axis=1)
-        share = float(np.mean(away[:-1] >= away[-1]))
-        if share < 0.02:
-            return [
-                f"warning: simulations at these draws are nearer to each other than the data are to them ({100 * share:.0f} "
-                f"% of {len(rows)} are as far out): the model may not be able to produce such data"
-            ], reason
-        return [f"simulations at these draws look like the data: {100 * share:.0f} % of {len(rows)} lie as far out"], reason
+        return reason, predictive_notes(rows, self.model.observed_row) if reason == "done" else []
 
     def _conclude(self, said: Study, number: int, stage: int) -> tuple[dict[str, Any], dict[str, Array]]:
         """Draws of the estimate and everything there is to say of them."""
-        way, found = said.decision.way, said.found
+        way, found, decision = said.decision.way, said.found, said.decision
         near = said.nears[way.summary]
         rng = Rng(self.seed, Phase.RESAMPLE, 1 + stage, 2).bulk(Purpose.MOVE)
-        prior, support = self.model.prior, self.bank.support
-        drawn, origin = adjust.smooth(rng, found, number, way.local, near.movable)
-        theta = np.asfortranarray(support.bounded(drawn))
-        theta[:, ~near.movable] = drawn[:, ~near.movable]
-        outside = prior.logpdf(theta) == -np.inf
-        # Where a constraint is not a box, a moved draw may leave it: the draw it comes from has not.
-        theta[outside] = support.bounded(near.free[origin[outside]])
-        distance = near.distances(said.observed[way.summary])[origin]
-        worth = min(effective(found.weights), float(len(found.index)))
+        theta, origin, left = adjust.posterior_draws(rng, near, found, way, number, self.model.prior, self.bank.support)
         path, promise = self._path(said)
-        notes = self._notes(said, worth, promise, float(outside.mean()))
+        worth = effective(found.weights)
         settings = {
-            "algorithm": "infer", "method": self._method(), "summary": said.names[way.summary], "eps": found.eps,
-            "nearest": len(found.index), "adjustment": way.words(), "smoothing": "local" if way.local else "whole",
+            "method": self._method(), "summary": said.names[way.summary], "eps": found.eps,
+            "nearest": len(found.places), "adjustment": way.words(), "smoothing": "local" if way.local else "whole",
             "budget": self.budget, "stages": len(self.ends), "path": path, "on_error": self.on_error,
-            "held_out": {"number": said.decision.tried, "gain": said.decision.gain, "gain_se": said.decision.gain_se,
-                         "cover_90": said.decision.cover},
+            "held_out": {"number": decision.tried, "gain": _or_none(decision.gain), "se": _or_none(decision.gain_se),
+                         "cover_90": _or_none(decision.cover)},
         }  # fmt: skip
         scalars = {
-            "notes": notes, "settings": settings, "effective": worth, "rate": len(found.index) / self._number(),
-            "failures": [one._asdict() for one in self.bank.failures], **self._told(),
+            "notes": self._notes(said, worth, promise, left), "settings": settings, "effective": worth,
+            "rate": len(found.places) / self._number(), **self._spent(),
         }  # fmt: skip
-        return scalars, {"theta": theta, "distances": distance}
+        return scalars, {"theta": theta, "distances": near.distances(said.observed[way.summary])[origin]}
 
     def _method(self) -> str:
         stages = len(self.bank.mixtures)
@@ -728,7 +728,7 @@ class Run:
         """Tolerance against simulations, and what ten times the budget would buy."""
         _, rows = self.bank.good()
         distance = said.distance(rows)
-        count = max(10, min(len(said.found.index), self.ends[0] // 4))
+        count = max(10, min(len(said.found.places), self.ends[0] // 4))
         path = [[end, float(np.partition(distance[:end], count)[count])] for end in self.ends if end > count]
         usable = [(n, eps) for n, eps in path if eps > 0]
         if len(usable) < 2:
@@ -736,58 +736,79 @@ class Run:
         log_n, log_eps = np.log(np.array(usable)).T
         slope = min(0.0, float(np.polyfit(log_n, log_eps, 1)[0]))
         now = said.found.eps
-        return path, f"ten times the budget would bring the tolerance from {now:.3g} to about {now * 10**slope:.2g}"
+        return path, (
+            f"ten times the budget would bring the tolerance from {now:.3g} to about {now * 10**slope:.2g} for as many "
+            "draws, or ten times the draws"
+        )
 
-    def _notes(self, said: Study, worth: float, promise: str, outside: float) -> list[str]:
+    def _notes(self, said: Study, worth: float, promise: str, left: float) -> list[str]:
         decision, found, bank = said.decision, said.found, self.bank
+        name = said.names[decision.way.summary]
         notes = [
-            f"method: {self._method()}; the nearest {len(found.index):,} of {self._number():,} by {said.names[decision.way.summary]}",
+            f"method: {self._method()}; the nearest {len(found.places):,} of {self._number():,} by {name}",
             f"tolerance: {found.eps:.4g}; worth about {worth:.0f} independent draws",
             decision.words(),
-        ]  # fmt: skip
+        ]
         if promise:
             notes.append(promise)
         if worth < FEW_DRAWS:
             notes.append(
-                f"warning: only about {worth:.0f} independent draws stand behind these numbers: they are rough; raise the "
-                "budget"
+                f"warning: only about {worth:.0f} independent draws stand behind these numbers: they are rough; raise "
+                "the budget"
             )
-        if decision.tried and decision.cover < 0.8:
+        if decision.tried and decision.cover < LEAST_COVER:
             notes.append(
-                f"warning: 90 % intervals cover only {100 * decision.cover:.0f} % of known parameters near the data: the "
-                "posterior given here is too narrow or off"
+                f"warning: 90 % intervals cover only {100 * decision.cover:.0f} % of known parameters near the data: "
+                "the posterior given here is too narrow or off"
             )
-        far = self._far(said)
+        far = self._far()
         if far > FAR:
             notes.append(
-                f"warning: the data are farther from the simulations than {100 * far:.0f} % of simulated data sets are: "
-                "check that prior and simulator can produce them"
+                f"warning: the data are farther from the simulations than {100 * far:.0f} % of simulated data sets "
+                "are: check that prior and simulator can produce them"
             )
-        if outside > 0.01:
-            notes.append(f"{100 * outside:.0f} % of the draws were not adjusted, since that would have left the prior")
+        if left > 0.01:
+            notes.append(f"{100 * left:.0f} % of the draws were not adjusted, since that would have left the prior")
         if bank.failed:
-            notes.append(
-                f"{bank.failed:,} of {bank.simulations:,} simulations failed and count as misses; the first failed "
-                f"{bank.failures[0] if bank.failures else 'in od.fit_summary'}"
-            )
+            first = f"; the first failed {bank.failures[0]}" if bank.failures else ""
+            notes.append(f"{bank.failed:,} of {bank.simulations:,} simulations failed and count as misses{first}")
         return notes
 
-    def _far(self, said: Study) -> float:
+    def _far(self) -> float:
         """Share of pilot simulations that have nearer neighbours among the pilot than the data have."""
-        theta, rows = self.bank.good()
-        pilot = rows[: self.ends[0]][:500]
+        _, rows = self.bank.good()
+        pilot = rows[: min(self.ends[0], 500)]
         if len(pilot) < 50 or not hasattr(self.model.distance, "learnt"):
             return 0.0
         _, scale = given_scale(self.model, rows[: self.ends[0]])
         scaled, there = scale(pilot), scale(self.model.observed_row[None])[0]
         near = max(2, len(pilot) // 50)
         data = np.partition(adjust.distances_from(scaled, there), near)[near]
-        others = [np.partition(adjust.distances_from(scaled, one), near + 1)[near + 1] for one in scaled[:100]]
+        # Each is its own nearest neighbour.
+        others = [np.partition(adjust.distances_from(scaled, one), near + 1)[near + 1] for one in scaled[:200]]
         return float(np.mean(np.array(others) < data))
 
-    def _posterior(self, scalars: dict[str, Any], arrays: Mapping[str, Array], said: Study | None = None) -> Posterior:
+    def _posterior(
+        self, scalars: Mapping[str, Any], arrays: Mapping[str, Array], said: Study | None = None
+    ) -> Posterior:
         cost = Cost(*scalars["cost"])._replace(seconds=self.saver.seconds())
-        return posterior_of(scalars, arrays, self.model.prior, cost, self.seed, self.model, self.saver.notes)
+        prior, notes = self.model.prior, self.saver.notes
+        return posterior_of(scalars, arrays, prior, cost, Status(*scalars["status"]), self.seed, self.model, notes)
+
+
+def predictive_notes(rows: Array, observed: Array) -> list[str]:
+    """Whether the observed row looks like simulated ones (n, s), in words; nothing where there are too few."""
+    if len(rows) < FEW_CHECKS:
+        return []
+    spread, middle = spread_of(rows), np.median(rows, axis=0)
+    away = np.abs((np.concatenate([rows, observed[None]]) - middle) / spread).mean(axis=1)
+    share = float(np.mean(away[:-1] >= away[-1]))
+    if share < LEAST_ALIKE:
+        return [
+            f"warning: simulations at these draws do not look like the data: {100 * share:.0f} % of {len(rows)} lie as "
+            "far out. The model may not be able to produce such data"
+        ]
+    return [f"simulations at these draws look like the data: {100 * share:.0f} % of {len(rows)} lie as far out"]
 
 
 def posterior_of(
@@ -795,22 +816,22 @@ def posterior_of(
     arrays: Mapping[str, Array],
     prior: Any,
     cost: Cost,
+    status: Status,
     seed: int,
     model: Model | None,
     notes: tuple[str, ...],
 ) -> Posterior:
     """The Posterior of a run; of `prior` only the columns' names and types are used."""
     theta = arrays["theta"] if "theta" in arrays else np.empty((0, len(prior.names)))
-    number = scalars["settings"].get("nearest", 0)
-    rate = float(scalars["rate"])
+    number, rate = scalars["settings"].get("nearest", 0), float(scalars["rate"])
     return Posterior(
         draws={name: column[None, :] for name, column in prior.columns(theta).items()},
         weights=None,
         distances=arrays["distances"][None, :] if "distances" in arrays else None,
         acceptance_rate=rate,
-        acceptance_rate_se=math.sqrt(rate * (1 - rate) * rate / number) if number else math.nan,
+        acceptance_rate_se=rate * math.sqrt((1 - rate) / number) if number else math.nan,
         cost=cost,
-        status=Status(*scalars["status"]),
+        status=status,
         seed=seed,
         settings={"algorithm": "infer", **scalars["settings"]},
         failures=tuple(Failure(**one) for one in scalars["failures"]),
@@ -821,9 +842,13 @@ def posterior_of(
     )
 
 
-def plain(prior: Prior) -> bool:
+def integrates_to_one(prior: Prior) -> bool:
     """Whether the prior's density is known to integrate to 1."""
     return prior.where is None and prior._trusted
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _status(reason: str, budget: int, made: int) -> Status:
@@ -838,5 +863,3 @@ def _nothing(bank: Bank) -> str:
     if bank.simulations:
         return f"all of the {bank.simulations:,} simulations made failed: there is no posterior"
     return "no simulation was made: there is no posterior"
-
-

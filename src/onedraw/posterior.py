@@ -68,11 +68,20 @@ class Posterior:
     """Whether the draws are independent of each other (rejection)."""
     notes: tuple[str, ...] = ()
     """What a reader should know, in plain words."""
+    groups: Array | None = field(default=None, repr=False)
+    """Of weighted draws that have ancestors in common: (chains, draws) whole numbers, equal for draws whose errors
+    may go together. None where there are no such draws."""
+    path: tuple[Any, ...] = ()
+    """Of a sequential run: its stages, each with eps, acceptance_rate, proposals, simulations and ess."""
+    run_weights: Array | None = field(default=None, repr=False)
+    """The weights that the run itself gave, before `at`."""
+    bank: Any = field(default=None, repr=False)
+    """Every simulation of a run that kept them: see `onedraw.samplers.importance.Simulations`."""
     effective: float | None = None
     """How many independent draws these are worth, where they come from fewer simulations than there are draws."""
 
     def __post_init__(self) -> None:
-        for array in (*self.draws.values(), self.weights, self.distances):
+        for array in (*self.draws.values(), self.weights, self.distances, self.groups, self.run_weights):
             if array is not None:
                 array.flags.writeable = False
         object.__setattr__(self, "draws", MappingProxyType(dict(self.draws)))
@@ -126,7 +135,10 @@ class Posterior:
         """Mean, sd, highest density interval, Monte Carlo error, ESS and R-hat of each parameter."""
         if not 0 < hdi_prob < 1:
             raise ValueError(f"hdi_prob must lie between 0 and 1, got {hdi_prob!r}: it is the interval's content")
-        rows = {name: describe(values, self.weights, self.independent, hdi_prob) for name, values in self.draws.items()}
+        rows = {
+            name: describe(values, self.weights, self.independent, hdi_prob, self.groups)
+            for name, values in self.draws.items()
+        }
         if self.effective is not None:
             rows = {name: row.worth(self.effective) for name, row in rows.items()}
         return Summary(rows, hdi_prob, (*self.notes, *self._doubts(rows)))
@@ -143,8 +155,9 @@ class Posterior:
     def at(self, eps: float) -> "Posterior":
         """The posterior at a smaller tolerance, from the same run: the draws with new weights.
 
-        A draw with distances d_1..d_M gets the weight mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md;
-        Vihola and Franks 2020). A larger tolerance would need simulations that were thrown away, and is refused.
+        A draw with distances d_1..d_M gets its weight in the run (equal for most samplers) times
+        mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md; Vihola and Franks 2020). A larger tolerance would need
+        simulations that were thrown away, and is refused.
         """
         kernel = self._kernel_for_at()
         new = kernel.with_eps(positive("eps", eps, EPS_MEANING))
@@ -158,6 +171,10 @@ class Posterior:
         # A start that was given has no distance yet (inf) and no weight.
         log_run = kernel.log_average(distances)
         log_weights = np.where(np.isneginf(log_run), -np.inf, new.log_average(distances) - np.maximum(log_run, -1e300))
+        before = self._weights_of_the_run()
+        if before is not None:
+            with np.errstate(divide="ignore"):
+                log_weights = log_weights + np.log(before)
         if not np.isfinite(log_weights).any():
             nearest = float(distances.min()) if distances.size else math.nan
             raise ValueError(f"no draw is within eps = {eps}: the nearest simulation is at distance {nearest:.6g}")
@@ -167,11 +184,15 @@ class Posterior:
         return replace(
             self,
             weights=weights,
+            run_weights=before,
             distances=self.distances,
             kernel=self.kernel,
             settings={**self.settings, "eps": new.eps, "run_eps": kernel.eps},
             notes=(*self._notes_of_the_run(), note),
         )
+
+    def _weights_of_the_run(self) -> Array | None:
+        return self.run_weights if "run_eps" in self.settings else self.weights
 
     def _notes_of_the_run(self) -> tuple[str, ...]:
         return tuple(note for note in self.notes if not note.startswith("weighted from a run at"))
@@ -185,6 +206,17 @@ class Posterior:
                 "keep_distances=True"
             )
         return self.kernel
+
+    def adjust(self, *, draws: int | None = None, seed: int | None = None) -> "Posterior":
+        """The posterior after a regression adjustment, where held-out simulations near the data say that it helps.
+
+        It needs the summaries of the simulations: `od.rejection(..., keep="summaries")` and
+        `od.importance(..., keep_rows=True)` keep them. Whether the draws were adjusted, and why, is in `notes`
+        (docs/choosing.md). `draws` of equal weight are drawn from the smoothed result, by default as many as there are.
+        """
+        from onedraw.adjust import adjusted
+
+        return adjusted(self, draws, seed)
 
     def sample(self, n: int, *, seed: int | None = None) -> dict[str, Array]:
         """n draws with equal weights, drawn from these with replacement: {name: (n,)}."""
@@ -237,6 +269,8 @@ class Posterior:
         stats: dict[str, Any] = {}
         if self.weights is not None:
             stats["weight"] = (dims, self.weights)
+        if self.groups is not None:
+            stats["group"] = (dims, self.groups)
         if self.distances is not None:
             more = ("pseudo_sample",) if self.distances.ndim == 3 else ()
             stats["distance"] = ((*dims, *more), self.distances)

@@ -19,16 +19,21 @@ from onedraw.engine.fingerprint import fingerprint
 from onedraw.engine.saving import Continue, changed_parts, forced_notes
 from onedraw.engine.store import Record, Store, StoreError
 from onedraw.engine.streams import Phase, Rng
+from onedraw.fit_summary import Fitted
+from onedraw.infer import infer
+from onedraw.infer import posterior_of as posterior_of_infer
 from onedraw.kernels import Kernel
 from onedraw.layout import Layout
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import named_columns
-from onedraw.samplers import chains, rejection
+from onedraw.samplers import chains, rejection, rounds
+from onedraw.samplers.importance import importance
 from onedraw.samplers.pilot import ready
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
-from onedraw.samplers.specification import OWN, kernel_of, model_parts, proposal_of
+from onedraw.samplers.smc import smc
+from onedraw.samplers.specification import KERNELS, OWN, kernel_of, model_parts, proposal_of
 from onedraw.samplers.wilkinson import wilkinson
 from onedraw.simulator import Batched, Failure, Simulated, Staged, summarise_observed
 
@@ -37,8 +42,14 @@ SAMPLERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "pseudo_marginal": (pseudo_marginal, ("pseudo_samples", "early", "keep_distances", "chains", "thin")),
     "wilkinson": (wilkinson, ("early", "chains", "thin")),
     "r_hit": (r_hit, ("hits", "max_draws", "chains", "thin")),
+    "smc": (smc, ("particles", "eps", "pseudo_samples", "least_acceptance")),
+    "importance": (importance, ("eps", "ess", "pseudo_samples", "defensive", "keep_rows")),
+    "infer": (infer, ()),
 }
 """Each sampler with the arguments that a file gives back to it."""
+
+SEQUENTIAL = ("smc", "importance")
+"""Samplers that choose their own tolerance: they take a kernel without one, and no draws."""
 
 File = str | os.PathLike[str]
 
@@ -63,7 +74,11 @@ def open(path: File) -> Posterior:
         store.count()
         written = _specification(store)
         with _Form(path):
-            read = _read_rejection if written["algorithm"] == "rejection" else _read_chains
+            read = {
+                "rejection": _read_rejection,
+                "infer": _read_infer,
+                **dict.fromkeys(SEQUENTIAL, _read_sequential),
+            }.get(written["algorithm"], _read_chains)
             # The end first: a run that goes on meanwhile is then shown as unfinished, never as more than it is.
             return read(store, written, store.last())
 
@@ -162,9 +177,47 @@ def _read_chains(store: Store, written: Mapping[str, Any], last: Record | None) 
     )  # fmt: skip
 
 
+def _read_sequential(store: Store, written: Mapping[str, Any], last: Record | None) -> Posterior:
+    arguments, facts, columns = written["arguments"], written["facts"], _columns(written)
+    record = store.last("result")
+    if record is None:
+        cost = rounds.cost_of_segments(store.records("run.segment"), _pilot_cost(store))
+        distance = {"distance": facts["distance"]}
+        found = rounds.nothing_found(len(columns.names), arguments["pseudo_samples"], cost, distance)
+    else:
+        found = rounds.Found.load(record)
+    status, _, seconds = _ending(last, f"{np.count_nonzero(found.weight):,} draws")
+    family = KERNELS.get(str(arguments["kernel"]))
+    return rounds.sequential_posterior(
+        written["algorithm"], found, columns, {**arguments}, found.cost._replace(seconds=seconds), status,
+        None if family is None else family(1.0), facts["kernel"], None, forced_notes(store.meta("sessions")),
+    )  # fmt: skip
+
+
+def _read_infer(store: Store, written: Mapping[str, Any], last: Record | None) -> Posterior:
+    finished, interim = store.last("infer.finished"), store.last("infer.interim")
+    record = (
+        finished if finished is not None and finished.scalars["budget"] == written["arguments"]["budget"] else interim
+    )
+    status, _, seconds = _ending(last, "0 draws" if record is None else f"{len(record.arrays['theta']):,} draws")
+    scalars: Mapping[str, Any] = {"notes": [], "settings": {}, "effective": np.nan, "rate": np.nan, "failures": []}
+    segments = [*store.records("infer.segment"), *store.records("infer.check")]
+    spent = [
+        sum(int(one.scalars[name]) for one in segments) for name in ("simulations", "setups", "failed", "proposals")
+    ]
+    cost = Cost(spent[0], spent[1], spent[3] - spent[0], spent[2], spent[3])
+    if record is not None:
+        scalars = record.scalars
+        cost = Cost(*scalars["cost"]) if status.reason != "unfinished" else cost
+    return posterior_of_infer(
+        scalars, {} if record is None else record.arrays, _columns(written), cost._replace(seconds=seconds), status,
+        written["arguments"]["seed"], None, forced_notes(store.meta("sessions")),
+    )  # fmt: skip
+
+
 def resume(
     path: File,
-    model: Model | None = None,
+    model: Model | Fitted | None = None,
     *,
     kernel: Kernel | None = None,
     estimator: Any = None,
@@ -201,7 +254,11 @@ def resume(
         arguments, facts = written["arguments"], written["facts"]
         sampler, names = SAMPLERS[written["algorithm"]]
         given = {name: arguments[name] for name in (*names, "seed", "on_error")}
-        given["draws"] = arguments["draws"] if draws is None else draws
+        sequential = written["algorithm"] in SEQUENTIAL
+        if not sequential:
+            given["draws"] = arguments["draws"] if draws is None else draws
+        elif draws is not None:
+            raise StoreError(f"{path} holds a run of {written['algorithm']}, which has no draws=: raise budget")
         given["budget"] = arguments["budget"] if budget is None else budget
         if facts["estimator"]:
             del given["pseudo_samples"], given["keep_distances"]
@@ -210,23 +267,28 @@ def resume(
             raise StoreError(f"{path} was made with an estimator: give it again, as estimator=, and no model or kernel")
         given["estimator"] = estimator
     else:
-        if not isinstance(model, Model):
+        if not isinstance(model, Model | Fitted if written["algorithm"] == "infer" else Model):
             raise StoreError(
                 f"{path} holds no functions: give the run's model again, as od.resume({str(path)!r}, model)"
             )
         if estimator is not None:
             raise StoreError(f"{path} was made with a model and a kernel, not with an estimator")
         given["model"] = model
-        given["kernel"] = kernel_of(arguments) if kernel is None else kernel
+    if written["algorithm"] == "infer":
+        if kernel is not None or proposal is not None or start is not None:
+            raise StoreError(f"{path} holds a run of infer, which has no kernel, no proposal and no start")
+    elif not facts["estimator"]:
+        named = KERNELS.get(str(arguments["kernel"])) if sequential else kernel_of(arguments)
+        given["kernel"] = named if kernel is None else kernel
         if given["kernel"] is None:
             raise StoreError(f"{path} was made with a kernel of your own: give it again, as kernel=")
-    if written["algorithm"] != "rejection":
+    if written["algorithm"] not in ("rejection", "infer") and not sequential:
         given["proposal"] = proposal_of(arguments["proposal"], path) if proposal is None else proposal
         given["start"] = arguments["start"] if start is None else start
         if given["start"] == OWN:
             raise StoreError(f"{path} started from a Posterior: give it again, as start=")
     elif proposal is not None or start is not None:
-        raise StoreError(f"{path} holds a run of rejection, which has no proposal and no start")
+        raise StoreError(f"{path} holds a run of {written['algorithm']}, which has no proposal and no start")
     return sampler(**given, store=Continue(path, force), segment=segment, max_seconds=max_seconds, progress=progress)
 
 

@@ -72,11 +72,18 @@ class Summary:
     __repr__ = __str__
 
 
-def describe(draws: Array, weights: Array | None, independent: bool, hdi_prob: float) -> Row:
-    """The summary of one parameter's draws (chains, n) with weights of the same shape, or None."""
+def describe(
+    draws: Array, weights: Array | None, independent: bool, hdi_prob: float, groups: Array | None = None
+) -> Row:
+    """The summary of one parameter's draws (chains, n) with weights of the same shape, or None.
+
+    `groups`, of the same shape, are equal for weighted draws whose errors may go together.
+    """
     draws = np.asarray(draws, dtype=float)
     if weights is not None:
-        return _describe_weighted(draws, weights, independent, hdi_prob)
+        if draws.size == 0:
+            return Row(*([math.nan] * 7))
+        return _describe_weighted(draws, weights, independent, hdi_prob, groups)
     if draws.size == 0:
         return Row(*([math.nan] * 7))
     mean, sd = float(draws.mean()), float(draws.std(ddof=1 if draws.size > 1 else 0))
@@ -100,19 +107,30 @@ def describe(draws: Array, weights: Array | None, independent: bool, hdi_prob: f
     return Row(mean, sd, low, high, mcse, ess, r_hat)
 
 
-def _describe_weighted(draws: Array, weights: Array, independent: bool, hdi_prob: float) -> Row:
+def _describe_weighted(draws: Array, weights: Array, independent: bool, hdi_prob: float, groups: Array | None) -> Row:
     mean = float((weights * draws).sum())
     variance = float((weights * (draws - mean) ** 2).sum())
     low, high = weighted_interval(draws.ravel(), weights.ravel(), hdi_prob)
-    mcse = ratio_error(draws, weights, independent)
+    mcse = ratio_error(draws, weights, independent, groups)
     return Row(mean, math.sqrt(variance), low, high, mcse, variance / mcse**2 if mcse > 0 else math.nan, math.nan)
 
 
-def ratio_error(values: Array, weights: Array, independent: bool) -> float:
-    """Standard error of sum w f for weights (chains, n) that sum to 1, f the values."""
+def ratio_error(values: Array, weights: Array, independent: bool, groups: Array | None = None) -> float:
+    """Standard error of sum w f for weights (chains, n) that sum to 1, f the values.
+
+    With `groups` the errors of draws are added up within each group first, and only groups count as independent.
+
+    >>> two = np.array([[0.0, 0.0, 1.0, 1.0]]), np.full((1, 4), 0.25)
+    >>> ratio_error(*two, True), ratio_error(*two, True, np.array([[0, 0, 1, 1]]))
+    (0.25, 0.3535...)
+    """
     if np.count_nonzero(weights) < 2:
         return math.nan
     influence = weights * (values - (weights * values).sum()) * weights.size
+    if groups is not None:
+        _, member = np.unique(groups, return_inverse=True)
+        influence = np.bincount(member.reshape(-1), influence.reshape(-1))
+        return float(np.sqrt((influence**2).sum()) / weights.size)
     if independent or values.shape[1] < FEWEST:
         return float(np.sqrt((influence**2).sum()) / weights.size)
     from arviz_stats.base import array_stats

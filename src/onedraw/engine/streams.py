@@ -35,6 +35,8 @@ class Phase(IntEnum):
     PREDICT = 5
     RESAMPLE = 6
     SEARCH = 7
+    SEQUENCE = 8
+    IMPORTANCE = 9
 
 
 class Purpose(IntEnum):

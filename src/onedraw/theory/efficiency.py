@@ -25,6 +25,7 @@ import numpy as np
 from onedraw.arguments import positive, whole_number
 from onedraw.arrays import Array
 from onedraw.posterior import Posterior
+from onedraw.summary import ratio_error
 
 WINDOW = 4.0
 """Autocovariances are summed up to the first lag of at least this many kappa."""
@@ -430,6 +431,8 @@ def efficiency(post: Posterior, functions: Mapping[str, Function] | None = None)
         if post.weights is not None:
             # The weighted mean's own error decides, whatever the run's draws would have given.
             ess = size * found.v.value / found.v_chain.value
+            if post.groups is not None:
+                ess = found.v.value / ratio_error(values, post.weights, True, post.groups) ** 2
         per_simulation = ess / simulations if simulations else math.nan
         per_second = ess / seconds if seconds else math.nan
         rows[name] = Row(name, found, ess, per_simulation, per_second, _kappa_arviz(values, post, found))

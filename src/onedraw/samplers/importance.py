@@ -1,0 +1,651 @@
+"""Importance sampling in rounds: proposals that close in on the posterior, and weights in which every round counts.
+
+Round 0 draws from the prior. Each later round draws a defensive share from the prior and the rest from Student
+distributions around the nearest draws so far, each with the covariance of *its own* neighbours, so that a posterior
+in several pieces is followed piece by piece. With n_k proposals from component q_k, a proposal at theta has the weight
+
+    w(theta) = pi(theta) / sum_k (n_k / n) q_k(theta),      n = sum_k n_k,
+
+whichever component it came from: the balance heuristic. A draw's weight in the posterior is w(theta) times the mean of
+K over its pseudo-samples. No simulation of any round is left out, and since the prior is among the q_k, w is never
+above n / n_prior.
+
+Reference: Veach and Guibas (1995); Owen and Zhou (2000) for the defensive share; Cornuet, Marin, Mira and Robert (2012)
+for reweighting all rounds; Filippi, Barnes, Cornebise and Stumpf (2013) for local covariances.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.arguments import one_of, positive, seed_or_fresh, whole_number
+from onedraw.arrays import Array
+from onedraw.cost import Cost
+from onedraw.engine.blocks import Deadline, cut, one_blas_thread
+from onedraw.engine.saving import Saver, begin, checked_segment, recorded_seed
+from onedraw.engine.signals import Stopped, guarded
+from onedraw.engine.streams import Phase, Purpose, Rng
+from onedraw.estimator import AbcAverage
+from onedraw.kernels import EPS_MEANING, Kernel
+from onedraw.model import Model
+from onedraw.posterior import Posterior, Status
+from onedraw.prior import Prior
+from onedraw.progress import Progress
+from onedraw.samplers.pilot import learn_distance
+from onedraw.samplers.rounds import (
+    Found,
+    Ledger,
+    Outcome,
+    Stage,
+    distance_setting,
+    effective,
+    finish,
+    kernel_family,
+    nothing_found,
+    sequential_posterior,
+    together,
+    tolerance_with,
+)
+from onedraw.samplers.specification import specify
+from onedraw.simulator import CHUNK_ROWS
+
+PLAIN_BLOCK = 16
+"""Simulations a block for simulators that are called once a pseudo-sample."""
+FREEDOM = 5
+"""Degrees of freedom of the Students: tails that a normal posterior does not outrun."""
+DEFENSIVE = 0.1
+"""Share of the proposals of every round that comes from the prior."""
+COMPONENTS = 24
+"""Students in the proposal of a round, at the most."""
+NEAR = 0.2
+"""Share of the near draws that are the neighbours of one of them."""
+STRETCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Factors by which the variances of the Students may be widened."""
+JUDGES = 2000
+"""Draws that judge the widening, about."""
+GROWTH = 1.5
+"""Size of a round over that of the one before."""
+KEPT_NEAR = 0.1
+"""Effective number of near draws from which the next proposal is made, as a share of all draws so far."""
+MOST_NEAR = 10_000.0
+"""The same as a number, at the most."""
+MOPPING = 30
+"""Rounds after the last in which what was saved on proposals outside the prior is spent."""
+CONSTANT_DRAWS = 2**17
+"""Prior draws from which the constant of a `where=` constraint is estimated."""
+CHUNK = 2**20
+"""Densities computed at once."""
+
+
+class Item(NamedTuple):
+    """Parameters at which a block simulates."""
+
+    first: int
+    size: int
+    step: int
+    theta: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Simulate:
+    """The pure task of importance sampling: simulate at given parameters."""
+
+    estimator: AbcAverage
+    seed: int
+
+    def __call__(self, item: Item) -> Outcome:
+        result = self.estimator.evaluate(Rng(self.seed, Phase.IMPORTANCE, item.first), item.theta, None)
+        arrays = {"distances": result.distances}
+        if result.rows is not None:
+            arrays["rows"] = result.rows
+        return Outcome(
+            arrays, result.simulations, result.setups, 0, result.failed, item.size, result.failures, result.ignored_rng
+        )
+
+
+class Mixture(NamedTuple):
+    """Students of equal share, the columns of whole numbers among them rounded normals, independent of the rest."""
+
+    centre: Array
+    """(k, dim)"""
+    root: Array
+    """(k, continuous, continuous), lower triangular."""
+    deviation: Array
+    """(k, discrete) of the rounded normals."""
+    discrete: Array
+    """(dim,) which columns are whole numbers."""
+
+    def sample(self, rng: np.random.Generator, n: int) -> Array:
+        """n draws, of which component k has every k-th: (n, dim)."""
+        k = len(self.centre)
+        which = np.arange(n) % k
+        theta = np.array(self.centre[which], order="F")
+        free, whole = ~self.discrete, self.discrete
+        if free.any():
+            normal = rng.standard_normal((n, int(free.sum())))
+            stretch = np.sqrt(FREEDOM / rng.chisquare(FREEDOM, n))
+            theta[:, free] += np.einsum("nij,nj->ni", self.root[which], normal) * stretch[:, None]
+        if whole.any():
+            theta[:, whole] = np.rint(
+                theta[:, whole] + rng.standard_normal((n, int(whole.sum()))) * self.deviation[which]
+            )
+        return theta
+
+    def stretched(self, factor: float) -> "Mixture":
+        """The same with all variances times a factor."""
+        return self._replace(root=self.root * math.sqrt(factor), deviation=self.deviation * math.sqrt(factor))
+
+    def density(self, theta: Array, share: Array) -> Array:
+        """sum_k share_k q_k(theta) at rows of theta (n, dim), for shares (k,)."""
+        total = np.zeros(len(theta))
+        rows = max(1, CHUNK // max(1, len(self.centre)))
+        for top in range(0, len(theta), rows):
+            total[top : top + rows] = self._density(theta[top : top + rows], share)
+        return total
+
+    def _density(self, theta: Array, share: Array) -> Array:
+        free, whole = ~self.discrete, self.discrete
+        total = np.zeros(len(theta))
+        dim = int(free.sum())
+        inverse = np.linalg.inv(self.root)
+        scale = np.abs(np.prod(np.diagonal(self.root, axis1=1, axis2=2), axis=1))
+        constant = math.exp(
+            math.lgamma((FREEDOM + dim) / 2) - math.lgamma(FREEDOM / 2) - dim / 2 * math.log(FREEDOM * math.pi)
+        )
+        for k, centre in enumerate(self.centre):
+            if dim:
+                z = (theta[:, free] - centre[free]) @ inverse[k].T
+                square = np.einsum("ij,ij->i", z, z) if dim > 1 else z[:, 0] * z[:, 0]
+                value = half_power(1.0 / (1.0 + square / FREEDOM), FREEDOM + dim) * (share[k] * constant / scale[k])
+            else:
+                value = np.full(len(theta), share[k])
+            if whole.any():
+                from scipy.special import ndtr
+
+                away = theta[:, whole] - np.asarray(centre[whole])
+                value = value * np.prod(
+                    ndtr((away + 0.5) / self.deviation[k]) - ndtr((away - 0.5) / self.deviation[k]), axis=1
+                )
+            total += value
+        return total
+
+
+def half_power(base: Array, twice: int) -> Array:
+    """base to the power of twice / 2, by products and a root: a general power takes ten times as long.
+
+    >>> half_power(np.array([4.0, 9.0]), 5)
+    array([ 32., 243.])
+    """
+    power = np.sqrt(base) if twice % 2 else np.ones_like(base)
+    twice //= 2
+    while twice:
+        if twice % 2:
+            power *= base
+        base = base * base
+        twice //= 2
+    return power
+
+
+def around(theta: Array, weight: Array, prior: Prior, rng: np.random.Generator) -> tuple[Mixture, Array]:
+    """Students around draws (n, dim) picked by weight, each with the covariance of its own neighbours; and which."""
+    n, dim = theta.shape
+    mean = weight @ theta / weight.sum()
+    variance = weight @ (theta - mean) ** 2 / weight.sum()
+    smallest = 1e-12 * np.maximum(mean * mean, float(variance.max()) or 1.0)
+    deviation = np.sqrt(np.maximum(variance, smallest))
+    k = int(min(COMPONENTS, max(1, effective(weight) // 2)))
+    ends = np.cumsum(weight)
+    places = (np.arange(k) + rng.random()) / k * ends[-1]
+    picked = np.minimum(np.searchsorted(ends, places, side="right"), n - 1)
+    centre = theta[picked]
+    near = int(min(n, max(3 * (dim + 1), math.ceil(NEAR * n))))
+    free = ~prior.discrete
+    root, apart = np.empty((k, int(free.sum()), int(free.sum()))), np.empty((k, int((~free).sum())))
+    scaled = theta / deviation
+    for j, middle in enumerate(centre):
+        away = scaled - middle / deviation
+        square = np.einsum("ij,ij->i", away, away)
+        close = np.argpartition(square, near - 1)[:near] if near < n else np.arange(n)
+        some, each = away[close], weight[close] / weight[close].sum()
+        local = (each[:, None] * some).T @ some
+        few = dim / (effective(each) + dim)
+        local = (1 - few) * local + few * np.diag(np.maximum(np.diag(local), 1e-4))
+        local += np.diag(np.maximum(1e-10 - np.diag(local), 0.0))
+        inner = local[np.ix_(free, free)] * np.outer(deviation[free], deviation[free])
+        root[j] = np.linalg.cholesky(inner)
+        apart[j] = np.maximum(np.sqrt(np.diag(local))[~free] * deviation[~free], 0.5)
+    return Mixture(centre, root, apart, np.asarray(prior.discrete)), picked
+
+
+def best_stretch(
+    made: Mixture, theta: Array, weight: Array, log_prior: Array, centres: Array, defensive: float
+) -> Mixture:
+    """The mixture with its components widened as the draws say is best.
+
+    A weighted mean of f from proposals q has a variance proportional to the sum over the draws of weight² (f - mean)²
+    as that sum is under q, which is the integral of pi² E[K] (f - mean)² / q; draws that stand for pi E[K] estimate it
+    by the mean of pi (f - mean)² / q. What is least is wider than the posterior: most simulations miss, also where
+    the posterior is. Components' own centres are left out, where each of them is sure to be dense.
+    """
+    other = np.ones(len(theta), dtype=bool)
+    other[centres] = False
+    if np.count_nonzero(other) < 2:
+        return made.stretched(STRETCHES[len(STRETCHES) // 2])
+    some = np.flatnonzero(other)
+    some = some[:: max(1, some.size // JUDGES)]
+    theta, weight, prior = theta[some], weight[some], np.exp(log_prior[some])
+    mean = weight @ theta / weight.sum()
+    square = (theta - mean) ** 2
+    variance = np.maximum(weight @ square / weight.sum(), 1e-300)
+    value = weight * prior * (1.0 + (square / variance).mean(axis=1))
+    share = np.full(len(made.centre), (1 - defensive) / len(made.centre))
+    costs = [
+        float((value / (defensive * prior + made.stretched(stretch).density(theta, share))).sum())
+        for stretch in STRETCHES
+    ]
+    return made.stretched(STRETCHES[int(np.argmin(costs))])
+
+
+def prior_constant(prior: Prior, seed: int) -> tuple[float, float]:
+    """The prior probability of a `where=` constraint and its standard error; (1, 0) where there is none.
+
+    The density that a constrained prior gives is that without the constraint, and must be divided by this.
+    """
+    if prior.where is None:
+        return 1.0, 0.0
+    theta = prior._draw(Rng(seed, Phase.IMPORTANCE).bulk(Purpose.ACCEPT), CONSTANT_DRAWS)
+    share = float(np.count_nonzero(prior._allowed(theta))) / CONSTANT_DRAWS
+    # Where hardly a draw is inside, the share is at least known not to be zero.
+    share = max(share, 0.5 / CONSTANT_DRAWS)
+    return share, math.sqrt(share * (1 - share) / CONSTANT_DRAWS)
+
+
+class Simulations(NamedTuple):
+    """Every simulation of a run, in the order in which they were made."""
+
+    theta: Array
+    """(n, dim)"""
+    distances: Array
+    """(n, M), inf where the simulation failed."""
+    log_weight: Array
+    """(n,) log of pi over the mixture of all proposals, K not included."""
+    rows: Array | None
+    """Summaries (n, M, s) where they were kept."""
+
+
+class Rounds:
+    """An importance run as it goes on: all proposals, their simulations, and the components they came from."""
+
+    def __init__(self, estimator: AbcAverage, seed: int, ledger: Ledger, defensive: float) -> None:
+        self.estimator, self.seed, self.ledger, self.defensive = estimator, seed, ledger, defensive
+        self.prior, self.kernel = estimator.prior, estimator.kernel
+        self.task = Simulate(estimator, seed)
+        pseudo_samples = estimator.pseudo_samples
+        self.block = max(1, (CHUNK_ROWS if estimator.model.batched else PLAIN_BLOCK) // pseudo_samples)
+        self.constant, self.constant_se = prior_constant(self.prior, seed)
+        self.theta = np.empty((0, self.prior.dim), order="F")
+        self.log_prior = np.empty(0)
+        self.distances = np.empty((0, pseudo_samples))
+        self.rows: list[Array] = []
+        self.mixtures: list[tuple[Mixture, Array]] = []
+        """Components of each round, with how many proposals came from each."""
+        self.proposals = self.of_prior = 0
+        """Proposals made, and those of them that came from the prior."""
+        self.rounds = 0
+        self.eps = math.inf
+        self.path: list[Stage] = []
+
+    def left(self, limit: int) -> int:
+        """Proposals that the rest of the budget pays for."""
+        return (limit - self.ledger.cost.simulations) // self.estimator.pseudo_samples
+
+    def round(self, count: int, mixture: Mixture | None) -> None:
+        """Propose `count` parameters, from the prior and the mixture, and simulate at those inside the prior."""
+        rng = Rng(self.seed, Phase.IMPORTANCE, self.rounds)
+        of_prior = count if mixture is None else min(count, math.ceil(self.defensive * count))
+        theta = self.prior.sample(rng.bulk(Purpose.PRIOR), of_prior)
+        if mixture is not None and of_prior < count:
+            theta = np.concatenate([theta, mixture.sample(rng.bulk(Purpose.MOVE), count - of_prior)])
+        theta = np.asfortranarray(theta)
+        log_prior = self.prior.logpdf(theta) - math.log(self.constant)
+        # A proposal outside the prior's support has weight zero whatever it would give.
+        inside = np.flatnonzero(log_prior > -np.inf)
+        begin = len(self.theta)
+        items = [
+            Item(begin + block.first, block.size, self.rounds, np.asfortranarray(theta[inside[rows]]))
+            for block in cut(inside.size, self.block)
+            for rows in (slice(block.first, block.first + block.size),)
+        ]
+        note = "prior" if math.isinf(self.eps) else f"eps {self.eps:.3g}"
+        self.rounds += 1
+        try:
+            outcomes = self.ledger.run(self.task, items, note)
+        except Stopped:
+            # What is done of the round counts, as a round of so many proposals.
+            done = self.ledger.partial
+            some = inside[: sum(item.size for item, _ in zip(items, done, strict=False))]
+            if some.size:
+                self._take(theta, log_prior, some, int(some[-1]) + 1, of_prior, mixture, done)
+            raise
+        self._take(theta, log_prior, inside, count, of_prior, mixture, outcomes)
+
+    def _take(
+        self,
+        theta: Array,
+        log_prior: Array,
+        inside: Array,
+        count: int,
+        of_prior: int,
+        mixture: Mixture | None,
+        outcomes: list[Outcome],
+    ) -> None:
+        """Take in the first `count` proposals of a round, of which those `inside` were simulated."""
+        self.ledger.skip((count - inside.size) * self.estimator.pseudo_samples, count - inside.size)
+        of_prior = min(of_prior, count)
+        self.proposals += count
+        self.of_prior += of_prior
+        if mixture is not None and of_prior < count:
+            k = len(mixture.centre)
+            made = np.bincount(np.arange(count - of_prior) % k, minlength=k).astype(float)
+            if self.mixtures and self.mixtures[-1][0] is mixture:
+                made += self.mixtures.pop()[1]
+            self.mixtures.append((mixture, made))
+        if outcomes:
+            self.theta = np.asfortranarray(np.concatenate([self.theta, theta[inside]]))
+            self.log_prior = np.concatenate([self.log_prior, log_prior[inside]])
+            self.distances = np.concatenate([self.distances, together(outcomes, "distances")])
+            if self.estimator.keep_rows:
+                self.rows.extend(outcome.arrays["rows"] for outcome in outcomes)
+
+    def log_weight(self, some: Array) -> Array:
+        """log of pi over the mixture of all proposals so far, at some of the draws."""
+        theta, log_prior = self.theta[some], self.log_prior[some]
+        with np.errstate(over="ignore", divide="ignore"):
+            mixed = self.of_prior * np.exp(log_prior)
+            for mixture, made in self.mixtures:
+                mixed += mixture.density(theta, made)
+            log_weight: Array = log_prior - np.log(mixed / self.proposals)
+        # Densities beyond the largest number: both are the prior's there.
+        return np.where(np.isfinite(log_weight), log_weight, math.log(self.proposals / self.of_prior))
+
+    def near(self, target: float, least: float) -> tuple[float, Array, Array]:
+        """The tolerance, at least `least`, at which the draws are worth `target`; which draws count then, and weights.
+
+        Weights are computed only where they are needed: of the nearest draws, as many as it takes.
+        """
+        nearest = self.distances.min(axis=1)
+        order = np.argsort(nearest, kind="stable")
+        alive = int(np.searchsorted(nearest[order], np.inf))
+        if alive == 0:
+            return math.inf, np.empty(0, dtype=np.intp), np.empty(0)
+        count = alive if math.isinf(self.kernel.support) else min(alive, max(64, int(2 * target)))
+        while True:
+            some = np.sort(order[:count])
+            weight = np.exp(self.log_weight(some))
+            eps = max(tolerance_with(self.kernel, math.inf, self.distances[some], weight, target), least)
+            weight = weight * np.exp(self.kernel.with_eps(eps).log_average(self.distances[some]))
+            # Draws that were left out must not count at this tolerance.
+            if count == alive or (
+                effective(weight) >= target and eps * self.kernel.support <= float(nearest[order[count]])
+            ):
+                return eps, some, weight
+            count = min(alive, 2 * count)
+
+    def adapt(self, least: float) -> Mixture | None:
+        """The next proposal, made from the nearest draws; None where there are too few."""
+        dim = self.prior.dim
+        target = min(max(min(KEPT_NEAR * len(self.theta), MOST_NEAR), 10.0 * (dim + 1)), 0.5 * len(self.theta))
+        eps, some, weight = self.near(target, least)
+        keep = weight > 0
+        if np.count_nonzero(keep) < dim + 2:
+            return None
+        self.eps = eps
+        rng = Rng(self.seed, Phase.IMPORTANCE, self.rounds).bulk(Purpose.HANDICAP)
+        theta, weight, log_prior = self.theta[some[keep]], weight[keep], self.log_prior[some[keep]]
+        made, centres = around(theta, weight, self.prior, rng)
+        return best_stretch(made, theta, weight, log_prior, centres, self.defensive)
+
+    def stage(self, eps: float, weight: Array, before: tuple[int, int]) -> None:
+        """Add a stage to the path, that began at so many proposals and simulations."""
+        proposals, simulations = self.proposals - before[0], self.ledger.cost.simulations - before[1]
+        made = len(self.theta) - self.counted
+        log_average = self.kernel.with_eps(eps).log_average(self.distances[self.counted :]) if made else np.empty(0)
+        rate = float(np.exp(log_average).sum()) / proposals if proposals and math.isfinite(eps) else math.nan
+        self.path.append(Stage(eps, rate, proposals, simulations, effective(weight)))
+        self.counted = len(self.theta)
+
+    counted = 0
+
+    def run(self, target: float | None, ess: float | None) -> str:
+        """Spend each budget in turn: why it ended."""
+        reason = "budget"
+        for limit in self.ledger.limits:
+            assert limit is not None
+            reason = self._spend(limit, target, ess)
+        return reason
+
+    def _spend(self, limit: int, target: float | None, ess: float | None) -> str:
+        least = 0.0 if target is None else target
+        sizes = round_sizes(self.left(limit), self.prior.dim)
+        mixture = None
+        for number in range(len(sizes) + MOPPING):
+            left = self.left(limit)
+            if left < 1:
+                return "budget"
+            before = self.proposals, self.ledger.cost.simulations
+            if self.rounds and number < len(sizes):
+                mixture = self.adapt(least)
+            count = min(left, sizes[number] if number < len(sizes) else left)
+            self.round(count if self.rounds else max(1, count), mixture)
+            if number < len(sizes):
+                eps, _, weight = self.near(self.wanted(target, ess), least)
+                if math.isfinite(eps):
+                    self.stage(eps, weight, before)
+                if target is not None and ess is not None and eps <= target and effective(weight) >= ess:
+                    return "ess"
+        return "budget"
+
+    def wanted(self, target: float | None, ess: float | None) -> float:
+        """The effective number of draws that the final tolerance is to leave."""
+        if ess is None:
+            paid = self.ledger.cost.simulations
+            ess = math.sqrt(10 * paid) if target is None else 10.0 * (self.prior.dim + 1)
+        return min(ess, 0.9 * max(len(self.theta), 1))
+
+    def found(self, resolved: Mapping[str, Any], target: float | None, ess: float | None) -> Found:
+        """The draws at the final tolerance, wherever the run was stopped."""
+        least = 0.0 if target is None else target
+        eps, some, weight = self.near(self.wanted(target, ess), least)
+        notes = []
+        if self.constant_se > 0:
+            resolved = {**resolved, "prior_constant": [self.constant, self.constant_se]}
+            notes.append(
+                f"the constraint where= holds with prior probability {self.constant:.4g} ± {self.constant_se:.1g} "
+                f"(estimated from {CONSTANT_DRAWS:,} draws); the weights rest on it"
+            )
+        failures = tuple(self.ledger.failures)
+        if math.isinf(eps) or not weight.any():
+            notes.append("no simulation gave a distance: there are no draws")
+            empty = nothing_found(self.prior.dim, self.estimator.pseudo_samples, self.ledger.cost, resolved)
+            return replace(empty, failures=failures, notes=tuple(notes))
+        if target is not None and eps > target:
+            notes.append(
+                f"eps = {target:g} left draws worth fewer than {self.wanted(target, ess):.0f}: these are at eps = "
+                f"{eps:.4g}; raise the budget"
+            )
+        keep = weight > 0
+        rate = float(np.exp(self.kernel.with_eps(eps).log_average(self.distances)).sum()) / self.proposals
+        return Found(
+            self.theta[some[keep]], weight[keep] / weight[keep].sum(), self.distances[some[keep]], None, eps, rate,
+            math.sqrt(rate * max(1 - rate, 0.0) / self.proposals), tuple(self.path), self.ledger.cost, failures,
+            resolved, tuple(notes),
+        )  # fmt: skip
+
+    def simulations(self) -> Simulations:
+        """All simulations with their weights."""
+        rows = np.concatenate(self.rows) if self.rows else None
+        return Simulations(self.theta, self.distances, self.log_weight(np.arange(len(self.theta))), rows)
+
+
+def round_sizes(total: int, dim: int) -> list[int]:
+    """Proposals of each round, growing, so that most are made where the posterior is known best.
+
+    >>> round_sizes(1000, 1)
+    [123, 184, 276, 417]
+    """
+    if total < 20 * (dim + 1):
+        return [max(total, 0)]
+    rounds = int(np.clip(2 + 2 * math.log10(total / 100), 2, 12))
+    share = GROWTH ** np.arange(rounds)
+    sizes = np.floor(total * share / share.sum()).astype(int)
+    sizes[-1] += total - int(sizes.sum())
+    return [int(size) for size in sizes]
+
+
+def importance(
+    model: Model,
+    *,
+    budget: int,
+    eps: float | None = None,
+    ess: float | None = None,
+    kernel: Callable[[float], Kernel] | Kernel | None = None,
+    pseudo_samples: int = 1,
+    defensive: float = DEFENSIVE,
+    keep_rows: bool = False,
+    seed: int | None = None,
+    on_error: str = "reject",
+    max_seconds: float | None = None,
+    store: Any = None,
+    segment: float = 30.0,
+    progress: bool | None = None,
+) -> Posterior:
+    """Weighted draws from pi_K by importance sampling in rounds, at a tolerance that fits the budget.
+
+    Proposals close in on the posterior, piece by piece where it has several, and every simulation of every round is
+    weighted by the mixture of all proposals made (docs/theory.md). `settings["eps"]` is the tolerance reached.
+
+    The final tolerance is chosen from the simulations that are then kept. For independent proposals and the uniform
+    kernel with M = 1 that does no harm: given the distance of the next draw, which is the tolerance and is left out,
+    the nearer ones are as at a tolerance fixed beforehand. With weights this holds only approximately, and proposals
+    that learn from earlier rounds tie the rounds together: the draws are consistent as the budget grows, not unbiased.
+
+    The prior's density must be normalised, also that of `od.Prior.joint`. The constant of a `where=` constraint is
+    estimated from prior draws, and its error reported in the notes and in `settings["prior_constant"]`.
+
+    Parameters
+    ----------
+    model
+        What to simulate.
+    budget
+        The most simulations, pilot included: never passed. Proposals outside the prior cost none.
+    eps
+        The tolerance wanted; where it leaves too few draws (see `ess`) a larger one is used, and a note says so.
+        Without it, the tolerance is the smallest that leaves `ess` draws.
+    ess
+        The effective number of draws, by their weights, that the final tolerance must leave: by default
+        sqrt(10 budget), or 10 for each parameter and 10 more where eps is given. With eps and ess, the run ends when
+        both are reached.
+    kernel
+        A function of eps that gives a kernel: `od.uniform` (the default), `od.gaussian`, ...
+    pseudo_samples
+        M, the pseudo-samples at one theta. More than one pays for simulators whose set-up is expensive.
+    defensive
+        Share of every round that is proposed from the prior, between 0 and 1: no weight is above its inverse.
+    keep_rows
+        Keep the summaries of all simulations too: `bank` of the Posterior then has them, with theta, distances and
+        weights of every simulation.
+    seed, on_error, max_seconds, store, segment, progress
+        As in every sampler: see `od.rejection`.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.importance(model, budget=10_000, seed=1)
+    >>> post.settings["eps"] < 0.2, post.cost.simulations
+    (True, 10000)
+    >>> abs(post.summary()["theta"].mean - 1.0) < 0.2
+    True
+    """
+    if not isinstance(model, Model):
+        raise ValueError(f"model must be an od.Model, got {type(model).__name__}")
+    family = kernel_family(kernel)
+    budget = whole_number("budget", budget, "the largest number of simulations")
+    pseudo_samples = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
+    if budget < pseudo_samples:
+        raise ValueError(
+            f"budget = {budget} does not pay for one proposal of pseudo_samples = {pseudo_samples} simulations"
+        )
+    if eps is not None:
+        eps = positive("eps", eps, EPS_MEANING)
+    if ess is not None:
+        ess = positive("ess", ess, "the effective number of draws wanted")
+    if not (isinstance(defensive, int | float) and 0 < defensive < 1):
+        raise ValueError(f"defensive must lie between 0 and 1, got {defensive!r}: it is the share from the prior")
+    if not isinstance(keep_rows, bool):
+        raise ValueError(f"keep_rows must be True or False, got {keep_rows!r}")
+    if max_seconds is not None:
+        max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")
+    one_of("on_error", on_error, ("reject", "raise"))
+    seed = seed_or_fresh(recorded_seed(store, seed))
+    segment = checked_segment(segment)
+    estimator = AbcAverage(
+        model, family, pseudo_samples, on_error=on_error, keep_distances=True, early=False, keep_rows=keep_rows
+    )
+    arguments = {
+        "eps": eps, "ess": ess, "pseudo_samples": pseudo_samples, "defensive": float(defensive), "budget": budget,
+        "seed": seed, "on_error": on_error, "keep_rows": keep_rows,
+    }  # fmt: skip
+    show = Progress(progress, "importance", budget, "simulations")
+    deadline = Deadline(max_seconds)
+    with (
+        guarded(terminate=store is not None),
+        begin(store, segment, lambda: specify("importance", estimator, arguments)) as saver,
+        one_blas_thread(),
+        show,
+    ):
+        return _run(estimator, arguments, saver, deadline, show)
+
+
+def _run(
+    estimator: AbcAverage, arguments: Mapping[str, Any], saver: Saver, deadline: Deadline, show: Progress
+) -> Posterior:
+    model, seed, rounds, ledger, pilot = estimator.model, arguments["seed"], None, None, Cost()
+    try:
+        model, pilot = learn_distance(model, seed, arguments["budget"], arguments["on_error"], show.asked, saver)
+        ledger = Ledger(saver, deadline, show, arguments["budget"], pilot)
+        rounds = Rounds(estimator.with_model(model), seed, ledger, arguments["defensive"])
+        if rounds.left(arguments["budget"]) < 1:
+            raise ValueError(
+                f"budget = {arguments['budget']} does not pay for one proposal of pseudo_samples = "
+                f"{estimator.pseudo_samples} simulations after {pilot.simulations} pilot simulations"
+            )
+        reason = rounds.run(arguments["eps"], arguments["ess"])
+        ledger.refuse_nothing()
+    except Stopped as stopped:
+        reason = stopped.reason
+    resolved = {"distance": distance_setting(model)}
+    cost = pilot if ledger is None else ledger.cost
+    if rounds is None or len(rounds.theta) == 0:
+        found = nothing_found(model.prior.dim, estimator.pseudo_samples, cost, resolved)
+    else:
+        found = rounds.found(resolved, arguments["eps"], arguments["ess"])
+    status = _status(reason, arguments["budget"], found)
+    finish(saver, ledger, found, status)
+    bank = rounds.simulations() if estimator.keep_rows and rounds is not None and rounds.proposals else None
+    return sequential_posterior(
+        "importance", found, model.prior, arguments, cost._replace(seconds=saver.seconds()), status, estimator.kernel,
+        estimator.kernel.name, model, saver.notes, bank,
+    )  # fmt: skip
+
+
+def _status(reason: str, budget: int, found: Found) -> Status:
+    made = f"eps = {found.eps:.4g}, worth {effective(found.weight):,.0f} draws by their weights"
+    if reason == "budget":
+        return Status("budget", f"the budget of {budget:,} simulations is spent: {made}")
+    if reason == "ess":
+        return Status("finished", f"finished: {made}")
+    return Status(reason, f"stopped by max_seconds: {made}" if reason == "max_seconds" else f"{reason}: {made}")

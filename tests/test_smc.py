@@ -1,0 +1,180 @@
+"""The sequential sampler against exact posteriors at the tolerance it reaches, its path, and how it ends."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.samplers import smc as module
+from onedraw.samplers.rounds import effective, reweighted, tolerance_keeping, tolerance_with
+from onedraw.samplers.smc import occupation, smc, systematic
+from tests.reference import Exact, beta_binomial, beta_posterior, toy
+from tests.sequential import Counted, Ordered, Toy, TwoPieces, assert_right, errors
+
+ONE = (lambda theta: theta, lambda theta: theta**2, lambda theta: theta > 0.5)
+TWO = (lambda theta: theta, lambda theta: theta > 0, lambda theta: abs(theta))
+PAIR = (lambda a, b: a, lambda a, b: b, lambda a, b: b - a)
+COUNT = (lambda k, mu: k, lambda k, mu: mu, lambda k, mu: k == 2)
+
+
+@pytest.mark.parametrize(
+    ("problem", "functions", "settings"),
+    [
+        (Toy, ONE, {"budget": 4000}),
+        (Toy, ONE, {"budget": 16_000, "pseudo_samples": 4}),
+        (Toy, ONE, {"budget": 4000, "kernel": od.gaussian}),
+        (TwoPieces, TWO, {"budget": 4000}),
+        (TwoPieces, TWO, {"budget": 16_000, "pseudo_samples": 4}),
+        (TwoPieces, TWO, {"budget": 4000, "kernel": od.gaussian}),
+        (Ordered, PAIR, {"budget": 4000}),
+        (Counted, COUNT, {"budget": 2000}),
+    ],
+)
+def test_draws_follow_the_posterior_at_the_tolerance_reached(problem, functions, settings):
+    assert_right(errors(smc, problem, functions, range(16), **settings))
+
+
+@pytest.mark.parametrize("pseudo_samples", [1, 4])
+@pytest.mark.parametrize("problem", [Toy, TwoPieces])
+def test_many_particles_at_a_given_tolerance(problem, pseudo_samples):
+    """So many particles that the bias of adapting does not show: each run is within 4 of its errors."""
+    z = errors(
+        smc, problem, (lambda theta: theta, lambda theta: abs(theta)), range(4), eps=0.4, particles=6000,
+        pseudo_samples=pseudo_samples,
+    )  # fmt: skip
+    assert_right(z, spread=1.9, bias=0.0)
+
+
+def test_the_distribution_not_only_its_mean():
+    post = smc(toy(), eps=0.3, particles=8000, seed=2)
+    exact = Exact(od.uniform(0.3))
+    order = np.argsort(post.draws["theta"][0])
+    theta, mass = post.draws["theta"][0, order], np.cumsum(post.weights[0, order])
+    worth = effective(post.weights)
+    # Kolmogorov's distance, at 1e-4, with half of the effective number of draws since they are not independent.
+    assert np.abs(mass - exact.cdf(theta)).max() < stats.kstwobign.isf(1e-4) / np.sqrt(worth / 2)
+
+
+def test_exact_matching_of_a_count():
+    """Distances are whole numbers: the tolerance falls to 1, below which only exact matches are left."""
+    post = smc(beta_binomial(), eps=1.0, particles=4000, seed=1)
+    assert post.settings["eps"] == 1.0 and (post.distances == 0).all()
+    row = post.summary()["p"]
+    assert abs(row.mean - beta_posterior().mean()) < 4 * row.mcse
+    further = smc(beta_binomial(), budget=60_000, seed=1)
+    assert further.status.reason == "finished" and "matches the data exactly" in str(further.notes)
+    assert (further.distances == 0).all()
+
+
+class TestEnds:
+    def test_at_eps(self):
+        post = smc(toy(), eps=0.2, particles=500, seed=1)
+        assert post.settings["eps"] == post.settings["target_eps"] == post.kernel.eps == 0.2
+        assert post.status == ("finished", post.status.message) and post.status.complete
+        assert (post.distances < 0.2).all()
+
+    def test_at_the_budget_before_eps(self):
+        post = smc(toy(), eps=1e-4, budget=5000, seed=1)
+        assert post.status.reason == "budget" and post.settings["eps"] > 1e-4
+        assert "eps = 0.0001 was not reached" in str(post.notes)
+
+    def test_when_acceptance_collapses(self):
+        post = smc(toy(), eps=1e-3, particles=300, least_acceptance=0.02, seed=1)
+        assert post.status.reason == "finished" and "fewer than 0.02 of the moves were accepted" in str(post.notes)
+        assert post.settings["eps"] > 1e-3
+        exact, row = Exact(post.kernel), post.summary()["theta"]
+        assert abs(row.mean - exact.mean) < 4.5 * row.mcse
+
+    def test_a_simulator_that_cannot_reach_the_data(self):
+        """Distances that never fall below 5: the run ends on its budget and says at which eps."""
+        far = od.Model(od.Prior(theta=stats.norm()), od.batched(lambda rng, theta: 5 + rng.random(theta.size)), 0.0)
+        post = smc(far, eps=0.1, budget=3000, seed=1)
+        assert post.settings["eps"] > 5 and "was not reached" in str(post.notes)
+        assert post.cost.simulations <= 3000
+
+    def test_needs_an_end(self):
+        with pytest.raises(ValueError, match="give budget=, eps= or both"):
+            smc(toy())
+        with pytest.raises(ValueError, match="does not pay for particles = 500"):
+            smc(toy(), budget=400, particles=500)
+        with pytest.raises(ValueError, match="least_acceptance must be positive"):
+            smc(toy(), budget=400, least_acceptance=0)
+
+
+class TestPath:
+    def test_tells_tolerance_acceptance_and_cost(self):
+        post = smc(toy(), budget=20_000, seed=4)
+        eps = [stage.eps for stage in post.path]
+        assert len(eps) > 2 and eps == sorted(eps, reverse=True) and eps[-1] == post.settings["eps"]
+        drawn = post.settings["particles"]
+        assert drawn + sum(stage.simulations for stage in post.path) == post.cost.simulations
+        assert drawn + sum(stage.proposals for stage in post.path) == post.cost.proposals
+        assert post.path[-1].acceptance_rate == pytest.approx(post.acceptance_rate)
+        rates = [stage.acceptance_rate for stage in post.path]
+        assert rates == sorted(rates, reverse=True)
+        assert post.path[-1].ess == pytest.approx(effective(post.weights))
+
+    def test_moves_refresh_duplicates_whatever_the_acceptance_rate(self):
+        """Each stage goes on until there were about MOVES moves for each chain."""
+        post = smc(toy(), eps=0.05, particles=400, seed=4)
+        moves = [stage.acceptance_rate * stage.proposals / 400 for stage in post.path]
+        assert min(moves) >= module.MOVES
+        assert post.path[-1].proposals > 10 * post.path[0].proposals
+        assert len(np.unique(post.draws["theta"])) == post.shape[1]
+
+    def test_early_rejection_saves_simulations(self):
+        post = smc(toy(), budget=20_000, seed=4)
+        assert post.cost.skipped > 0.2 * post.cost.proposals
+        assert post.cost.simulations + post.cost.skipped == post.cost.proposals
+
+
+class TestParts:
+    def test_occupation_by_hand(self):
+        """Chain 0 moves at 3, chain 1 not, chain 2 at 1 and 2; they are at their starts at time 0 and end before 4."""
+        first, after = occupation(np.array([2, 2, 0]), np.array([1, 2, 3]), 3, 0, 4)
+        assert first.tolist() == [3, 4, 1] and after.tolist() == [1, 2, 1]
+        nothing = occupation(np.empty(0, int), np.empty(0, int), 2, 5, 9)
+        assert nothing[0].tolist() == [4, 4] and nothing[1].size == 0
+
+    def test_systematic_counts_are_within_one_of_the_weights(self):
+        rng = np.random.default_rng(1)
+        weight = rng.exponential(size=50)
+        weight[::7] = 0
+        counts = np.bincount(systematic(weight, 200, rng.random()), minlength=50)
+        assert (np.abs(counts - 200 * weight / weight.sum()) < 1 + 1e-9).all() and (counts[::7] == 0).all()
+
+    def test_reweighting_is_the_ratio_of_averages(self):
+        distances = np.array([[0.1, 0.9], [0.6, 0.7], [2.0, 3.0]])
+        ratio = reweighted(od.uniform(1.0), 0.8, 0.65, distances, np.array([0.2, 0.4, 0.4]))
+        assert ratio == pytest.approx([0.2, 0.2, 0.0])
+        prior = reweighted(od.uniform(1.0), math.inf, 0.65, distances, np.array([0.2, 0.4, 0.4]))
+        assert prior == pytest.approx([0.1, 0.2, 0.0])
+
+    @pytest.mark.parametrize("kernel", [od.uniform(1.0), od.gaussian(1.0), od.triangular(1.0)])
+    @pytest.mark.parametrize("pseudo_samples", [1, 3])
+    def test_tolerances_keep_what_was_asked(self, kernel, pseudo_samples):
+        distances = np.random.default_rng(2).exponential(size=(400, pseudo_samples))
+        weight = np.random.default_rng(3).random(400)
+        eps = tolerance_with(kernel, math.inf, distances, weight, 100.0)
+        assert effective(reweighted(kernel, math.inf, eps, distances, weight)) == pytest.approx(100, abs=2.5)
+        lower = tolerance_with(kernel, eps, distances, reweighted(kernel, math.inf, eps, distances, weight), 40.0)
+        assert effective(reweighted(kernel, math.inf, lower, distances, weight)) == pytest.approx(40, abs=2.5)
+        half = tolerance_keeping(kernel, eps, distances, weight, 0.5)
+        assert reweighted(kernel, eps, half, distances, weight).sum() == pytest.approx(0.5 * weight.sum(), rel=0.5)
+        # Nothing to choose from: distances that do not tell draws apart, or none that is finite.
+        assert tolerance_with(kernel, 2.0, np.full((5, 1), np.inf), np.ones(5), 2.0) == 2.0
+
+    def test_the_task_is_pure_and_can_be_sent_away(self):
+        import pickle
+
+        from onedraw.estimator import AbcAverage
+
+        task = module.Moves(AbcAverage(PICKLED, od.uniform(1.0)), 3)
+        item = module.Item(0, 8, 0, 0, math.inf, None, np.empty(0))
+        there = pickle.loads(pickle.dumps(item))
+        assert np.array_equal(task(item).arrays["theta"], task(there).arrays["theta"])
+
+
+PICKLED = toy("plain")
