@@ -62,9 +62,9 @@ def published(task: str, budget: int, observations: list[int]) -> dict[str, floa
     scores: dict[str, list[float]] = {}
     with (DATA / "published_c2st.csv").open() as file:
         for row in csv.DictReader(file):
-            if row["task"] == task and int(row["num_simulations"]) == budget:
-                if int(row["num_observation"]) in observations:
-                    scores.setdefault(row["algorithm"], []).append(float(row["c2st"]))
+            there = row["task"] == task and int(row["num_simulations"]) == budget
+            if there and int(row["num_observation"]) in observations:
+                scores.setdefault(row["algorithm"], []).append(float(row["c2st"]))
     return {
         name: float(np.mean(scores[name])) if name in scores else float("nan") for name in ("REJ-ABC", "SMC-ABC", "NPE")
     }

@@ -12,8 +12,8 @@ posterior is in pieces, each piece has its own regression; and not to move anyth
 Which way is best is not assumed but tried out: simulations near the data are taken as data in turn, left out, and
 the estimate is scored by the log density that it gives to the parameters which are known to have made them.
 
-Reference: Beaumont, Zhang and Balding (2002); Blum (2010) for ridge and transforms; West (1993) for smoothing that keeps
-the variance; Gneiting and Raftery (2007) for scores.
+Reference: Beaumont, Zhang and Balding (2002); Blum (2010) for ridge and transforms; West (1993) for smoothing that
+keeps the variance; Gneiting and Raftery (2007) for scores.
 """
 
 import math
@@ -44,14 +44,14 @@ WIDE = 0.02
 """Share of a broad normal in a score, which bounds the damage of a single pseudo-observation."""
 LOCAL = 0.3
 """Width of the local smoothing kernel in standard deviations of a draw's neighbours."""
-FIRST_LOOK, LOOK = 16, 64
+FIRST_LOOK, LOOK = 12, 64
 """Pseudo-observations at which all ways are tried, and at which those are that may be the best."""
-FINALISTS = 6
-COUNTS = (50, 100, 200, 500, 1000, 2000, 4000)
+FINALISTS = 5
+COUNTS = (60, 150, 400, 1000, 2500)
 """Numbers of nearest simulations that are tried, besides all."""
 MOST_SCORED = 1500
 """Draws of an estimate from which its score is computed."""
-PIECES = (2, 3, 4)
+PIECES = (2, 4)
 FORMS = ("none", "linear", "products")
 FEWEST = 20
 """Draws that an estimate needs at the least."""
@@ -109,8 +109,8 @@ class Support(NamedTuple):
 def support_of(prior: Prior) -> Support:
     """The bounds of each parameter, found from where the prior's density ends.
 
-    Columns of whole numbers are left as they are. Where the range of one parameter depends on the others, the bounds are
-    the widest that were found.
+    Columns of whole numbers are left as they are. Where the range of one parameter depends on the others, the bounds
+    are the widest that were found.
 
     >>> from scipy import stats
     >>> found = support_of(Prior(a=stats.norm(0, 1), b=stats.uniform(-1, 2), c=stats.gamma(2.0)))
@@ -425,8 +425,8 @@ class Decision(NamedTuple):
         if math.isnan(self.gain):
             return f"{self.way.words()}: too few simulations to try other ways"
         return (
-            f"{self.way.words()}: at {self.tried} held-out simulations near the data, adjusting changes the log score of "
-            f"their known parameters by {self.gain:+.2f} ± {self.gain_se:.2f}; their 90 % intervals cover "
+            f"{self.way.words()}: at {self.tried} held-out simulations near the data, adjusting changes the log score "
+            f"of their known parameters by {self.gain:+.2f} ± {self.gain_se:.2f}; their 90 % intervals cover "
             f"{100 * self.cover:.0f} %"
         )
 
@@ -475,7 +475,7 @@ def decide(
         count = min(len(nears[0].free) - 2, max(FEWEST, len(nears[0].free) // 5))
         return Decision(Way(0, max(count, 1), "none"), 0, math.nan, math.nan, math.nan)
     scale = _scale(nears[0], held_out)
-    first = held_out[:: max(1, len(held_out) // FIRST_LOOK)]
+    first = held_out[:: max(1, len(held_out) // (FIRST_LOOK if thorough else FIRST_LOOK // 2))]
     early, _ = _scores(nears, ways, first, scale)
     mean = early.mean(axis=1)
     # The best of each kind goes on, so that the gain from adjusting can be told.

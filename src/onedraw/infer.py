@@ -341,6 +341,7 @@ def study(bank: Bank, model: Model, pilot: int, seed: int, stage: int, thorough:
     for one, there in zip(maps, observed, strict=True):
         near = Near(free[index], one(rows[index]), log_weight, movable, (), own)
         nears.append(adjust.with_pieces(near, there) if len(index) >= 100 and movable.all() else near)
+    look = (adjust.LOOK if thorough else adjust.LOOK // 2) if own is None else adjust.FIRST_LOOK
     held_out = _held_out(
         nears, observed, index, len(rows), seed, stage, adjust.LOOK if own is None else adjust.FIRST_LOOK
     )
