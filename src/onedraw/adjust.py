@@ -489,7 +489,7 @@ def decide(
     best = int(mean.argmax())
     chosen = min(
         (k for k in range(len(finalists)) if _not_worse(scores[k] - scores[best])),
-        key=lambda k: (_complexity(finalists[k]), -mean[k]),
+        key=lambda k: (_preference(finalists[k]), -mean[k]),
     )
     plain_best = _best(scores, [way.form == "none" for way in finalists])
     moved_best = _best(scores, [way.form != "none" for way in finalists])
@@ -498,14 +498,14 @@ def decide(
     return Decision(finalists[chosen], len(held_out), float(gain.mean()), error, float(cover[chosen]))
 
 
-def _complexity(way: Way) -> tuple[int, int, int]:
-    """What is preferred where scores do not tell ways apart: one regression, few coefficients, the summaries given."""
-    return way.pieces, int(way.form == "products"), way.summary
+def _preference(way: Way) -> tuple[int, int, int, int]:
+    """What is preferred where scores do not tell ways apart: one regression, few coefficients, many draws."""
+    return way.pieces, int(way.form == "products"), -way.number, way.summary
 
 
 def _not_worse(difference: Array) -> bool:
-    """Whether paired scores fall behind by less than a standard error."""
-    return bool(difference.mean() >= -difference.std() / math.sqrt(len(difference)))
+    """Whether paired scores fall behind by less than half a standard error."""
+    return bool(difference.mean() >= -0.5 * difference.std() / math.sqrt(len(difference)))
 
 
 def _best(scores: Array, kind: list[bool]) -> Array | None:

@@ -342,9 +342,7 @@ def study(bank: Bank, model: Model, pilot: int, seed: int, stage: int, thorough:
         near = Near(free[index], one(rows[index]), log_weight, movable, (), own)
         nears.append(adjust.with_pieces(near, there) if len(index) >= 100 and movable.all() else near)
     look = (adjust.LOOK if thorough else adjust.LOOK // 2) if own is None else adjust.FIRST_LOOK
-    held_out = _held_out(
-        nears, observed, index, len(rows), seed, stage, adjust.LOOK if own is None else adjust.FIRST_LOOK
-    )
+    held_out = _held_out(nears, observed, index, len(rows), seed, stage, look)
     decision = adjust.decide(nears, held_out, thorough)
     k = decision.way.summary
     found = adjust.estimate(nears[k], observed[k], decision.way)
