@@ -36,7 +36,8 @@ class Row(NamedTuple):
         """The same row where the draws are worth only so many independent ones."""
         if not draws < self.ess:
             return self
-        return self._replace(ess=draws, mcse=self.sd / math.sqrt(draws), r_hat=math.nan)
+        error = self.sd / math.sqrt(draws) if draws >= 2 else math.nan
+        return self._replace(ess=draws, mcse=error, r_hat=math.nan)
 
 
 @dataclass(frozen=True)
