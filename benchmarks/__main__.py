@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-ALL = ["rejection", "chains", "store", "study"]
+ALL = ["rejection", "chains", "store", "sequential", "study"]
 SLOW = ["coverage", "accuracy"]
 """Run only when they are named."""
 

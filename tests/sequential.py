@@ -7,7 +7,7 @@ weights on a grid of parameters, by quadrature or enumeration, without onedraw.
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy import stats
+from scipy import integrate, stats
 
 import onedraw as od
 from onedraw.summary import ratio_error
@@ -90,6 +90,35 @@ class Counted:
         first = stats.norm.cdf(3 + eps - cls._k) - stats.norm.cdf(3 - eps - cls._k)
         second = stats.norm.cdf(4 + eps - cls._k - cls._mu) - stats.norm.cdf(4 - eps - cls._k - cls._mu)
         return normalised(stats.poisson.pmf(cls._k, 2) * stats.norm.pdf(cls._mu) * first * second)
+
+
+@od.batched
+def simulate_signal_and_noise(rng, theta):
+    return np.stack([theta + rng.standard_normal(theta.size), rng.standard_normal(theta.size)], axis=1)
+
+
+class SignalAndNoise:
+    """One summary follows theta ~ N(0, 20²), the other is noise: by the prior's spread the first hardly counts."""
+
+    axis = np.linspace(-12.0, 18.0, 2_001)
+
+    def model(self, **more):
+        return od.Model(
+            od.Prior(theta=stats.norm(0, 20)), simulate_signal_and_noise, [3.0, 0.0],
+            distance=od.scaled(pilot=200, **more),
+        )  # fmt: skip
+
+    def exact(self, scale, eps):
+        """Mean and sd of pi_K for that scale, integrating over both summaries."""
+        apart = np.linspace(-eps * scale[0], eps * scale[0], 401)
+        reach = scale[1] * np.sqrt(np.maximum(eps**2 - (apart / scale[0]) ** 2, 0.0))
+        other = 2 * stats.norm.cdf(reach) - 1
+        density = stats.norm.pdf(self.axis, 0, 20) * integrate.simpson(
+            stats.norm.pdf(apart[None, :] + 3.0 - self.axis[:, None]) * other, x=apart, axis=1
+        )
+        density /= density.sum()
+        mean = density @ self.axis
+        return mean, np.sqrt(density @ (self.axis - mean) ** 2)
 
 
 def errors(sampler, problem, functions, seeds, **more):

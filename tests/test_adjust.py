@@ -100,7 +100,9 @@ def test_bounds_are_found_and_kept():
     wild = support.bounded(np.random.default_rng(2).normal(0, 100, (1000, 4)))
     assert wild[:, 0].min() >= -2 and wild[:, 0].max() <= 1 and wild[:, 1].min() >= 1
     negative = adjust.support_of(
-        od.Prior.joint(["x"], lambda rng, n: -rng.random((n, 1)) ** 2, lambda t: np.where(t[:, 0] <= 0, t[:, 0], -np.inf))
+        od.Prior.joint(
+            ["x"], lambda rng, n: -(rng.random((n, 1)) ** 2), lambda t: np.where(t[:, 0] <= 0, t[:, 0], -np.inf)
+        )
     )
     assert negative.low[0] == -np.inf and abs(negative.high[0]) < 1e-9
 
@@ -283,7 +285,7 @@ def test_fit_summary_refuses_what_cannot_be():
         od.fit_summary(model, budget=500, terms="cubes")
     with pytest.raises(ValueError, match="budget must be a whole number of at least 10"):
         od.fit_summary(model, budget=5)
-    with pytest.raises(ValueError, match="must be an od.Model"):
+    with pytest.raises(ValueError, match="must be an od"):
         od.fit_summary(3, budget=50)
 
 

@@ -1,6 +1,7 @@
 """Importance sampling in rounds against exact posteriors, its weights, and what it keeps."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from onedraw.samplers import importance as module
 from onedraw.samplers.importance import Mixture, around, importance, round_sizes
 from onedraw.samplers.rounds import effective
 from tests.reference import Exact, beta_binomial, beta_posterior, toy
-from tests.sequential import Counted, Ordered, Toy, TwoPieces, assert_right, errors
+from tests.sequential import Counted, Ordered, SignalAndNoise, Toy, TwoPieces, assert_right, errors
 from tests.test_smc import COUNT, ONE, PAIR, TWO
 
 
@@ -30,7 +31,8 @@ from tests.test_smc import COUNT, ONE, PAIR, TWO
     ],
 )
 def test_draws_follow_the_posterior_at_the_tolerance_reached(problem, functions, settings):
-    assert_right(errors(importance, problem, functions, range(16), **settings))
+    # A piece that few proposals have found can leave one run in fifty with an error that it does not see.
+    assert_right(errors(importance, problem, functions, range(16), **settings), spread=1.8)
 
 
 @pytest.mark.parametrize("pseudo_samples", [1, 4])
@@ -53,6 +55,14 @@ def test_the_evidence_comes_out_too():
         # Nor do weights without K: their mean is the prior's mass, 1.
         weight = np.exp(bank.log_weight)
         assert abs(weight.mean() - 1) < 4 * weight.std() / np.sqrt(weight.size)
+
+
+def test_the_evidence_under_a_constraint():
+    """The mean of pi / mixture over all proposals, those outside included, is 1 only with the constraint's constant."""
+    post = importance(Ordered.model, budget=20_000, keep_rows=True, seed=1)
+    outside = np.zeros(post.cost.proposals - len(post.bank.log_weight))
+    weight = np.concatenate([np.exp(post.bank.log_weight), outside])
+    assert abs(weight.mean() - 1) < 4 * weight.std() / np.sqrt(weight.size)
 
 
 def test_exact_matching_of_a_count():
@@ -139,15 +149,14 @@ class TestMixture:
         mixture = self.made(discrete=False)
         axis = np.linspace(-30, 30, 1501)
         a, b = (part.ravel() for part in np.meshgrid(axis, axis))
-        density = mixture.density(np.column_stack([a, b]), np.full(len(mixture.centre), 1 / len(mixture.centre)))
+        density = mixture.density(np.column_stack([a, b]))
         assert density.sum() * (axis[1] - axis[0]) ** 2 == pytest.approx(1.0, abs=2e-3)
 
     def test_mass_of_whole_numbers_sums_to_one(self):
         mixture = self.made(discrete=True)
-        share = np.full(len(mixture.centre), 1 / len(mixture.centre))
         axis = np.linspace(-60, 60, 2401)
         total = sum(
-            integrate.simpson(mixture.density(np.column_stack([axis, np.full(axis.size, k)]), share), x=axis)
+            integrate.simpson(mixture.density(np.column_stack([axis, np.full(axis.size, k)])), x=axis)
             for k in range(-60, 61)
         )
         assert total == pytest.approx(1.0, abs=2e-3)
@@ -156,14 +165,13 @@ class TestMixture:
     def test_draws_have_that_density(self, discrete):
         mixture = self.made(discrete)
         drawn = mixture.sample(np.random.default_rng(6), 200_000)
-        share = np.full(len(mixture.centre), 1 / len(mixture.centre))
         edges = np.linspace(-2, 2, 9)
         axis = np.linspace(-2, 2, 161)
         b = np.linspace(-25, 25, 1001) if not discrete else np.arange(-40, 41)
         for low, high in itertools.pairwise(edges):
             inside = (drawn[:, 0] >= low) & (drawn[:, 0] < high)
             some = axis[(axis >= low - 1e-9) & (axis <= high + 1e-9)]
-            along = [mixture.density(np.column_stack([np.full(b.size, a), b]), share).sum() * (b[1] - b[0])
+            along = [mixture.density(np.column_stack([np.full(b.size, a), b])).sum() * (b[1] - b[0])
                      for a in some]  # fmt: skip
             expected = integrate.simpson(along, x=some)
             assert abs(inside.mean() - expected) < 4 * np.sqrt(expected / 200_000) + 1e-3
@@ -191,3 +199,50 @@ def test_the_task_is_a_function_of_its_item():
     assert np.array_equal(task(item).arrays["distances"], task(item).arrays["distances"])
     drawn = [Rng(3, 9, 32).single(row).standard_normal() for row in range(4)]
     assert task(item).arrays["distances"][:, 0] == pytest.approx(np.abs(np.array(drawn) - 2.0))
+
+
+class TestAdaptiveDistance(SignalAndNoise):
+    def test_scales_follow_the_posterior_and_the_draws_follow_the_last_distance(self):
+        z = []
+        for seed in range(12):
+            post = importance(self.model(adapt=True), budget=4000, seed=seed)
+            scale, eps = post.settings["distance"]["scale"], post.settings["eps"]
+            assert scale[0] < 5 and 0.7 < scale[1] < 1.4
+            assert post.settings["scales"][-1] == scale and len(post.settings["scales"]) > 2
+            mean, sd = self.exact(scale, eps)
+            row = post.summary()["theta"]
+            z.append((row.mean - mean) / row.mcse)
+            assert row.sd == pytest.approx(sd, rel=0.35)
+        assert_right(np.array(z)[:, None], spread=1.8)
+
+    def test_it_pays(self):
+        """At the tolerance of as many draws, the adapted posterior is narrower."""
+        sds = [
+            importance(self.model(adapt=adapt), budget=4000, seed=1).summary()["theta"].sd for adapt in (False, True)
+        ]
+        assert sds[1] < 0.8 * sds[0]
+
+    def test_it_is_resumed_with_its_scales(self, tmp_path):
+        whole = importance(self.model(adapt=True), budget=3000, seed=1, store=tmp_path / "run.db", segment=1e-9)
+        from onedraw.engine.store import Store
+
+        with Store(tmp_path / "run.db", write=True) as file:
+            file.drop_after(file.count() - 3)
+        again = od.resume(tmp_path / "run.db", self.model(adapt=True))
+        assert again.settings == whole.settings == od.open(tmp_path / "run.db").settings
+        assert np.array_equal(again.draws["theta"], whole.draws["theta"])
+        assert np.array_equal(again.distances, whole.distances)
+
+    def test_robust(self):
+        """The second datum is out of the model's reach: by squares it is all that counts, robustly it is not."""
+        far = {"observed": [3.0, 40.0]}
+        spread = {}
+        for robust in (False, True):
+            model = replace(self.model(adapt=True, robust=robust), **far)
+            post = importance(model, budget=4000, seed=1)
+            spread[robust] = post.summary()["theta"].sd
+            if robust:
+                assert post.settings["distance"]["scale"][1] > 30
+        assert spread[True] < 0.5 * spread[False]
+        with pytest.raises(ValueError, match="adapt must be True or False"):
+            od.scaled(adapt="yes")

@@ -4,7 +4,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.summary import describe, weighted_interval
-from tests.reference import toy
+from tests.reference import Exact, toy
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +118,25 @@ def test_at_refuses_what_it_cannot_know(post):
 def test_at_twice_is_at_once(post):
     assert np.allclose(post.at(0.4).at(0.2).weights, post.at(0.2).weights)
     assert post.at(0.4).at(0.2).notes == post.at(0.2).notes
+
+
+def test_over_a_range_of_tolerances_from_one_inflated_run():
+    """A chain at eps = 1 against exact posteriors at smaller eps: the stated intervals hold them."""
+    chains = od.pseudo_marginal(toy(), od.uniform(1.0), draws=400, chains=256, seed=2)
+    found = chains.over([0.25, 1.0, 0.5], {"theta": lambda theta: theta, "tail": lambda theta: theta > 1.5})
+    assert [point.eps for point in found["theta"]] == [1.0, 0.5, 0.25]
+    for point, tail in zip(found["theta"], found["tail"], strict=True):
+        exact = Exact(od.uniform(point.eps))
+        assert abs(point.mean - exact.mean) < 4 * point.mcse
+        assert abs(tail.mean - (1 - exact.cdf(1.5))) < 4 * tail.mcse
+        assert point.high - point.mean == pytest.approx(1.959964 * point.mcse)
+        assert point.mean == pytest.approx(chains.at(point.eps).summary()["theta"].mean)
+    errors = [point.mcse for point in found["theta"]]
+    assert errors == sorted(errors) and found["theta"][0].ess > found["theta"][-1].ess
+    assert "95% low" in str(found)
+    with pytest.raises(ValueError, match="is larger than the run's"):
+        chains.over([0.5, 2.0])
+    with pytest.raises(ValueError, match="at least one tolerance"):
+        chains.over([])
+    with pytest.raises(ValueError, match="probability must lie between 0 and 1"):
+        chains.over([0.5], probability=95)

@@ -7,11 +7,12 @@ import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.engine.store import Store
 from onedraw.samplers import smc as module
 from onedraw.samplers.rounds import effective, reweighted, tolerance_keeping, tolerance_with
 from onedraw.samplers.smc import occupation, smc, systematic
 from tests.reference import Exact, beta_binomial, beta_posterior, toy
-from tests.sequential import Counted, Ordered, Toy, TwoPieces, assert_right, errors
+from tests.sequential import Counted, Ordered, SignalAndNoise, Toy, TwoPieces, assert_right, errors
 
 ONE = (lambda theta: theta, lambda theta: theta**2, lambda theta: theta > 0.5)
 TWO = (lambda theta: theta, lambda theta: theta > 0, lambda theta: abs(theta))
@@ -41,7 +42,7 @@ def test_draws_follow_the_posterior_at_the_tolerance_reached(problem, functions,
 def test_many_particles_at_a_given_tolerance(problem, pseudo_samples):
     """So many particles that the bias of adapting does not show: each run is within 4 of its errors."""
     z = errors(
-        smc, problem, (lambda theta: theta, lambda theta: abs(theta)), range(4), eps=0.4, particles=6000,
+        smc, problem, (lambda theta: theta, lambda theta: abs(theta)), range(4), eps=0.4, particles=4000,
         pseudo_samples=pseudo_samples,
     )  # fmt: skip
     assert_right(z, spread=1.9, bias=0.0)
@@ -128,6 +129,35 @@ class TestPath:
         post = smc(toy(), budget=20_000, seed=4)
         assert post.cost.skipped > 0.2 * post.cost.proposals
         assert post.cost.simulations + post.cost.skipped == post.cost.proposals
+
+
+class TestAdaptiveDistance(SignalAndNoise):
+    @pytest.mark.parametrize("pseudo_samples", [1, 3])
+    def test_draws_follow_the_last_distance(self, pseudo_samples):
+        """A tolerance that was not restated, or weights that were not, would belong to another posterior."""
+        z = []
+        for seed in range(12):
+            post = smc(self.model(adapt=True), budget=6000 * pseudo_samples, pseudo_samples=pseudo_samples, seed=seed)
+            scale = post.settings["distance"]["scale"]
+            assert scale[0] < 15 and 0.6 < scale[1] < 1.6 and post.settings["scales"][-1] == scale
+            mean, sd = self.exact(scale, post.settings["eps"])
+            row = post.summary()["theta"]
+            z.append((row.mean - mean) / row.mcse)
+            assert row.sd == pytest.approx(sd, rel=0.35)
+            assert (post.kernel.log_average(np.atleast_3d(post.distances)) > -np.inf).all()
+        assert_right(np.array(z)[:, None])
+
+    def test_it_is_counted_and_resumed(self, tmp_path):
+        path = tmp_path / "run.db"
+        whole = smc(self.model(adapt=True), budget=3000, seed=1, store=path, segment=1e-9)
+        assert whole.cost.simulations <= 3000 and len(whole.settings["scales"]) > 1
+        with Store(path, write=True) as file:
+            file.drop_after(file.count() // 2)
+        again = od.resume(path, self.model(adapt=True))
+        assert again.settings == whole.settings == od.open(path).settings
+        assert np.array_equal(again.draws["theta"], whole.draws["theta"])
+        assert again.weights.tobytes() == whole.weights.tobytes()
+        assert again.cost._replace(seconds=0) == whole.cost._replace(seconds=0)
 
 
 class TestParts:

@@ -56,6 +56,11 @@ def test_stated_error_is_neither_too_small_nor_too_large():
     assert stats.chi2.ppf(1e-4, 30) < chi_squared(0.1, 4, 400_000, range(30)) < stats.chi2.isf(1e-4, 30)
 
 
+def test_stated_error_with_a_small_budget():
+    """Few simulations, also for a batched simulator: the error is larger, and stated as such."""
+    assert stats.chi2.ppf(1e-4, 12) < chi_squared(0.1, 1, 10_000, range(12)) < stats.chi2.isf(1e-4, 12)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "pseudo_samples", "budget"), [(0.004, 1, 700_000), (0.0284, 16, 4_000_000)])
 def test_stated_error_at_low_rates(rate, pseudo_samples, budget):
@@ -158,7 +163,7 @@ def test_a_model_without_noise_in_its_distance_is_refused():
         ({"seed": -1}, "seed must be"),
         ({"progress": "yes"}, "progress must be"),
         ({"model": 3}, r"model must be an od\.Model"),
-        ({"budget": 2000}, "too small .* give at least 262144"),
+        ({"budget": 1000}, "too small .* give at least 1024"),
         ({"budget": 300_000, "acceptance_rate": 1e-5}, "raise budget"),
     ],
 )

@@ -57,15 +57,35 @@ class Scaled:
 
     pilot: int
     scale: Array | None = None
+    adapt: bool = False
+    """Whether samplers that close in on the posterior learn the scale again on the way."""
+    robust: bool = False
+    """Whether differences are added up instead of their squares, and columns that never fit count less."""
 
     def learnt(self, rows: Array, labels: Sequence[str]) -> "Scaled":
-        spread = np.median(np.abs(rows - np.median(rows, axis=0)), axis=0) / MAD_OF_A_NORMAL
+        spread = _mad(rows)
         _refuse_zero_spread(spread, rows, labels)
-        return Scaled(0, spread)
+        return replace(self, pilot=0, scale=spread)
+
+    def relearnt(self, rows: Array, observed: Array) -> "Scaled":
+        """The scale from simulations (n, s) nearer to the data; a column without spread there keeps the one it has."""
+        assert self.scale is not None
+        spread = _mad(rows)
+        if self.robust:
+            spread = spread + np.abs(np.median(rows, axis=0) - observed)
+        return replace(self, scale=np.where(spread > 0, spread, self.scale))
 
     def __call__(self, simulated: Array, observed: Array) -> Array:
         assert self.scale is not None
+        if self.robust:
+            return np.asarray((np.abs(simulated - observed) / self.scale).sum(axis=1))
         return Euclidean()(simulated / self.scale, observed / self.scale)
+
+
+def _mad(rows: Array) -> Array:
+    """The spread of each column of rows (n, s): median absolute deviation, as a normal's standard deviation."""
+    spread: Array = np.median(np.abs(rows - np.median(rows, axis=0)), axis=0) / MAD_OF_A_NORMAL
+    return spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,21 +124,36 @@ def euclidean() -> Euclidean:
     return Euclidean()
 
 
-def scaled(*, pilot: int = 500, scale: Sequence[float] | Array | None = None) -> Scaled:
+def scaled(
+    *, pilot: int = 500, scale: Sequence[float] | Array | None = None, adapt: bool = False, robust: bool = False
+) -> Scaled:
     """Euclidean distance with each summary divided by its spread.
 
     The spread is the median absolute deviation (MAD, times 1.4826 so that it estimates a normal's standard
     deviation) over `pilot` simulations from the prior, or `scale` where you know it.
 
+    With `adapt`, `od.importance` and `od.smc` learn the spread again on the way, from simulations at parameters near
+    the posterior, where it can be far from the prior's. The tolerance is then stated in the last distance, which
+    `settings["distance"]` holds. Other samplers keep the pilot's spread, since a chain needs one target.
+
+    With `robust`, a summary that is far off counts with its difference and not with its square; and where the scale
+    is learnt again, the distance of the data from the simulations' median is added to it, so that a summary which
+    the model cannot reproduce does not drown the others.
+
     >>> scaled(scale=[1.0, 100.0])(np.array([[1.0, 100.0]]), np.zeros(2)).round(4)
     array([1.4142])
+    >>> scaled(scale=[1.0, 100.0], robust=True)(np.array([[1.0, 100.0]]), np.zeros(2))
+    array([2.])
     """
+    for name, value in (("adapt", adapt), ("robust", robust)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
     if scale is None:
-        return Scaled(whole_number("pilot", pilot, PILOT_MEANING, least=10))
+        return Scaled(whole_number("pilot", pilot, PILOT_MEANING, least=10), None, adapt, robust)
     given = np.array(scale, dtype=float).reshape(-1)
     if given.size == 0 or not (np.isfinite(given) & (given > 0)).all():
         raise ValueError(f"scale must hold positive numbers, one for each summary, got {scale!r}")
-    return Scaled(0, given)
+    return Scaled(0, given, adapt, robust)
 
 
 def mahalanobis(*, pilot: int = 1000) -> Mahalanobis:

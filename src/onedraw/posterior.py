@@ -1,7 +1,7 @@
 """Posterior: the draws of a run with everything that says what they are worth."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.kernels import EPS_MEANING, Kernel
 from onedraw.model import Model
 from onedraw.simulator import Failure
-from onedraw.summary import Row, Summary, describe
+from onedraw.summary import Over, Point, Row, Summary, describe, ratio_error
 
 if TYPE_CHECKING:
     from onedraw.theory.efficiency import Efficiency
@@ -190,6 +190,52 @@ class Posterior:
             settings={**self.settings, "eps": new.eps, "run_eps": kernel.eps},
             notes=(*self._notes_of_the_run(), note),
         )
+
+    def over(
+        self,
+        eps: Sequence[float] | Array,
+        functions: Mapping[str, Callable[..., Array]] | None = None,
+        probability: float = 0.95,
+    ) -> Over:
+        """Estimates with their intervals over a range of tolerances from one run: `at` for each eps.
+
+        A run at a tolerance larger than needed thus shows how its answer changes with eps, and how far down its draws
+        carry. `functions` are further quantities, as in `efficiency`; by default the parameters. The intervals are
+        those of the Monte Carlo error, with `probability`. They come from one run and are not independent.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> post = od.pseudo_marginal(model, od.uniform(1.0), draws=200, chains=64, seed=1)
+        >>> points = post.over([1.0, 0.5, 0.25])["theta"]
+        >>> [point.low < point.mean < point.high for point in points]
+        [True, True, True]
+        """
+        from statistics import NormalDist
+
+        from onedraw.theory.efficiency import function_values
+
+        wanted = np.sort(np.unique(np.asarray(eps, dtype=float).reshape(-1)))[::-1].tolist()
+        if not wanted:
+            raise ValueError("eps must hold at least one tolerance, as in over([0.5, 0.25])")
+        if not 0 < probability < 1:
+            raise ValueError(f"probability must lie between 0 and 1, got {probability!r}: it is the interval's content")
+        reach = NormalDist().inv_cdf(0.5 + probability / 2)
+        points: dict[str, list[Point]] = {}
+        for one in wanted:
+            there = self.at(one)
+            weights = there.weights
+            assert weights is not None
+            for name, values in function_values(there, functions).items():
+                values = np.asarray(values, dtype=float)
+                mean = float((weights * values).sum())
+                variance = float((weights * (values - mean) ** 2).sum())
+                error = ratio_error(values, weights, self.independent, self.groups)
+                ess = variance / error**2 if error > 0 else math.nan
+                point = Point(one, mean, mean - reach * error, mean + reach * error, error, ess)
+                points.setdefault(name, []).append(point)
+        return Over({name: tuple(some) for name, some in points.items()}, probability)
 
     def _weights_of_the_run(self) -> Array | None:
         return self.run_weights if "run_eps" in self.settings else self.weights

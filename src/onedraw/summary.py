@@ -73,6 +73,42 @@ class Summary:
     __repr__ = __str__
 
 
+class Point(NamedTuple):
+    """An estimate at one tolerance."""
+
+    eps: float
+    mean: float
+    low: float
+    """Lower end of the interval that the Monte Carlo error leaves."""
+    high: float
+    mcse: float
+    ess: float
+
+
+@dataclass(frozen=True)
+class Over:
+    """Estimates over a range of tolerances, `over["mu"]` a tuple of points, smallest eps last; printed as a table."""
+
+    points: dict[str, tuple[Point, ...]]
+    probability: float
+
+    def __getitem__(self, name: str) -> tuple[Point, ...]:
+        return self.points[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.points)
+
+    def __str__(self) -> str:
+        lines = [["", "eps", "mean", f"{100 * self.probability:g}% low", "high", "mcse", "ess"]]
+        for name, points in self.points.items():
+            lines += [[name, *(f"{value:.4g}" for value in one[:5]), f"{one.ess:.0f}"] for one in points]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        cells = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+        return "\n".join("  ".join([line[0].strip().ljust(widths[0]), *line[1:]]) for line in cells)
+
+    __repr__ = __str__
+
+
 def describe(
     draws: Array, weights: Array | None, independent: bool, hdi_prob: float, groups: Array | None = None
 ) -> Row:

@@ -50,7 +50,7 @@ from onedraw.samplers.rounds import (
     tolerance_with,
 )
 from onedraw.samplers.specification import specify
-from onedraw.simulator import CHUNK_ROWS
+from onedraw.simulator import CHUNK_ROWS, Simulated
 
 PLAIN_BLOCK = 16
 """Simulations a block for simulators that are called once a pseudo-sample."""
@@ -58,26 +58,31 @@ FREEDOM = 5
 """Degrees of freedom of the Students: tails that a normal posterior does not outrun."""
 DEFENSIVE = 0.1
 """Share of the proposals of every round that comes from the prior."""
-COMPONENTS = 24
+COMPONENTS = 16
 """Students in the proposal of a round, at the most."""
-NEAR = 0.2
+NEAR = 0.1
 """Share of the near draws that are the neighbours of one of them."""
 STRETCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Factors by which the variances of the Students may be widened."""
-JUDGES = 2000
+JUDGES = 1000
 """Draws that judge the widening, about."""
 GROWTH = 1.5
 """Size of a round over that of the one before."""
 KEPT_NEAR = 0.1
 """Effective number of near draws from which the next proposal is made, as a share of all draws so far."""
+CLOSER = 0.4
+"""About how much nearer than the last the draws of a round should come: in many dimensions the nearest draws are far
+fewer than KEPT_NEAR."""
 MOST_NEAR = 10_000.0
 """The same as a number, at the most."""
+FEWEST = 20
+"""Simulations from which a distance's scale is learnt again, at the least."""
 MOPPING = 30
 """Rounds after the last in which what was saved on proposals outside the prior is spent."""
 CONSTANT_DRAWS = 2**17
 """Prior draws from which the constant of a `where=` constraint is estimated."""
-CHUNK = 2**20
-"""Densities computed at once."""
+CHUNK = 2**14
+"""Densities of a component computed at once, few enough for the cache."""
 
 
 class Item(NamedTuple):
@@ -119,9 +124,9 @@ class Mixture(NamedTuple):
     """(dim,) which columns are whole numbers."""
 
     def sample(self, rng: np.random.Generator, n: int) -> Array:
-        """n draws, of which component k has every k-th: (n, dim)."""
+        """n draws, the components taking turns from a random one on: (n, dim)."""
         k = len(self.centre)
-        which = np.arange(n) % k
+        which = (np.arange(n) + rng.integers(k)) % k
         theta = np.array(self.centre[which], order="F")
         free, whole = ~self.discrete, self.discrete
         if free.any():
@@ -138,15 +143,14 @@ class Mixture(NamedTuple):
         """The same with all variances times a factor."""
         return self._replace(root=self.root * math.sqrt(factor), deviation=self.deviation * math.sqrt(factor))
 
-    def density(self, theta: Array, share: Array) -> Array:
-        """sum_k share_k q_k(theta) at rows of theta (n, dim), for shares (k,)."""
+    def density(self, theta: Array) -> Array:
+        """The mean of the components' densities at rows of theta (n, dim)."""
         total = np.zeros(len(theta))
-        rows = max(1, CHUNK // max(1, len(self.centre)))
-        for top in range(0, len(theta), rows):
-            total[top : top + rows] = self._density(theta[top : top + rows], share)
+        for top in range(0, len(theta), CHUNK):
+            total[top : top + CHUNK] = self._density(theta[top : top + CHUNK])
         return total
 
-    def _density(self, theta: Array, share: Array) -> Array:
+    def _density(self, theta: Array) -> Array:
         free, whole = ~self.discrete, self.discrete
         total = np.zeros(len(theta))
         dim = int(free.sum())
@@ -159,9 +163,9 @@ class Mixture(NamedTuple):
             if dim:
                 z = (theta[:, free] - centre[free]) @ inverse[k].T
                 square = np.einsum("ij,ij->i", z, z) if dim > 1 else z[:, 0] * z[:, 0]
-                value = half_power(1.0 / (1.0 + square / FREEDOM), FREEDOM + dim) * (share[k] * constant / scale[k])
+                value = half_power(1.0 / (1.0 + square / FREEDOM), FREEDOM + dim) * (constant / scale[k])
             else:
-                value = np.full(len(theta), share[k])
+                value = np.ones(len(theta))
             if whole.any():
                 from scipy.special import ndtr
 
@@ -170,7 +174,7 @@ class Mixture(NamedTuple):
                     ndtr((away + 0.5) / self.deviation[k]) - ndtr((away - 0.5) / self.deviation[k]), axis=1
                 )
             total += value
-        return total
+        return total / len(self.centre)
 
 
 def half_power(base: Array, twice: int) -> Array:
@@ -179,14 +183,14 @@ def half_power(base: Array, twice: int) -> Array:
     >>> half_power(np.array([4.0, 9.0]), 5)
     array([ 32., 243.])
     """
-    power = np.sqrt(base) if twice % 2 else np.ones_like(base)
+    power = np.sqrt(base) if twice % 2 else None
     twice //= 2
     while twice:
         if twice % 2:
-            power *= base
+            power = base if power is None else power * base
         base = base * base
         twice //= 2
-    return power
+    return np.ones_like(base) if power is None else power
 
 
 def around(theta: Array, weight: Array, prior: Prior, rng: np.random.Generator) -> tuple[Mixture, Array]:
@@ -241,9 +245,8 @@ def best_stretch(
     square = (theta - mean) ** 2
     variance = np.maximum(weight @ square / weight.sum(), 1e-300)
     value = weight * prior * (1.0 + (square / variance).mean(axis=1))
-    share = np.full(len(made.centre), (1 - defensive) / len(made.centre))
     costs = [
-        float((value / (defensive * prior + made.stretched(stretch).density(theta, share))).sum())
+        float((value / (defensive * prior + (1 - defensive) * made.stretched(stretch).density(theta))).sum())
         for stretch in STRETCHES
     ]
     return made.stretched(STRETCHES[int(np.argmin(costs))])
@@ -290,11 +293,17 @@ class Rounds:
         self.log_prior = np.empty(0)
         self.distances = np.empty((0, pseudo_samples))
         self.rows: list[Array] = []
-        self.mixtures: list[tuple[Mixture, Array]] = []
-        """Components of each round, with how many proposals came from each."""
+        self.mixtures: list[Mixture] = []
+        self.made: list[int] = []
+        """Proposals that came from each mixture."""
+        self.densities: list[Array] = []
+        """(n,) of each mixture at all draws, NaN where it was not needed yet."""
         self.proposals = self.of_prior = 0
         """Proposals made, and those of them that came from the prior."""
         self.rounds = 0
+        self.adaptive = bool(getattr(estimator.model.distance, "adapt", False))
+        self.scales: list[list[float]] = []
+        """Of the distance, as it was learnt again after each round."""
         self.eps = math.inf
         self.path: list[Stage] = []
 
@@ -348,25 +357,43 @@ class Rounds:
         self.proposals += count
         self.of_prior += of_prior
         if mixture is not None and of_prior < count:
-            k = len(mixture.centre)
-            made = np.bincount(np.arange(count - of_prior) % k, minlength=k).astype(float)
-            if self.mixtures and self.mixtures[-1][0] is mixture:
-                made += self.mixtures.pop()[1]
-            self.mixtures.append((mixture, made))
+            if not self.mixtures or self.mixtures[-1] is not mixture:
+                self.mixtures.append(mixture)
+                self.made.append(0)
+                self.densities.append(np.full(len(self.theta), np.nan))
+            self.made[-1] += count - of_prior
         if outcomes:
             self.theta = np.asfortranarray(np.concatenate([self.theta, theta[inside]]))
             self.log_prior = np.concatenate([self.log_prior, log_prior[inside]])
+            new = np.full(inside.size, np.nan)
+            self.densities = [np.concatenate([density, new]) for density in self.densities]
             self.distances = np.concatenate([self.distances, together(outcomes, "distances")])
             if self.estimator.keep_rows:
                 self.rows.extend(outcome.arrays["rows"] for outcome in outcomes)
 
+    def relearn(self, begin: int) -> None:
+        """Scale the distance anew by the simulations from number `begin` on, and measure all draws with it."""
+        model = self.estimator.model
+        rows = np.concatenate(self.rows)
+        good = rows[begin:].reshape(-1, rows.shape[2])
+        good = good[~np.isnan(good[:, 0])]
+        if len(good) < FEWEST:
+            return
+        model = model.with_distance(model.distance.relearnt(good, model.observed_row))
+        self.estimator = self.estimator.with_model(model)
+        self.task = Simulate(self.estimator, self.seed)
+        self.distances = model.distances(Simulated(rows, int(np.isnan(rows[:, :, 0]).sum())))
+        self.scales.append(np.asarray(model.distance.scale).tolist())
+
     def log_weight(self, some: Array) -> Array:
         """log of pi over the mixture of all proposals so far, at some of the draws."""
-        theta, log_prior = self.theta[some], self.log_prior[some]
+        log_prior = self.log_prior[some]
         with np.errstate(over="ignore", divide="ignore"):
             mixed = self.of_prior * np.exp(log_prior)
-            for mixture, made in self.mixtures:
-                mixed += mixture.density(theta, made)
+            for mixture, made, density in zip(self.mixtures, self.made, self.densities, strict=True):
+                missing = some[np.isnan(density[some])]
+                density[missing] = mixture.density(self.theta[missing])
+                mixed += made * density[some]
             log_weight: Array = log_prior - np.log(mixed / self.proposals)
         # Densities beyond the largest number: both are the prior's there.
         return np.where(np.isfinite(log_weight), log_weight, math.log(self.proposals / self.of_prior))
@@ -377,27 +404,28 @@ class Rounds:
         Weights are computed only where they are needed: of the nearest draws, as many as it takes.
         """
         nearest = self.distances.min(axis=1)
-        order = np.argsort(nearest, kind="stable")
-        alive = int(np.searchsorted(nearest[order], np.inf))
+        alive = int(np.count_nonzero(np.isfinite(nearest)))
         if alive == 0:
             return math.inf, np.empty(0, dtype=np.intp), np.empty(0)
-        count = alive if math.isinf(self.kernel.support) else min(alive, max(64, int(2 * target)))
+        support = self.kernel.support
+        # Nothing beyond the support counts, and nothing within it may be left out.
+        sure = alive if math.isinf(support) else int(np.count_nonzero(nearest < least * support))
+        count = min(alive, max(64, int(2 * target), sure))
         while True:
-            some = np.sort(order[:count])
+            beyond = math.inf if count == alive else float(np.partition(nearest, count)[count])
+            some = np.flatnonzero(nearest < beyond)
             weight = np.exp(self.log_weight(some))
             eps = max(tolerance_with(self.kernel, math.inf, self.distances[some], weight, target), least)
             weight = weight * np.exp(self.kernel.with_eps(eps).log_average(self.distances[some]))
-            # Draws that were left out must not count at this tolerance.
-            if count == alive or (
-                effective(weight) >= target and eps * self.kernel.support <= float(nearest[order[count]])
-            ):
+            if count == alive or (effective(weight) >= target and eps * support <= beyond):
                 return eps, some, weight
             count = min(alive, 2 * count)
 
     def adapt(self, least: float) -> Mixture | None:
         """The next proposal, made from the nearest draws; None where there are too few."""
         dim = self.prior.dim
-        target = min(max(min(KEPT_NEAR * len(self.theta), MOST_NEAR), 10.0 * (dim + 1)), 0.5 * len(self.theta))
+        share = min(KEPT_NEAR, CLOSER**dim)
+        target = min(max(min(share * len(self.theta), MOST_NEAR), 10.0 * (dim + 1)), 0.5 * len(self.theta))
         eps, some, weight = self.near(target, least)
         keep = weight > 0
         if np.count_nonzero(keep) < dim + 2:
@@ -439,8 +467,11 @@ class Rounds:
             if self.rounds and number < len(sizes):
                 mixture = self.adapt(least)
             count = min(left, sizes[number] if number < len(sizes) else left)
-            self.round(count if self.rounds else max(1, count), mixture)
+            begin = len(self.theta)
+            self.round(count, mixture)
             if number < len(sizes):
+                if self.adaptive and mixture is not None:
+                    self.relearn(begin)
                 eps, _, weight = self.near(self.wanted(target, ess), least)
                 if math.isfinite(eps):
                     self.stage(eps, weight, before)
@@ -460,6 +491,9 @@ class Rounds:
         least = 0.0 if target is None else target
         eps, some, weight = self.near(self.wanted(target, ess), least)
         notes = []
+        resolved = {**resolved, "distance": distance_setting(self.estimator.model)}
+        if self.scales:
+            resolved["scales"] = self.scales
         if self.constant_se > 0:
             resolved = {**resolved, "prior_constant": [self.constant, self.constant_se]}
             notes.append(
@@ -532,6 +566,10 @@ def importance(
     the nearer ones are as at a tolerance fixed beforehand. With weights this holds only approximately, and proposals
     that learn from earlier rounds tie the rounds together: the draws are consistent as the budget grows, not unbiased.
 
+    A distance `od.scaled(adapt=True)` is learnt again after every round, from all simulations of the round, and all
+    draws so far are measured anew: weights do not depend on the distance, so this too bends the draws only as far as
+    the last distance and they come from the same simulations.
+
     The prior's density must be normalised, also that of `od.Prior.joint`. The constant of a `where=` constraint is
     estimated from prior draws, and its error reported in the notes and in `settings["prior_constant"]`.
 
@@ -593,8 +631,9 @@ def importance(
     seed = seed_or_fresh(recorded_seed(store, seed))
     segment = checked_segment(segment)
     estimator = AbcAverage(
-        model, family, pseudo_samples, on_error=on_error, keep_distances=True, early=False, keep_rows=keep_rows
-    )
+        model, family, pseudo_samples, on_error=on_error, keep_distances=True, early=False,
+        keep_rows=keep_rows or bool(getattr(model.distance, "adapt", False)),
+    )  # fmt: skip
     arguments = {
         "eps": eps, "ess": ess, "pseudo_samples": pseudo_samples, "defensive": float(defensive), "budget": budget,
         "seed": seed, "on_error": on_error, "keep_rows": keep_rows,
@@ -635,7 +674,9 @@ def _run(
         found = rounds.found(resolved, arguments["eps"], arguments["ess"])
     status = _status(reason, arguments["budget"], found)
     finish(saver, ledger, found, status)
-    bank = rounds.simulations() if estimator.keep_rows and rounds is not None and rounds.proposals else None
+    bank = rounds.simulations() if arguments["keep_rows"] and rounds is not None and rounds.proposals else None
+    if rounds is not None:
+        model = rounds.estimator.model
     return sequential_posterior(
         "importance", found, model.prior, arguments, cost._replace(seconds=saver.seconds()), status, estimator.kernel,
         estimator.kernel.name, model, saver.notes, bank,

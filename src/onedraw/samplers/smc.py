@@ -32,7 +32,7 @@ from onedraw.engine.blocks import Deadline, cut, one_blas_thread
 from onedraw.engine.saving import Saver, begin, checked_segment, recorded_seed
 from onedraw.engine.signals import Stopped, guarded
 from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.estimator import AbcAverage
+from onedraw.estimator import AbcAverage, Evaluation, evaluate
 from onedraw.kernels import EPS_MEANING, Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
@@ -58,7 +58,7 @@ from onedraw.samplers.rounds import (
     tolerance_with,
 )
 from onedraw.samplers.specification import specify
-from onedraw.simulator import Failure
+from onedraw.simulator import Failure, Simulated
 
 PLAIN_BLOCK, BATCHED_BLOCK = 16, 16_384
 """Particles a block: they share the streams of proposals and uniforms, so this is part of a run's identity."""
@@ -66,6 +66,8 @@ PLAIN_STEPS, BATCHED_STEPS = 4, 64
 """Steps between two looks at the acceptance rate, at the most."""
 MOVES = 2.0
 """Accepted moves for each chain that end a stage."""
+LAST_MOVES = 6.0
+"""The same for the stage at the tolerance asked for: its states are the draws that are returned."""
 SHARE = 0.5
 """Effective number of particles, as a share of the chains, down to which the tolerance is lowered."""
 WORTHWHILE = 0.95
@@ -96,7 +98,7 @@ class Particles(NamedTuple):
     """(n, dim)"""
     log_prior: Array
     distances: Array
-    """(n, M)"""
+    """(n, M), followed by the summaries where the distance adapts: (n, M + M s)."""
     weight: Array
     """(n,), summing to 1."""
     group: Array
@@ -106,25 +108,71 @@ class Particles(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class WithRows:
+    """The ABC average whose distances (n, M) are followed by the summaries (n, M s) that they were measured on.
+
+    Chains then carry both, and their states can be measured again when the distance changes.
+    """
+
+    inner: AbcAverage
+    log_bound: float | None = 0.0
+
+    @property
+    def prior(self) -> Prior:
+        return self.inner.prior
+
+    def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
+        """As the average within, all M draws at once."""
+        rows = np.arange(len(theta)) if log_needed is None else np.flatnonzero(log_needed <= 0.0)
+        width = self.inner.pseudo_samples * (1 + self.inner.model.observed_row.size)
+        wide, log_estimate = np.full((len(theta), width), np.inf), np.full(len(theta), -np.inf)
+        if rows.size == 0:
+            return Evaluation(log_estimate, wide, 0)
+        part = replace(self.inner, keep_rows=True)._in_chunks(rng, theta[rows], rows)
+        assert part.rows is not None
+        log_estimate[rows] = part.log_estimate
+        wide[rows] = np.concatenate([part.distances, part.rows.reshape(rows.size, -1)], axis=1)
+        return part._replace(log_estimate=log_estimate, distances=wide, rows=None)
+
+
+@dataclass(frozen=True, eq=False)
 class Moves:
-    """The pure task of a sequential run: draw particles from the prior, or move chains at one tolerance."""
+    """The pure task of a sequential run: draw particles from the prior, or move chains at one tolerance.
+
+    With no steps to take it simulates once at each state, for a distance to learn its scale from.
+    """
 
     estimator: AbcAverage
     seed: int
 
     def __call__(self, item: Item) -> Outcome:
         rng = Rng(self.seed, Phase.SEQUENCE, item.first, item.step)
+        adaptive = is_adaptive(self.estimator.model)
         if item.state is None:
             theta = self.estimator.prior.sample(rng.bulk(Purpose.PRIOR), item.size)
-            result = replace(self.estimator, early=False).evaluate(rng, theta, None)
+            once = replace(self.estimator, early=False)
+            result = evaluate(WithRows(once) if adaptive else once, rng, theta, None)
             return Outcome(
                 {"theta": theta, "distances": result.distances}, result.simulations, result.setups, 0, result.failed,
                 item.size, result.failures, result.ignored_rng,
             )  # fmt: skip
+        if item.steps == 0:
+            probe = replace(self.estimator, pseudo_samples=1, early=False, keep_rows=True)
+            result = probe.evaluate(rng, item.state.theta, None)
+            assert result.rows is not None
+            return Outcome(
+                {"rows": result.rows[:, 0, :]}, result.simulations, result.setups, 0, result.failed, item.size,
+                result.failures,
+            )  # fmt: skip
         estimator = replace(self.estimator, kernel=self.estimator.kernel.with_eps(item.eps))
         walk = RandomWalk(None, None, item.root, estimator.prior)
-        sampler = PseudoMarginal(estimator, walk, True, estimator.pseudo_samples)
+        sampler = PseudoMarginal(WithRows(estimator) if adaptive else estimator, walk, True, estimator.pseudo_samples)
         return visited(sampler, rng, item.state, item.step, item.steps)
+
+
+def is_adaptive(model: Model) -> bool:
+    """Whether a model's distance is learnt again as the tolerance falls."""
+    return bool(getattr(model.distance, "adapt", False))
 
 
 def visited(sampler: PseudoMarginal, rng: Rng, state: State, first_step: int, steps: int) -> Outcome:
@@ -226,8 +274,14 @@ class Sequence:
         self.step = 0
         self.stages = 0
         self.path: list[Stage] = []
+        self.scales: list[list[float]] = []
+        """Of the distance, as it was learnt again."""
         self.rate = self.worth = 1.0
         """Acceptance rate of the last stage, and the share of its proposals that was simulated."""
+
+    def measured(self, distances: Array) -> Array:
+        """The distances (n, M) among what particles or states carry."""
+        return distances[:, : self.estimator.pseudo_samples]
 
     # --- simulations ---------------------------------------------------------------------------------------
 
@@ -245,7 +299,7 @@ class Sequence:
 
     def _begin(self, outcomes: list[Outcome]) -> None:
         theta, distances = together(outcomes, "theta"), together(outcomes, "distances")
-        weight = np.where(np.isfinite(distances).any(axis=1), 1.0, 0.0)
+        weight = np.where(np.isfinite(self.measured(distances)).any(axis=1), 1.0, 0.0)
         if not weight.any():
             weight[:] = 1.0
         number = np.arange(len(theta))
@@ -278,12 +332,57 @@ class Sequence:
             simulations=chains.simulations + sum(outcome.simulations for outcome in outcomes),
         )
 
+    def relearn(self, limit: int | None) -> None:
+        """Scale the distance by simulations at the particles, and state tolerance and weights in the new one.
+
+        With rho the largest growth of a column's scale, the old distance is at most rho times the new one. So what is
+        within eps / rho by the new distance was within eps by the old, and the particles reach it by new weights.
+        Where these would be worth too little, the distance stays as it is.
+        """
+        particles, model = self.particles, self.estimator.model
+        assert particles is not None
+        if self.affordable(limit) < 2:
+            return
+        u = Rng(self.seed, Phase.SEQUENCE, 1, self.stages).bulk(Purpose.ACCEPT).random()
+        theta = particles.theta[systematic(particles.weight, self.count, u)]
+        items = []
+        for block in cut(self.count, self.block):
+            rows = slice(block.first, block.first + block.size)
+            nothing = np.empty(0)
+            state = State(np.asfortranarray(theta[rows]), nothing, nothing, nothing)
+            items.append(Item(block.first, block.size, self.step, 0, self.eps, state, nothing))
+        seen = together(self.ledger.run(self.task, items, "distance"), "rows")
+        self.step += 1
+        seen = seen[~np.isnan(seen[:, 0])]
+        if len(seen) < 2:
+            return
+        before = self.measured(particles.distances)
+        distance = model.distance.relearnt(seen, model.observed_row)
+        eps = self.eps / float((distance.scale / model.distance.scale).max())
+        model = model.with_distance(distance)
+        kept = particles.distances[:, before.shape[1] :].reshape(*before.shape, -1)
+        distances = model.distances(Simulated(kept.copy(), int(np.isnan(kept[:, :, 0]).sum())))
+        with np.errstate(invalid="ignore"):
+            log_ratio = self.kernel.with_eps(eps).log_average(distances) - np.maximum(
+                self.kernel.with_eps(self.eps).log_average(before), -1e300
+            )
+        weight = np.where(particles.weight > 0, particles.weight * np.exp(np.minimum(log_ratio, 0.0)), 0.0)
+        if effective(weight) < SHARE * self.count:
+            return
+        self.estimator = self.estimator.with_model(model)
+        self.task = Moves(self.estimator, self.seed)
+        wide = np.concatenate([distances, particles.distances[:, before.shape[1] :]], axis=1)
+        self.particles = particles._replace(distances=wide, weight=weight / weight.sum())
+        self.eps, self.chains = eps, None
+        self.scales.append(np.asarray(distance.scale).tolist())
+
     # --- joins ---------------------------------------------------------------------------------------------
 
     def lower(self, eps: float) -> None:
         """The same particles at a smaller tolerance."""
         assert self.particles is not None
-        weight = reweighted(self.kernel, self.eps, eps, self.particles.distances, self.particles.weight)
+        distances = self.measured(self.particles.distances)
+        weight = reweighted(self.kernel, self.eps, eps, distances, self.particles.weight)
         self.particles = self.particles._replace(weight=weight / weight.sum())
         self.eps, self.chains = eps, None
         self.stages += 1
@@ -298,7 +397,7 @@ class Sequence:
         state = State(
             particles.theta[ancestor],
             particles.log_prior[ancestor],
-            self.kernel.with_eps(self.eps).log_average(distances),
+            self.kernel.with_eps(self.eps).log_average(self.measured(distances)),
             distances,
         )
         prior = self.estimator.prior
@@ -363,7 +462,7 @@ class Sequence:
         """
         particles = self.particles
         assert particles is not None
-        arguments = self.kernel, self.eps, particles.distances, particles.weight
+        arguments = self.kernel, self.eps, self.measured(particles.distances), particles.weight
         eps = tolerance_with(*arguments, SHARE * self.count)
         if limit is not None and math.isfinite(self.eps):
             left = max(limit - self.ledger.cost.simulations, 1)
@@ -407,32 +506,46 @@ class Sequence:
 
     def _until(self, target: float | None, limit: int | None) -> str:
         while True:
+            if self.chains is not None and is_adaptive(self.estimator.model) and not self._reached(target):
+                self.relearn(limit)
             eps = self.next_eps(target, limit)
             if eps < self.eps:
                 self.lower(eps)
                 self.resample()
-                ended = self.stage(limit, MOVES)
+                ended = self.stage(limit, LAST_MOVES if eps == target else MOVES)
                 self.settle()
                 if ended != "done":
                     return ended
                 continue
-            if target is not None and self.eps <= target:
+            if self._reached(target) and self.chains is not None:
                 return "eps"
-            if self.chains is None or not self._can_fall():
+            if not self._can_fall():
                 return "exact"
+            fresh = self.chains is None
+            if fresh:
+                self.stages += 1
+                self.resample()
+            assert self.chains is not None
             # Too few distinct particles, or too little left, for a smaller tolerance: more moves at this one.
             before = self.chains.end
             ended = self.stage(limit, self.chains.accepted / self.count + MOVES / 2)
             if self.chains.end > before:
-                self.path.pop()
+                if not fresh:
+                    self.path.pop()
                 self.settle()
             if ended != "done":
                 return ended
+
+    def _reached(self, target: float | None) -> bool:
+        return target is not None and self.eps <= target
 
     def found(self, resolved: Mapping[str, Any], reason: str, target: float | None) -> Found:
         """What the run has found, wherever it was stopped."""
         assert self.particles is not None
         notes = []
+        resolved = {**resolved, "distance": distance_setting(self.estimator.model)}
+        if self.scales:
+            resolved["scales"] = self.scales
         if math.isinf(self.eps):
             eps = self.next_eps(target, None)
             if math.isfinite(eps):
@@ -456,8 +569,9 @@ class Sequence:
             notes.append(f"eps = {target:g} was not reached: the run ended at eps = {self.eps:.4g}")
         rate, error = self._acceptance()
         return Found(
-            self.particles.theta, self.particles.weight, self.particles.distances, self.particles.family, self.eps,
-            rate, error, tuple(self.path), self.ledger.cost, tuple(self.ledger.failures), resolved, tuple(notes),
+            self.particles.theta, self.particles.weight, self.measured(self.particles.distances),
+            self.particles.family, self.eps, rate, error, tuple(self.path), self.ledger.cost,
+            tuple(self.ledger.failures), resolved, tuple(notes),
         )  # fmt: skip
 
     def _acceptance(self) -> tuple[float, float]:
@@ -470,7 +584,7 @@ class Sequence:
 
     def _can_fall(self) -> bool:
         assert self.particles is not None
-        alive = self.particles.distances[self.particles.weight > 0]
+        alive = self.measured(self.particles.distances)[self.particles.weight > 0]
         return bool((alive[np.isfinite(alive)] > 0).any())
 
 
@@ -510,6 +624,8 @@ def smc(
 
     Tolerances, the walk's scale and the number of moves are chosen from the particles themselves, as in every adaptive
     sequential sampler: the draws are consistent as the number of particles grows, with a bias of order 1/particles.
+    A distance `od.scaled(adapt=True)` is learnt again after every stage, from one simulation at each of as many
+    particles; `eps` and the path are then in units that change on the way, and `settings["distance"]` has the last.
     Errors are estimated from families of particles with a common ancestor.
 
     Parameters
@@ -604,6 +720,7 @@ def _run(
         found = nothing_found(model.prior.dim, estimator.pseudo_samples, cost, resolved)
     else:
         found = sequence.found(resolved, reason, arguments["eps"])
+        model = sequence.estimator.model
     status = _status(reason, arguments, found)
     finish(saver, ledger, found, status)
     return sequential_posterior(

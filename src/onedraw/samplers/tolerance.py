@@ -45,7 +45,7 @@ PRECISION = 0.02
 """Relative standard error of eps aimed at where neither a precision nor a budget is given."""
 PILOT = {True: 10_000, False: 400}
 """Prior simulations of the first stage, for batched simulators and for others."""
-CHAINS = {True: (32, 4096), False: (4, 64)}
+CHAINS = {True: (8, 4096), False: (4, 64)}
 """The fewest and the most chains of a run, for batched simulators and for others."""
 START_SHARE = 0.1
 """Share of a run's simulations that may go into its starting points."""
@@ -73,7 +73,7 @@ SLOPES = (0.15, 20.0)
 LONGEST_STEP = math.log(8.0)
 MOST_ROUGH = 40
 SMALLEST_BUDGET = 1000
-"""Times M; and for batched simulators the starting points of four runs, which come in whole blocks."""
+"""Times M; and the starting points of four runs, which come in whole blocks."""
 ENDS = (1e-6, 1e3)
 """Range of the search: times the smallest positive and the largest distance of the first stage."""
 JUMP = 1e-3
@@ -145,9 +145,7 @@ class Search:
         if self.chains is not None:
             return self.chains
         fewest, most = CHAINS[self.model.batched]
-        # Starting points are drawn a block at a time, so a part of the first block's are there for nothing.
-        affordable = max(START_SHARE * simulations, 0.5 * min(block_size(self.model, 1), simulations))
-        return int(np.clip(affordable * self.mean_weight(eps), fewest, most))
+        return int(np.clip(START_SHARE * simulations * self.mean_weight(eps), fewest, most))
 
     def mean_weight(self, eps: float) -> float:
         """Mean kernel value of prior simulations; a power law from the nearest ones where eps is below them."""
@@ -247,6 +245,11 @@ class Spending:
         assert share is not None
         left = self.budget - self.cost.simulations
         return share <= simulations or share < int(part * self.budget) or left < 4 * share
+
+
+def _start_block(model: Model, chains: int | None) -> int:
+    """Proposals among which the fewest chains of a run look for their starting points at a time."""
+    return min(block_size(model, 1), max(64, 16 * (chains or CHAINS[model.batched][0])))
 
 
 def _seed_of_run(seed: int, run: int) -> int:
@@ -463,7 +466,7 @@ def tolerance_for(
         precision = positive("precision", precision, "the relative standard error of eps at which the search may end")
     elif budget is None:
         precision = PRECISION
-    smallest = max(SMALLEST_BUDGET * pseudo_samples, 8 * block_size(model, 1))
+    smallest = max(SMALLEST_BUDGET * pseudo_samples, 8 * _start_block(model, chains))
     if budget is not None and budget < smallest:
         raise ValueError(
             f"budget = {budget} is too small for a search with M = {pseudo_samples}: give at least {smallest}"
@@ -478,7 +481,7 @@ def tolerance_for(
     )
     cost = cost.plus(pilot_cost)
     path: list[Trial] = []
-    spending = Spending(budget, cost, 2 * block_size(model, 1))
+    spending = Spending(budget, cost, 2 * _start_block(model, chains))
     rough_steps = ROUGH_MOVES * (1 - target) / target + ROUGH_MOVES
     middle = _rough_root(search, path, spending, rough_steps)
     # A wing gets a sixth of what the verifying run should need, if moves were independent.
