@@ -9,9 +9,10 @@ from scipy import stats
 import onedraw as od
 from onedraw import adjust
 from onedraw.adjust import support_of
-from onedraw.engine.blocks import Block
+from onedraw.engine.blocks import Block, Deadline
+from onedraw.engine.saving import Saver
 from onedraw.engine.store import Store
-from onedraw.infer import Bank, Mixture, Simulate, aim, around, log_constant, next_size, predictive_notes
+from onedraw.infer import Bank, Mixture, Run, Simulate, aim, around, log_constant, next_size, predictive_notes
 from tests.reference import toy
 
 NOISE = 0.5
@@ -398,3 +399,30 @@ def test_coverage_of_a_normal_sample():
             low, high = np.quantile(values, [0.05, 0.95])
             inside += int(low <= truth[0, column] <= high)
     assert abs(inside / 120 - 0.9) < 4 * np.sqrt(0.09 / 120)
+
+
+def finished_run(model, budget, seed=1):
+    run = Run(model, None, budget, 50, seed, "reject", Deadline(None), False)
+    run.all(Saver())
+    return run
+
+
+def test_every_proposal_is_counted_where_it_came_from(quick):
+    """One in ten proposals of an aimed stage is from the prior; the weights rest on these numbers."""
+    model = od.Model(od.Prior(a=stats.uniform(-10, 20)), od.batched(lambda rng, a: rng.normal(a, 0.1)), 1.0)
+    bank = finished_run(model, 900).bank
+    made = [number for _, number in bank.mixtures]
+    assert made and bank.of_prior + sum(made) == bank.proposals == 900
+    sizes = [len(theta) for theta in bank.theta]
+    assert made == [size - -(-size // 10) for size in sizes[1:]]
+    # Draws from the prior are every tenth: they alone are spread over its whole range.
+    spread = [(np.std(theta[::10]), np.std(np.delete(theta, slice(None, None, 10)))) for theta in bank.theta[2:]]
+    assert all(4 < safe < 8 and aimed < 2 for safe, aimed in spread)
+
+
+def test_no_stage_repeats_the_numbers_of_another(quick):
+    model = od.Model(od.Prior(a=stats.norm()), od.batched(lambda rng, a: rng.normal(a, 3.0)), 1.0)
+    bank = finished_run(model, 900).bank
+    theta, rows = bank.good()
+    assert np.unique(theta).size == np.unique(rows).size == 900
+    assert np.unique(rows - theta).size == 900

@@ -213,7 +213,8 @@ class Bank:
         """Parameters and summaries of all simulations that did not fail."""
         theta, rows = np.concatenate(self.theta), np.concatenate(self.rows)
         fine = ~np.isnan(rows[:, 0])
-        return theta[fine], rows[fine]
+        # In one layout, whether they come from blocks or from a file: sums depend on it in their last bit.
+        return np.ascontiguousarray(theta[fine]), np.ascontiguousarray(rows[fine])
 
     def log_weight(self, free: Array) -> Array:
         """log of the prior over the mixture of all proposals, at rows in free coordinates."""
