@@ -294,6 +294,22 @@ def test_records_that_are_lost_are_computed_again(kind, tmp_path, quick):
         assert told(od.resume(path, model, segment=1e-9)) == told(whole)
 
 
+def test_more_draws_cost_nothing(tmp_path, quick):
+    _, model = counted()
+    store = tmp_path / "run.db"
+    od.infer(model, budget=1000, seed=5, draws=100, store=store)
+    Counter.calls = 0
+    more = od.resume(store, model, draws=400)
+    assert Counter.calls == 0 and more.shape == od.open(store).shape == (1, 400) and more.cost.simulations == 1000
+
+
+def test_the_draws_are_not_sold_as_a_samplers(linear):
+    with pytest.raises(ValueError, match="worth about"):
+        linear.efficiency()
+    with pytest.raises(ValueError, match="needs a run with a kernel"):
+        linear.at(0.1)
+
+
 def test_max_seconds_gives_what_there_is(quick):
     def slow(rng, theta):
         import time

@@ -544,7 +544,7 @@ class Run:
         self.ends: list[int] = []
         """Good simulations at the end of each stage."""
         finished = saver.last("infer.finished")
-        if finished is not None and finished.scalars["budget"] == self.budget:
+        if finished is not None and finished.scalars["asked"] == [self.budget, self.draws]:
             return self._posterior(finished.scalars, finished.arrays)
         if self.fitted is not None:
             self._take_over(self.fitted)
@@ -665,7 +665,7 @@ class Run:
             reason, note = self._check(arrays["theta"], check, records)
             scalars |= {"notes": [*scalars["notes"], *note], **self._spent()}
         status = _status(reason, self.budget, self.bank.simulations)
-        scalars |= {"status": list(status), "budget": self.budget}
+        scalars |= {"status": list(status), "asked": [self.budget, self.draws]}
         self.saver.put("infer.finished" if reason == "done" else "infer.interim", scalars, arrays)
         self.saver.finish(status.reason, status.message, scalars["notes"])
         return self._posterior(scalars, arrays, said)

@@ -148,6 +148,11 @@ class Posterior:
 
         `functions` are further quantities, {"name": function of the parameters as arrays by name}.
         """
+        if self.effective is not None:
+            raise ValueError(
+                f"efficiency is for the draws of a sampler: these come from a smoothed estimate, worth about "
+                f"{self.effective:.0f} independent draws, as summary() says"
+            )
         from onedraw.theory.efficiency import efficiency
 
         return efficiency(self, functions)

@@ -195,10 +195,10 @@ def _read_sequential(store: Store, written: Mapping[str, Any], last: Record | No
 
 
 def _read_infer(store: Store, written: Mapping[str, Any], last: Record | None) -> Posterior:
-    finished, interim = store.last("infer.finished"), store.last("infer.interim")
-    record = (
-        finished if finished is not None and finished.scalars["budget"] == written["arguments"]["budget"] else interim
-    )
+    arguments = written["arguments"]
+    record, finished = store.last("infer.interim"), store.last("infer.finished")
+    if finished is not None and finished.scalars["asked"] == [arguments["budget"], arguments["draws"]]:
+        record = finished
     status, _, seconds = _ending(last, "0 draws" if record is None else f"{len(record.arrays['theta']):,} draws")
     scalars: Mapping[str, Any] = {"notes": [], "settings": {}, "effective": np.nan, "rate": np.nan, "failures": []}
     segments = [*store.records("infer.segment"), *store.records("infer.check")]
