@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_JOBS ?= auto
 
-.PHONY: setup test test-slow check lint types doctest study bench clean
+.PHONY: setup test test-slow check lint types doctest study bench bench-accuracy clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,10 @@ study: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+bench-accuracy: $(STAMP)
+	@$(BIN)/python -c "import sklearn" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	$(BIN)/python -m benchmarks.accuracy $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -387,3 +387,24 @@ def test_sequential_weights_are_used_everywhere(name):
     expected = post.weights * np.exp(od.uniform(eps).log_average(distances) - post.kernel.log_average(distances))
     assert near.weights == pytest.approx(expected / expected.sum())
     assert post.at(0.8 * post.settings["eps"]).at(eps).weights == pytest.approx(near.weights)
+
+
+# --- a budget in, a posterior out -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
+def test_infer_gives_the_same_bytes_with_and_without_a_file(kind, tmp_path):
+    first, stored, other = (
+        od.infer(toy(kind), budget=400, seed=seed, store=store, segment=1e-9)
+        for seed, store in ((1, None), (1, tmp_path / "run.db"), (2, None))
+    )
+    assert bytes_of(first) == bytes_of(stored) == bytes_of(od.open(tmp_path / "run.db")) != bytes_of(other)
+
+
+@pytest.mark.parametrize("budget", [10, 100, 1500])
+def test_infer_never_passes_its_budget(budget):
+    simulate = Counter()
+    model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0, distance=od.scaled(pilot=50))
+    post = od.infer(model, budget=budget, seed=1)
+    assert simulate.calls == post.cost.simulations == budget and post.status.reason == "budget"
+    assert np.isfinite(post.draws["theta"]).all()

@@ -71,6 +71,7 @@ def plain_model():
 SIDE_BY_SIDE = {
     **ALL,
     **SEQUENTIAL,
+    "infer": od.infer,
     "layout draws": lambda *a, **k: od.pseudo_marginal(*a, pseudo_samples=3, layout="draws", **k),
 }
 serial = {}
@@ -78,8 +79,8 @@ serial = {}
 
 def one_run(name, kind, **more):
     model = plain_model() if kind == "plain" else toy(kind)
-    if name in SEQUENTIAL:
-        return SEQUENTIAL[name](model, budget=600, seed=1, **more)
+    if name in SEQUENTIAL or name == "infer":
+        return SIDE_BY_SIDE[name](model, budget=600, seed=1, **more)
     if name == "layout draws":
         return SIDE_BY_SIDE[name](model, od.uniform(0.8), draws=25, chains=5, seed=1, **more)
     return run(name, model, draws=25, **({"chains": 5} if name != "rejection" else {}), **more)

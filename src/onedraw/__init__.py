@@ -9,6 +9,8 @@ from onedraw.distance import euclidean, mahalanobis, scaled
 from onedraw.engine.crew import WorkerError
 from onedraw.engine.store import StoreError
 from onedraw.estimator import Estimator, abc_average, handicapped, unbiased
+from onedraw.fit_summary import Fitted, fit_summary
+from onedraw.infer import infer
 from onedraw.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
 from onedraw.model import Model
 from onedraw.particle_filter import particle_filter
@@ -64,6 +66,7 @@ __all__ = [
     "Efficiency",
     "Estimator",
     "Failure",
+    "Fitted",
     "Kernel",
     "Model",
     "Posterior",
@@ -80,10 +83,12 @@ __all__ = [
     "command",
     "epanechnikov",
     "euclidean",
+    "fit_summary",
     "gaussian",
     "handicapped",
     "importance",
     "independence",
+    "infer",
     "kernel",
     "laplace",
     "lazy",

@@ -80,6 +80,8 @@ class Posterior:
     """The weights that the run itself gave, before `at`."""
     bank: Any = field(default=None, repr=False)
     """Every simulation of a run that kept them: see `onedraw.samplers.importance.Simulations`."""
+    effective: float | None = None
+    """How many independent draws these are worth, where they come from fewer simulations than there are draws."""
 
     def __post_init__(self) -> None:
         for array in (*self.draws.values(), self.weights, self.distances, self.groups, self.run_weights):
@@ -140,6 +142,8 @@ class Posterior:
             name: describe(values, self.weights, self.independent, hdi_prob, self.groups)
             for name, values in self.draws.items()
         }
+        if self.effective is not None:
+            rows = {name: row.worth(self.effective) for name, row in rows.items()}
         return Summary(rows, hdi_prob, (*self.notes, *self._doubts(rows)))
 
     def efficiency(self, functions: Mapping[str, Callable[..., Array]] | None = None) -> "Efficiency":
@@ -147,6 +151,11 @@ class Posterior:
 
         `functions` are further quantities, {"name": function of the parameters as arrays by name}.
         """
+        if self.effective is not None:
+            raise ValueError(
+                f"efficiency is for the draws of a sampler: these come from a smoothed estimate, worth about "
+                f"{self.effective:.0f} independent draws, as summary() says"
+            )
         from onedraw.theory.efficiency import efficiency
 
         return efficiency(self, functions)
@@ -251,6 +260,17 @@ class Posterior:
                 "keep_distances=True"
             )
         return self.kernel
+
+    def adjust(self, *, draws: int | None = None, seed: int | None = None) -> "Posterior":
+        """The posterior after a regression adjustment, where held-out simulations near the data say that it helps.
+
+        It needs the summaries of the simulations: `od.rejection(..., keep="summaries")` and
+        `od.importance(..., keep_rows=True)` keep them. Whether the draws were adjusted, and why, is in `notes`
+        (docs/choosing.md). `draws` of equal weight are drawn from the smoothed result, by default as many as there are.
+        """
+        from onedraw.adjust import adjusted
+
+        return adjusted(self, draws, seed)
 
     def sample(self, n: int, *, seed: int | None = None) -> dict[str, Array]:
         """n draws with equal weights, drawn from these with replacement: {name: (n,)}."""

@@ -19,6 +19,9 @@ from onedraw.engine.saving import Continue, changed_parts, forced_notes
 from onedraw.engine.store import Record, Store, StoreError
 from onedraw.engine.streams import Phase, Rng
 from onedraw.engine.threads import one_blas_thread
+from onedraw.fit_summary import Fitted
+from onedraw.infer import infer
+from onedraw.infer import posterior_of as posterior_of_infer
 from onedraw.kernels import Kernel
 from onedraw.layout import Layout
 from onedraw.model import Model
@@ -30,7 +33,7 @@ from onedraw.samplers.pilot import ready
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.smc import smc
-from onedraw.samplers.specification import KERNELS, OWN, kernel_of, model_parts, proposal_of
+from onedraw.samplers.specification import KERNELS, OWN, in_time, kernel_of, model_parts, proposal_of
 from onedraw.samplers.wilkinson import wilkinson
 from onedraw.simulator import Batched, Failure, Simulated, Staged, summarise_observed
 
@@ -41,6 +44,7 @@ SAMPLERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "r_hit": (r_hit, ("hits", "max_draws", "chains", "thin")),
     "smc": (smc, ("particles", "eps", "pseudo_samples", "least_acceptance")),
     "importance": (importance, ("eps", "ess", "pseudo_samples", "defensive", "keep_rows")),
+    "infer": (infer, ()),
 }
 """Each sampler with the arguments that a file gives back to it."""
 
@@ -70,9 +74,11 @@ def open(path: File) -> Posterior:
         store.count()
         written = _specification(store)
         with _Form(path):
-            read = {"rejection": _read_rejection, **dict.fromkeys(SEQUENTIAL, _read_sequential)}.get(
-                written["algorithm"], _read_chains
-            )
+            read = {
+                "rejection": _read_rejection,
+                "infer": _read_infer,
+                **dict.fromkeys(SEQUENTIAL, _read_sequential),
+            }.get(written["algorithm"], _read_chains)
             # The end first: a run that goes on meanwhile is then shown as unfinished, never as more than it is.
             return read(store, written, store.last())
 
@@ -188,9 +194,31 @@ def _read_sequential(store: Store, written: Mapping[str, Any], last: Record | No
     )  # fmt: skip
 
 
+def _read_infer(store: Store, written: Mapping[str, Any], last: Record | None) -> Posterior:
+    arguments = written["arguments"]
+    record, finished = store.last("infer.interim"), store.last("infer.finished")
+    if finished is not None and finished.scalars["asked"] == [arguments["budget"], arguments["draws"]]:
+        record = finished
+    status, _, seconds = _ending(last, "0 draws" if record is None else f"{len(record.arrays['theta']):,} draws")
+    scalars: Mapping[str, Any] = {"notes": [], "settings": {}, "effective": np.nan, "rate": np.nan, "failures": []}
+    segments = [*store.records("infer.segment"), *store.records("infer.check")]
+    spent = [
+        sum(int(one.scalars[name]) for one in segments) for name in ("simulations", "setups", "failed", "proposals")
+    ]
+    cost = Cost(spent[0], spent[1], spent[3] - spent[0], spent[2], spent[3])
+    if record is not None:
+        scalars = record.scalars
+        cost = Cost(*scalars["cost"]) if status.reason != "unfinished" else cost
+    return posterior_of_infer(
+        scalars, {} if record is None else record.arrays, _columns(written), cost._replace(seconds=seconds), status,
+        written["arguments"]["seed"], None,
+        (*in_time(written["arguments"]), *forced_notes(store.meta("sessions"))),
+    )  # fmt: skip
+
+
 def resume(
     path: File,
-    model: Model | None = None,
+    model: Model | Fitted | None = None,
     *,
     kernel: Kernel | None = None,
     estimator: Any = None,
@@ -242,18 +270,22 @@ def resume(
             raise StoreError(f"{path} was made with an estimator: give it again, as estimator=, and no model or kernel")
         given["estimator"] = estimator
     else:
-        if not isinstance(model, Model):
+        if not isinstance(model, Model | Fitted if written["algorithm"] == "infer" else Model):
             raise StoreError(
                 f"{path} holds no functions: give the run's model again, as od.resume({str(path)!r}, model)"
             )
         if estimator is not None:
             raise StoreError(f"{path} was made with a model and a kernel, not with an estimator")
         given["model"] = model
+    if written["algorithm"] == "infer":
+        if kernel is not None or proposal is not None or start is not None:
+            raise StoreError(f"{path} holds a run of infer, which has no kernel, no proposal and no start")
+    elif not facts["estimator"]:
         named = KERNELS.get(str(arguments["kernel"])) if sequential else kernel_of(arguments)
         given["kernel"] = named if kernel is None else kernel
         if given["kernel"] is None:
             raise StoreError(f"{path} was made with a kernel of your own: give it again, as kernel=")
-    if written["algorithm"] != "rejection" and not sequential:
+    if written["algorithm"] not in ("rejection", "infer") and not sequential:
         given["proposal"] = proposal_of(arguments["proposal"], path) if proposal is None else proposal
         given["start"] = arguments["start"] if start is None else start
         if given["start"] == OWN:

@@ -32,6 +32,13 @@ class Row(NamedTuple):
     """Independent draws that would give the mean this accuracy (equal weights: arviz's bulk ESS)."""
     r_hat: float
 
+    def worth(self, draws: float) -> "Row":
+        """The same row where the draws are worth only so many independent ones."""
+        if not draws < self.ess:
+            return self
+        error = self.sd / math.sqrt(draws) if draws >= 2 else math.nan
+        return self._replace(ess=draws, mcse=error, r_hat=math.nan)
+
 
 @dataclass(frozen=True)
 class Summary:

@@ -28,6 +28,7 @@ from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.progress import Progress
+from onedraw.samplers.importance import Simulations
 from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
 from onedraw.samplers.specification import in_time, specify
 from onedraw.simulator import CHUNK_ROWS, Failure
@@ -53,6 +54,8 @@ class Accepted(NamedTuple):
     near_distance: Array
     bank: dict[str, Array]
     """Theta, summaries and distances of all proposals, where they are kept."""
+    rows: Array | None = None
+    """Summaries (n, M, s) of those accepted, where they are kept."""
 
     @property
     def simulations(self) -> int:
@@ -70,6 +73,8 @@ class Proposals:
     phase: int
     neighbours: int = 0
     """How many of the nearest rejected proposals to hand back."""
+    keep: str = "all"
+    """Whose summaries are handed back, where the estimator has them."""
 
     def __call__(self, block: Block) -> Accepted:
         rng = Rng(self.seed, self.phase, block.first)
@@ -78,12 +83,15 @@ class Proposals:
         chosen = choose(rng, result.log_estimate, self.log_bound)
         distances = result.distances[chosen] if result.distances.size else result.distances
         bank = {}
-        if result.rows is not None:
+        if result.rows is not None and self.keep == "all":
             bank = {"theta": theta, "rows": result.rows, "distances": result.distances}
         spent = result._replace(log_estimate=np.empty(0), distances=np.empty((0, 0)), rows=None)
         near = self._nearest_rejected(result.distances, chosen)
         near_distance = result.distances[near, 0] if near.size else np.empty(0)
-        return Accepted(theta[chosen], result.log_estimate[chosen], distances, spent, theta[near], near_distance, bank)
+        rows = result.rows[chosen] if result.rows is not None and self.keep == "summaries" else None
+        return Accepted(
+            theta[chosen], result.log_estimate[chosen], distances, spent, theta[near], near_distance, bank, rows
+        )
 
     def _nearest_rejected(self, distances: Array, chosen: Array) -> Array:
         if self.neighbours == 0 or distances.size == 0:
@@ -120,6 +128,8 @@ class Collected:
     neighbours: Array
     """(k, dim): acceptances beyond `draws`, then the nearest rejected proposals. Given how many were accepted, they
     are independent of the draws above, so that a scale learnt from them leaves those draws exact."""
+    rows: Array | None = None
+    """Summaries of the acceptances, where they are kept."""
 
 
 class Basket:
@@ -131,6 +141,7 @@ class Basket:
         self.log_estimate: list[Array] = []
         self.distances: list[Array] = []
         self.near: list[tuple[Array, Array]] = []
+        self.rows: list[Array] = []
         self.failures: list[Failure] = []
         self.bank: list[dict[str, Array]] = []
         self.sizes: list[int] = []
@@ -147,6 +158,8 @@ class Basket:
             self.theta.append(result.theta)
             self.log_estimate.append(result.log_estimate)
             self.distances.append(result.distances)
+            if result.rows is not None:
+                self.rows.append(result.rows)
         if self.neighbours:
             self.near.append((result.near_theta, result.near_distance))
             if len(self.near) > 64:
@@ -177,6 +190,8 @@ class Basket:
             arrays = {"theta": np.concatenate(self.theta[new]), "distances": np.concatenate(self.distances[new])}
             if self.neighbours:
                 arrays["log_estimate"] = np.concatenate(self.log_estimate[new])
+            if self.rows:
+                arrays["rows"] = np.concatenate(self.rows[new])
         if self.neighbours:
             self.near[:] = [_nearest(self.near, self.neighbours)]
             arrays["near_theta"], arrays["near_distance"] = self.near[0]
@@ -194,6 +209,8 @@ class Basket:
                 self.theta.append(arrays["theta"])
                 self.distances.append(arrays["distances"])
                 self.log_estimate.append(arrays.get("log_estimate", np.zeros(len(arrays["theta"]))))
+                if "rows" in arrays:
+                    self.rows.append(arrays["rows"])
             if self.neighbours:
                 self.near[:] = [(arrays["near_theta"], arrays["near_distance"])]
             self.failures.extend(Failure(**one) for one in record.scalars["failures"])
@@ -221,6 +238,7 @@ class Basket:
             tuple(self.failures),
             reason,
             beyond,
+            np.concatenate(self.rows)[:kept] if self.rows else None,
         )
 
 
@@ -239,9 +257,10 @@ def collect(
     progress: Progress,
     neighbours: int = 0,
     saver: Saver | None = None,
+    keep: str = "all",
 ) -> Collected:
     """Run Algorithm 1 until there are `draws` acceptances or `proposals` proposals were made."""
-    task = Proposals(estimator, float(estimator.log_bound), seed, phase, neighbours)
+    task = Proposals(estimator, float(estimator.log_bound), seed, phase, neighbours, keep)
     saver = Saver() if saver is None else saver
     name = Phase(phase).name.lower()
     basket = Basket(neighbours)
@@ -323,7 +342,8 @@ def rejection(
     keep_distances
         Whether the distances of all M pseudo-samples of each draw are kept; by default up to M = 64.
     keep
-        "all" keeps theta, summaries and distances of every proposal in the file, for `od.reuse`.
+        "summaries" keeps those of the draws, for `post.adjust()`; "all" keeps theta, summaries and distances of every
+        proposal in the file, for `od.reuse`.
     workers
         Simulate in so many processes on this machine. The result is the same, byte for byte.
     executor
@@ -365,11 +385,11 @@ def rejection(
         keep_distances = pseudo_samples <= KEPT_PSEUDO_SAMPLES
     segment = checked_segment(segment)
     model = model.limited(timeout)
-    if one_of("keep", keep, ("draws", "all")) == "all" and store is None:
+    if one_of("keep", keep, ("draws", "summaries", "all")) == "all" and store is None:
         raise ValueError("keep='all' keeps every simulation in the run's file: say which with store='run.db'")
     estimator = AbcAverage(
-        model, kernel, pseudo_samples, on_error=on_error, keep_distances=keep_distances or keep == "all", early=False,
-        keep_rows=keep == "all",
+        model, kernel, pseudo_samples, on_error=on_error, keep_distances=keep_distances or keep != "draws", early=False,
+        keep_rows=keep != "draws",
     )  # fmt: skip
     block = block_size(model, pseudo_samples)
     arguments = {
@@ -407,6 +427,7 @@ def rejection(
                 deadline=deadline,
                 progress=Progress(progress, "rejection", total, unit),
                 saver=saver,
+                keep=keep,
             )
         cost = pilot_cost.plus(found.cost)._replace(seconds=saver.seconds(), surplus=crew.surplus)
         status = _status(found.reason, len(found.theta), draws, budget, found.cost.proposals)
@@ -456,8 +477,16 @@ def posterior_of(
         model=model,
         kernel=kernel,
         independent=True,
+        bank=_bank(found, model),
         notes=(*_notes(found, kept, arguments["eps"]), *in_time(arguments), *notes),
     )
+
+
+def _bank(found: Collected, model: Model | None) -> Simulations | None:
+    """The draws' summaries for `adjust`; without a model they could not be used."""
+    if found.rows is None or model is None:
+        return None
+    return Simulations(found.theta, found.distances, np.zeros(len(found.theta)), found.rows)
 
 
 def _shaped(distances: Array, kept: int, pseudo_samples: int) -> Array:

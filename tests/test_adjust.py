@@ -1,0 +1,297 @@
+"""Regression adjustment against posteriors in closed form, and the trial that decides about it."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw import adjust
+from onedraw.adjust import Near, Way
+from onedraw.engine.streams import Phase, Purpose, Rng
+from onedraw.fit_summary import learn
+
+DIM = 2
+NOISE = 0.5
+OBSERVED = np.array([1.0, -0.5])
+GAIN = 1.0 / (1.0 + NOISE**2)
+"""The posterior of theta ~ N(0, I), s ~ N(theta, NOISE^2 I) is N(GAIN s, GAIN NOISE^2 I)."""
+
+
+def linear_normal(n, seed=1, scale=None):
+    """Draws of a linear normal model; with a scale, theta comes from N(0, scale^2) and has weights."""
+    rng = np.random.default_rng(seed)
+    theta = rng.standard_normal((n, DIM)) * (1.0 if scale is None else scale)
+    rows = theta + NOISE * rng.standard_normal((n, DIM))
+    log_weight = np.zeros(n)
+    if scale is not None:
+        log_weight = (stats.norm.logpdf(theta) - stats.norm.logpdf(theta, scale=scale)).sum(axis=1)
+    return Near(theta, rows, log_weight, np.ones(DIM, dtype=bool))
+
+
+def two_moons(n, seed=1):
+    rng = np.random.default_rng(seed)
+    theta = rng.uniform(-1, 1, (n, 2))
+    angle, radius = rng.uniform(-np.pi / 2, np.pi / 2, n), 0.1 + 0.01 * rng.standard_normal(n)
+    shift = np.column_stack([-np.abs(theta.sum(axis=1)), theta[:, 1] - theta[:, 0]]) / np.sqrt(2)
+    rows = np.column_stack([radius * np.cos(angle) + 0.25, radius * np.sin(angle)]) + shift
+    free = adjust.Support(np.full(2, -1.0), np.full(2, 1.0)).free(theta)
+    return Near(free, rows / rows.std(axis=0), np.zeros(n), np.ones(2, dtype=bool))
+
+
+def check_moments(found):
+    """Mean and covariance within four standard errors of the closed form."""
+    worth = adjust.effective(found.weights)
+    mean = found.weights @ found.free
+    away = found.free - mean
+    covariance = (away * found.weights[:, None]).T @ away
+    variance = GAIN * NOISE**2
+    assert np.all(np.abs(mean - GAIN * OBSERVED) < 4 * np.sqrt(2 * variance / worth))
+    assert np.all(np.abs(np.diag(covariance) / variance - 1) < 4 * np.sqrt(2 / worth))
+    assert abs(covariance[0, 1]) < 4 * variance / np.sqrt(worth)
+
+
+@pytest.mark.parametrize("scale", [None, 1.5, 0.8])
+def test_linear_regression_is_exact_on_a_linear_normal_model(scale):
+    near = linear_normal(20_000, scale=scale)
+    found = adjust.estimate(near, OBSERVED, Way(0, 12_000, "linear"))
+    check_moments(found)
+    plain = adjust.estimate(near, OBSERVED, Way(0, 12_000, "none"))
+    assert np.any(np.abs(plain.weights @ plain.free - GAIN * OBSERVED) > 0.1)
+
+
+def test_products_and_pieces_leave_a_linear_model_as_it_is():
+    near = adjust.with_pieces(linear_normal(20_000), OBSERVED)
+    check_moments(adjust.estimate(near, OBSERVED, Way(0, 12_000, "products")))
+    pieces = adjust.estimate(near, OBSERVED, Way(0, 4_000, "linear", 2))
+    assert np.all(np.abs(pieces.weights @ pieces.free - GAIN * OBSERVED) < 0.15)
+
+
+def test_the_variance_does_not_shrink_with_many_coefficients_and_few_draws():
+    """Over many small samples the adjusted variance, corrected for its own mean, is that of the posterior."""
+    variances = []
+    for seed in range(400):
+        found = adjust.estimate(linear_normal(40, seed), np.zeros(2), Way(0, 30, "linear"))
+        away = found.free - found.weights @ found.free
+        variances.append(found.weights @ away**2)
+    share, error = np.mean(variances) / (GAIN * NOISE**2), np.std(variances) / np.sqrt(800) / (GAIN * NOISE**2)
+    # Three coefficients of about 23 effective draws would take 13 % of it.
+    assert error < 0.015 and abs(share - 1) < 4 * error
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_smoothing_keeps_mean_and_variance(local):
+    near = linear_normal(2000)
+    found = adjust.estimate(near, OBSERVED, Way(0, 1500, "linear"))
+    rng = np.random.default_rng(1)
+    drawn, origin = adjust.smooth(rng, found, 40_000, local, near.movable)
+    mean, away = found.weights @ found.free, found.free - found.weights @ found.free
+    variance = found.weights @ away**2
+    assert np.all(np.abs(drawn.mean(axis=0) - mean) < 0.02)
+    # Local noise has the variance of the neighbours, a few percent of the whole.
+    assert np.all(np.abs(drawn.var(axis=0) / variance - 1) < (0.03 if local else 0.02))
+    assert set(origin) <= set(found.places)
+
+
+def test_bounds_are_found_and_kept():
+    prior = od.Prior(a=stats.uniform(-2, 3), b=stats.gamma(2.0, loc=1.0), c=stats.norm(0, 1), k=stats.poisson(3))
+    support = adjust.support_of(prior)
+    assert np.allclose(support.low, [-2, 1, -np.inf, -np.inf]) and np.allclose(support.high, [1] + [np.inf] * 3)
+    theta = prior.sample(np.random.default_rng(1), 1000)
+    assert np.allclose(support.bounded(support.free(theta)), theta)
+    wild = support.bounded(np.random.default_rng(2).normal(0, 100, (1000, 4)))
+    assert wild[:, 0].min() >= -2 and wild[:, 0].max() <= 1 and wild[:, 1].min() >= 1
+    negative = adjust.support_of(
+        od.Prior.joint(
+            ["x"], lambda rng, n: -(rng.random((n, 1)) ** 2), lambda t: np.where(t[:, 0] <= 0, t[:, 0], -np.inf)
+        )
+    )
+    assert negative.low[0] == -np.inf and abs(negative.high[0]) < 1e-9
+
+
+def test_the_jacobian_is_that_of_the_transform():
+    support = adjust.Support(np.array([-1.0, 0.0, -np.inf, -np.inf]), np.array([2.0, np.inf, 3.0, np.inf]))
+    free = np.random.default_rng(1).standard_normal((50, 4))
+    step = 1e-6
+    numeric = np.zeros(50)
+    for j in range(4):
+        up = free.copy()
+        up[:, j] += step
+        numeric += np.log((support.bounded(up) - support.bounded(free))[:, j] / step)
+    assert np.allclose(support.log_jacobian(free), numeric, atol=1e-4)
+
+
+def held_out(near, observed):
+    return np.argsort(near.distances(observed))[:64]
+
+
+def test_the_trial_says_yes_on_a_linear_model():
+    rng = np.random.default_rng(1)
+    theta = rng.standard_normal((1500, 6))
+    near = Near(theta, theta + NOISE * rng.standard_normal((1500, 6)), np.zeros(1500), np.ones(6, dtype=bool))
+    near = adjust.with_pieces(near, np.zeros(6))
+    decision = adjust.decide([near], held_out(near, np.zeros(6)))
+    assert decision.way.form != "none" and decision.way.pieces == 1
+    assert decision.gain > 2 * decision.gain_se > 0
+    assert 0.8 < decision.cover <= 1.0
+    assert "adjusted by linear regression" in decision.words()
+
+
+def test_the_trial_says_no_to_one_regression_for_two_unlike_pieces():
+    """One piece is thin and does not depend on the data, the other does: one slope for both blurs the first."""
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((6000, 1))
+    thin = rng.random((6000, 1)) < 0.5
+    theta = np.where(thin, 3 + 0.01 * rng.standard_normal((6000, 1)), -3 + 6 * rows + rng.standard_normal((6000, 1)))
+    near = Near(theta, rows, np.zeros(6000), np.ones(1, dtype=bool))
+    decision = adjust.decide([near], held_out(near, np.zeros(1)))
+    assert decision.way.form == "none" and decision.gain < -2 * decision.gain_se
+    assert "not adjusted" in decision.words()
+
+
+def test_the_trial_finds_a_regression_in_pieces_for_two_crescents():
+    near = adjust.with_pieces(two_moons(6000), np.zeros(2))
+    decision = adjust.decide([near], held_out(near, np.zeros(2)))
+    assert decision.way.pieces > 1 and decision.way.local and decision.gain > 2 * decision.gain_se
+
+
+def test_the_answer_is_not_among_the_draws_that_are_judged():
+    """With the simulation itself left in, the score of a small region would be that of knowing the answer."""
+    near = linear_normal(300)
+    j = 7
+    left_out = adjust.estimate(near, near.rows[j], Way(0, 20, "none"), left_out=j)
+    assert j not in left_out.places
+    assert j in adjust.estimate(near, near.rows[j], Way(0, 20, "none")).places
+    noise = Near(np.random.default_rng(3).standard_normal((2000, 2)), near_noise(), np.zeros(2000), near.movable)
+    scores, _ = adjust._scores([noise], [Way(0, 25, "none", local=True)], np.arange(64), np.eye(2))
+    # Rows say nothing here, so no estimate can beat the density of a standard normal, up to the constant left out.
+    best = -0.5 * np.square(noise.free[:64]).sum(axis=1)
+    assert scores.mean() < best.mean() + 4 * scores.std() / 8
+
+
+def near_noise():
+    return np.random.default_rng(4).standard_normal((2000, 2))
+
+
+def test_weights_count():
+    """Draws from a wrong proposal without their weights give another answer."""
+    near = linear_normal(20_000, scale=1.5)
+    with pytest.raises(AssertionError):
+        check_moments(adjust.estimate(near._replace(log_weight=np.zeros(20_000)), OBSERVED, Way(0, 12_000, "linear")))
+
+
+def test_pieces_are_found_and_named_alike_everywhere():
+    rng = np.random.default_rng(1)
+    free = np.concatenate([rng.normal(-3, 0.3, (300, 2)), rng.normal(3, 0.3, (200, 2))])
+    label = adjust.pieces(free, np.ones(500), 2, free)
+    assert len(set(label[:300])) == len(set(label[300:])) == 1 and label[0] != label[300]
+    again = adjust.pieces(free, np.ones(500), 2, np.array([[-3.0, -3.0], [3.0, 3.0]]))
+    assert again.tolist() == [label[0], label[300]]
+
+
+@od.batched
+def two_normals(rng, a, b):
+    return np.column_stack([a, b]) + NOISE * rng.standard_normal((len(a), 2))
+
+
+MODEL = od.Model(od.Prior(a=stats.norm(0, 1), b=stats.norm(0, 1)), two_normals, OBSERVED)
+
+
+def test_adjusting_rejection_gives_the_posterior():
+    post = od.rejection(MODEL, od.uniform(1.5), draws=3000, seed=1, keep="summaries")
+    better = post.adjust()
+    for k, name in enumerate(("a", "b")):
+        row, exact = better.summary()[name], GAIN * OBSERVED[k]
+        assert abs(row.mean - exact) < 5 * row.mcse
+        assert abs(row.sd**2 / (GAIN * NOISE**2) - 1) < 0.15
+        assert abs(post.summary()[name].mean - exact) > 5 * row.mcse
+    assert better.effective < 3000 and "adjusted by" in str(better.notes)
+    assert np.array_equal(better.draws["a"], post.adjust().draws["a"])
+    assert better.shape == post.shape and post.adjust(draws=70).shape == (1, 70)
+
+
+def test_keeping_summaries_changes_no_draw(tmp_path):
+    plain = od.rejection(MODEL, od.uniform(1.0), draws=200, seed=3)
+    kept = od.rejection(MODEL, od.uniform(1.0), draws=200, seed=3, keep="summaries")
+    assert np.array_equal(plain.draws["a"], kept.draws["a"]) and kept.bank.rows.shape == (200, 1, 2)
+    distance = np.linalg.norm(kept.bank.rows[:, 0] - OBSERVED, axis=1)
+    assert np.allclose(distance, kept.distances[0])
+    stored = od.rejection(MODEL, od.uniform(1.0), draws=200, seed=3, keep="summaries", store=tmp_path / "run.db")
+    again = od.rejection(MODEL, od.uniform(1.0), draws=200, seed=3, keep="summaries", store=tmp_path / "run.db")
+    assert np.array_equal(again.bank.rows, kept.bank.rows) and np.array_equal(stored.bank.rows, kept.bank.rows)
+
+
+def test_importance_can_be_adjusted():
+    post = od.importance(MODEL, budget=4000, seed=1, keep_rows=True).adjust(draws=4000)
+    for k, name in enumerate(("a", "b")):
+        row = post.summary()[name]
+        assert abs(row.mean - GAIN * OBSERVED[k]) < 5 * row.mcse + 0.02
+
+
+def test_what_cannot_be_adjusted_is_refused():
+    with pytest.raises(ValueError, match="keep='summaries'"):
+        od.rejection(MODEL, od.uniform(1.0), draws=50, seed=1).adjust()
+    with pytest.raises(ValueError, match="one pseudo-sample"):
+        od.rejection(MODEL, od.uniform(1.0), draws=50, seed=1, keep="summaries", pseudo_samples=2).adjust()
+    few = od.rejection(MODEL, od.uniform(1.0), draws=5, seed=1, keep="summaries").adjust()
+    assert "too few" in few.notes[-1]
+
+
+def test_adjusted_draws_stay_inside_the_prior():
+    model = od.Model(
+        od.Prior(p=stats.uniform(0, 1), rate=stats.expon()),
+        od.batched(lambda rng, p, rate: np.column_stack([rng.binomial(20, p), rng.exponential(rate)])),
+        [19.0, 0.05],
+    )
+    post = od.rejection(model, od.uniform(4.0), draws=2000, seed=1, keep="summaries").adjust(draws=5000)
+    assert post.draws["p"].min() >= 0 and post.draws["p"].max() <= 1 and post.draws["rate"].min() >= 0
+
+
+def test_fit_summary_finds_the_sufficient_statistic():
+    """For 20 normals with an unknown mean the summary must be their mean, up to scale."""
+    model = od.Model(od.Prior(mu=stats.norm(0, 2)), lambda rng, mu: rng.normal(mu, 1.0, size=20), np.zeros(20))
+    fitted = od.fit_summary(model, budget=2000, terms="linear", seed=1)
+    weights = fitted.learnt.coefficients[1:, 0] / fitted.learnt.scale
+    cosine = weights.sum() / np.sqrt(20 * np.square(weights).sum())
+    assert cosine > 0.99
+    assert fitted.cost.simulations == 2000 == len(fitted.theta) == len(fitted.rows)
+    row = np.random.default_rng(1).normal(1.0, 1.0, 20)
+    assert np.allclose(fitted.model.summary(row), fitted.learnt(row[None])[0])
+
+
+def test_fit_summary_sees_the_size_of_a_parameter_whose_sign_is_lost():
+    rng = np.random.default_rng(1)
+    theta = rng.standard_normal((4000, 1))
+    rows = (theta**2 + 0.1 * rng.standard_normal((4000, 1))) @ np.ones((1, 3))
+    learnt = learn(theta, rows, np.ones(4000), "linear")
+    assert learnt is not None
+    fitted = learnt(rows)
+    assert np.max(np.abs(np.corrcoef(np.abs(theta[:, 0]), fitted[:, -1])[0, 1])) > 0.8
+
+
+def test_fit_summary_for_batches_and_dicts():
+    simulate = od.batched(lambda rng, mu: {"x": rng.normal(mu[:, None], 1.0, (len(mu), 5)), "n": mu * 0 + 5.0})
+    model = od.Model(od.Prior(mu=stats.norm(0, 2)), simulate, {"x": np.ones(5), "n": 5.0})
+    fitted = od.fit_summary(model, budget=1000, seed=1)
+    post = od.infer(fitted, budget=1500, seed=1)
+    row = post.summary()["mu"]
+    assert post.cost.simulations == 1500
+    assert abs(row.mean - 20 / 21) < 5 * row.mcse + 0.05
+
+
+def test_fit_summary_refuses_what_cannot_be():
+    model = od.Model(od.Prior(mu=stats.norm(0, 2)), lambda rng, mu: rng.normal(size=3), np.zeros(3))
+    with pytest.raises(ValueError, match="no dependence of the data"):
+        od.fit_summary(model, budget=500, seed=1)
+    with pytest.raises(ValueError, match="terms must be one of"):
+        od.fit_summary(model, budget=500, terms="cubes")
+    with pytest.raises(ValueError, match="budget must be a whole number of at least 10"):
+        od.fit_summary(model, budget=5)
+    with pytest.raises(ValueError, match="must be an od"):
+        od.fit_summary(3, budget=50)
+
+
+def test_systematic_picks_by_weight():
+    rng = Rng(1, Phase.RESAMPLE).bulk(Purpose.MOVE)
+    weights = np.array([0.1, 0.0, 0.6, 0.3])
+    counts = np.bincount(adjust.systematic(rng, weights, 1000), minlength=4)
+    assert np.all(np.abs(counts - 1000 * weights) <= 1)

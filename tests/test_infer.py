@@ -1,0 +1,444 @@
+"""A budget in, a posterior out: its accuracy, its honesty, its budget, and runs that are broken off."""
+
+import pickle
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw import adjust
+from onedraw.adjust import support_of
+from onedraw.engine.blocks import Block, Deadline
+from onedraw.engine.saving import Saver
+from onedraw.engine.store import Store
+from onedraw.infer import Bank, Mixture, Run, Simulate, aim, around, log_constant, next_size, predictive_notes
+from tests.reference import toy
+
+NOISE = 0.5
+GAIN = 1.0 / (1.0 + NOISE**2)
+
+
+@od.batched
+def shifted(rng, a, b):
+    return np.column_stack([a, b]) + NOISE * rng.standard_normal((len(a), 2))
+
+
+PRIOR = od.Prior(a=stats.norm(0, 1), b=stats.norm(0, 1))
+LINEAR = od.Model(PRIOR, shifted, [1.0, -0.5])
+
+
+class Counter:
+    """Calls of the simulator, and the one at which it stops; reached through a class, so no part of a model."""
+
+    calls = 0
+    stop_at = 0
+
+
+def simulate(rng, theta):
+    Counter.calls += 1
+    if Counter.calls == Counter.stop_at:
+        raise KeyboardInterrupt
+    return theta + rng.standard_normal()
+
+
+def counted(**more):
+    Counter.calls = Counter.stop_at = 0
+    return Counter, od.Model(od.Prior(theta=stats.norm()), simulate, 2.0, **more)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Fewer pseudo-observations, where accuracy is not what a test is about."""
+    monkeypatch.setattr(adjust, "LOOK", 12)
+    monkeypatch.setattr(adjust, "FIRST_LOOK", 4)
+    monkeypatch.setattr(adjust, "FINALISTS", 2)
+
+
+@pytest.fixture(scope="module")
+def linear():
+    return od.infer(LINEAR, budget=4000, seed=1)
+
+
+def test_the_posterior_of_a_linear_normal_model(linear):
+    for name, observed in (("a", 1.0), ("b", -0.5)):
+        row = linear.summary()[name]
+        assert abs(row.mean - GAIN * observed) < 5 * row.mcse
+        assert abs(row.sd / np.sqrt(GAIN * NOISE**2) - 1) < 0.1
+    assert linear.shape == (1, 10_000) and linear.weights is None
+    assert np.unique(linear.draws["a"]).size == 10_000
+
+
+def test_two_crescents_are_followed():
+    """Most draws must lie on the crescents, which fill about one part in 200 of the prior."""
+
+    @od.batched
+    def moons(rng, a, b):
+        angle, radius = rng.uniform(-np.pi / 2, np.pi / 2, len(a)), 0.1 + 0.01 * rng.standard_normal(len(a))
+        shift = np.column_stack([-np.abs(a + b), b - a]) / np.sqrt(2)
+        return np.column_stack([radius * np.cos(angle) + 0.25, radius * np.sin(angle)]) + shift
+
+    model = od.Model(od.Prior(a=stats.uniform(-1, 2), b=stats.uniform(-1, 2)), moons, [0.0, 0.0])
+    post = od.infer(model, budget=3000, seed=1)
+    a, b = post.draws["a"][0], post.draws["b"][0]
+    u, v = np.abs(a + b) / np.sqrt(2) - 0.25, (a - b) / np.sqrt(2)
+    on_it = (np.abs(np.hypot(u, v) - 0.1) < 0.06) & (u > -0.06)
+    assert on_it.mean() > 0.8
+    assert abs(np.mean(a + b > 0) - 0.5) < 0.2
+    assert "proposals that close in" in post.settings["method"]
+
+
+def test_in_many_dimensions_of_a_wide_posterior_the_prior_is_kept():
+    prior = od.Prior(**{f"t{i}": stats.norm(0, 1) for i in range(8)})
+
+    @od.batched
+    def simulate(rng, **theta):
+        means = np.column_stack(list(theta.values()))
+        return means + rng.standard_normal(means.shape)
+
+    model = od.Model(prior, simulate, np.full(8, 0.3))
+    post = od.infer(model, budget=1500, seed=1)
+    assert post.settings["method"] == "simulations from the prior"
+    means = np.array([values.mean() for values in post.draws.values()])
+    sds = np.array([values.std() for values in post.draws.values()])
+    assert np.all(np.abs(means - 0.15) < 4 * np.sqrt(0.5 * 2 / 1000)) and np.all(np.abs(sds / np.sqrt(0.5) - 1) < 0.12)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 10, 100, 260, 1100])
+def test_the_budget_is_spent_and_never_passed(budget, quick):
+    simulate, model = counted()
+    post = od.infer(model, budget=budget, seed=1, draws=50)
+    assert simulate.calls == post.cost.simulations == budget
+    assert post.shape == (1, 50) and np.isfinite(post.draws["theta"]).all()
+    assert post.status.reason == "budget"
+    if budget <= 100:
+        assert "warning: only about" in str(post.summary())
+
+
+def test_simulations_of_a_learnt_summary_count(quick):
+    simulate, model = counted()
+    fitted = od.fit_summary(model, budget=300, seed=2)
+    assert simulate.calls == 300
+    post = od.infer(fitted, budget=800, seed=1)
+    assert simulate.calls == post.cost.simulations == 800
+    with pytest.raises(ValueError, match="below the 300 simulations"):
+        od.infer(fitted, budget=200, seed=1)
+
+
+def test_pilots_of_distances_cost_nothing_extra(quick):
+    simulate, model = counted(distance=od.scaled(pilot=50))
+    assert od.infer(model, budget=400, seed=1).cost.simulations == simulate.calls == 400
+
+
+@pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
+def test_same_seed_same_bytes(kind, quick):
+    first, again = (od.infer(toy(kind), budget=300, seed=3) for _ in range(2))
+    assert first.draws["theta"].tobytes() == again.draws["theta"].tobytes()
+    assert first.distances.tobytes() == again.distances.tobytes() and first.notes == again.notes
+    assert first.cost._replace(seconds=0.0) == again.cost._replace(seconds=0.0)
+    assert first.draws["theta"].tobytes() != od.infer(toy(kind), budget=300, seed=4).draws["theta"].tobytes()
+
+
+def test_the_summary_says_what_was_done(linear):
+    text = str(linear.summary())
+    for words in ("method: ", "tolerance: ", "independent draws", "held-out simulations", "ten times the budget",
+                  "simulations at these draws look like the data"):  # fmt: skip
+        assert words in text
+    row = linear.summary()["a"]
+    assert row.ess == linear.effective < 4000
+    assert np.isclose(row.mcse, row.sd / np.sqrt(row.ess))
+    path = np.array(linear.settings["path"])
+    assert path[-1, 0] > path[0, 0] and path[-1, 1] < path[0, 1]
+
+
+def test_data_that_the_model_cannot_produce_are_named(quick):
+    post = od.infer(od.Model(PRIOR, shifted, [30.0, 30.0]), budget=1200, seed=1)
+    assert "the data are farther from the simulations than 100 %" in str(post.notes)
+    assert "do not look like the data" in str(post.notes)
+
+
+def test_the_predictive_check_on_its_own():
+    rows = np.random.default_rng(1).standard_normal((100, 3))
+    assert "look like the data: " in predictive_notes(rows, np.zeros(3))[0]
+    assert "do not look like" in predictive_notes(rows, np.full(3, 9.0))[0]
+    assert predictive_notes(rows[:5], np.zeros(3)) == []
+
+
+def test_constraints_bounds_and_whole_numbers_are_kept(quick):
+    prior = od.Prior(a=stats.norm(), b=stats.norm(), where=lambda a, b: a < b)
+    model = od.Model(prior, shifted, [0.4, 0.5])
+    post = od.infer(model, budget=1500, seed=1)
+    assert (post.draws["a"] < post.draws["b"]).all() and post.cost.simulations == 1500
+    counts = od.Model(
+        od.Prior(k=stats.poisson(3), p=stats.uniform(0, 1)), lambda rng, k, p: [rng.poisson(k + 1), rng.binomial(9, p)],
+        [4.0, 9.0],
+    )  # fmt: skip
+    post = od.infer(counts, budget=600, seed=1)
+    assert post.draws["k"].dtype == np.int64 and post.draws["k"].min() >= 0
+    assert post.draws["p"].max() <= 1 and post.draws["p"].mean() > 0.7
+
+
+def test_a_distance_of_the_users_own_is_kept(quick):
+    model = od.Model(PRIOR, shifted, [1.0, -0.5], distance=od.batched(lambda s, o: np.abs(s - o).max(axis=1)))
+    post = od.infer(model, budget=1000, seed=1)
+    assert post.settings["summary"] == "the distance given"
+    assert abs(post.draws["a"].mean() - GAIN) < 0.2
+
+
+def test_failures_are_counted_misses(quick):
+    def picky(rng, theta):
+        if theta > 1.5:
+            raise RuntimeError("beyond the model")
+        return theta + rng.standard_normal()
+
+    model = od.Model(od.Prior(theta=stats.norm()), picky, 2.0)
+    post = od.infer(model, budget=500, seed=1)
+    assert 0 < post.cost.failed < 500 and "count as misses" in str(post.summary())
+    assert "beyond the model" in post.failures[0].traceback
+    with pytest.raises(od.SimulationError, match="beyond the model"):
+        od.infer(model, budget=500, seed=1, on_error="raise")
+
+    def never(rng, theta):
+        raise RuntimeError("no luck")
+
+    with pytest.raises(od.SimulationError, match="no luck"):
+        od.infer(od.Model(od.Prior(theta=stats.norm()), never, 2.0), budget=50, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": 0}, "budget must be a whole number"),
+        ({"budget": 10, "draws": 0}, "draws must be a whole number"),
+        ({"budget": 10, "seed": -1}, "seed must be a whole number"),
+        ({"budget": 10, "on_error": "no"}, "on_error must be one of"),
+        ({"budget": 10, "max_seconds": -1}, "max_seconds must be positive"),
+        ({"budget": 10, "progress": 3}, "progress must be True, False or None"),
+    ],
+)
+def test_bad_settings_are_refused_before_any_simulation(arguments, message):
+    simulate, model = counted()
+    with pytest.raises(ValueError, match=message):
+        od.infer(model, **arguments)
+    assert simulate.calls == 0
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(ValueError, match="must be an od"):
+        od.infer(3, budget=10)
+
+
+@pytest.mark.parametrize("at", [1, 150, 420, 1090])
+def test_an_interrupted_run_goes_on_to_the_same_bytes(at, tmp_path, quick):
+    """In the pilot, in later stages, and in the check at the end."""
+    _, model = counted()
+    whole = od.infer(model, budget=1100, seed=5, draws=300)
+    assert Counter.calls == 1100
+    Counter.calls, Counter.stop_at = 0, at
+    store = tmp_path / "run.db"
+    broken = od.infer(model, budget=1100, seed=5, draws=300, store=store)
+    assert broken.status.reason == "interrupted" and broken.cost.simulations < 1100
+    opened = od.open(store) if at > 64 else broken
+    assert opened.cost.simulations == broken.cost.simulations
+    if at > 64:
+        assert opened.shape[1] > 0 and np.isfinite(opened.draws["theta"]).all()
+    Counter.calls = Counter.stop_at = 0
+    done = od.infer(model, budget=1100, seed=5, draws=300, store=store) if at == 1 else od.resume(store, model)
+    assert Counter.calls == 1100 - broken.cost.simulations
+    for post in (done, od.open(store), od.infer(model, budget=1100, seed=5, draws=300, store=store)):
+        assert post.draws["theta"].tobytes() == whole.draws["theta"].tobytes()
+        assert post.distances.tobytes() == whole.distances.tobytes()
+        assert post.cost._replace(seconds=0.0) == whole.cost._replace(seconds=0.0)
+        assert post.notes == whole.notes and post.status == whole.status and dict(post.settings) == dict(whole.settings)
+
+
+def test_a_raised_budget_counts_all_that_was_spent(tmp_path, quick):
+    simulate, model = counted()
+    store = tmp_path / "run.db"
+    od.infer(model, budget=1000, seed=5, store=store)
+    post = od.resume(store, model, budget=1600)
+    assert simulate.calls == post.cost.simulations == 1600
+    assert od.open(store).cost.simulations == 1600
+    with pytest.raises(od.StoreError, match="may be raised, not lowered"):
+        od.infer(model, budget=900, seed=5, store=store)
+    with pytest.raises(od.StoreError, match="has no kernel"):
+        od.resume(store, model, kernel=od.uniform(1.0))
+
+
+def staged_draw(rng, state, m):
+    if state > 2:
+        raise RuntimeError("beyond the model")
+    return state + rng.standard_normal(m)
+
+
+def told(post):
+    arrays = [*post.draws.values(), post.distances]
+    rest = post.cost._replace(seconds=0.0), post.notes, post.status, dict(post.settings), post.failures
+    return [array.tobytes() for array in arrays], rest, post.effective, post.acceptance_rate
+
+
+@pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
+def test_records_that_are_lost_are_computed_again(kind, tmp_path, quick):
+    """A run that saves at every chance is cut off behind any of its records, as a kill would."""
+    simulators = {"batched": od.batched(lambda rng, theta: theta + rng.standard_normal(len(theta))), "plain": simulate,
+                  "staged": od.staged(lambda theta: theta, staged_draw)}  # fmt: skip
+    model = od.Model(od.Prior(theta=stats.norm()), simulators[kind], 2.0)
+    path = tmp_path / "run.db"
+    whole = od.infer(model, budget=1000, seed=5, draws=200, store=path, segment=1e-9)
+    assert told(od.infer(model, budget=1000, seed=5, draws=200)) == told(whole) == told(od.open(path))
+    with Store(path) as file:
+        number = file.count()
+    for left in (number - 1, number - 3, number // 2, 1):
+        with Store(path, write=True) as file:
+            file.drop_after(left)
+        assert told(od.resume(path, model, segment=1e-9)) == told(whole)
+
+
+def test_more_draws_cost_nothing(tmp_path, quick):
+    _, model = counted()
+    store = tmp_path / "run.db"
+    od.infer(model, budget=1000, seed=5, draws=100, store=store)
+    Counter.calls = 0
+    more = od.resume(store, model, draws=400)
+    assert Counter.calls == 0 and more.shape == od.open(store).shape == (1, 400) and more.cost.simulations == 1000
+
+
+def test_the_draws_are_not_sold_as_a_samplers(linear):
+    with pytest.raises(ValueError, match="worth about"):
+        linear.efficiency()
+    with pytest.raises(ValueError, match="needs a run with a kernel"):
+        linear.at(0.1)
+
+
+def test_max_seconds_gives_what_there_is(quick):
+    def slow(rng, theta):
+        import time
+
+        time.sleep(0.002)
+        return theta + rng.standard_normal()
+
+    post = od.infer(od.Model(od.Prior(theta=stats.norm()), slow, 2.0), budget=10**6, seed=1, max_seconds=0.5)
+    assert post.status.reason == "max_seconds" and 0 < post.cost.simulations < 1000
+    assert np.isfinite(post.draws["theta"]).all()
+
+
+def test_tasks_travel_between_processes():
+    """The pure task of a stage gives the same after a trip through pickle."""
+    support = support_of(PRIOR)
+    mixture = Mixture(np.zeros((2, 2)), np.stack([np.eye(2)] * 2))
+    model = od.Model(PRIOR, shifted, [1.0, -0.5])
+    task = Simulate(model, support, mixture, 3, 1, "reject")
+    assert np.array_equal(task(Block(0, 20)).rows, task(Block(0, 20)).rows)
+    assert np.array_equal(pickle.loads(pickle.dumps(mixture)).sample(np.random.default_rng(1), 3),
+                          mixture.sample(np.random.default_rng(1), 3))  # fmt: skip
+
+
+def test_mixture_density_is_a_density_and_that_of_its_draws():
+    mixture = Mixture(np.array([[-1.0], [2.0]]), np.array([[[0.5]], [[1.5]]]))
+    grid = np.linspace(-15, 15, 6001)[:, None]
+    density = np.exp(mixture.log_density(grid))
+    assert abs(density.sum() * 0.005 - 1) < 1e-6
+    drawn = mixture.sample(np.random.default_rng(1), 20_000)
+    assert abs(drawn.mean() - 0.5) < 4 * drawn.std() / np.sqrt(20_000)
+    exact = 0.5 * stats.norm.cdf(drawn[:, 0], -1, 0.5) + 0.5 * stats.norm.cdf(drawn[:, 0], 2, 1.5)
+    assert stats.kstest(exact, "uniform").pvalue > 1e-3
+
+
+def bank_of(prior, n, mixture, seed=1):
+    rng = np.random.default_rng(seed)
+    support = support_of(prior)
+    theta = np.concatenate([prior.sample(rng, n), support.bounded(mixture.sample(rng, n))])
+    bank = Bank(prior, support, [theta], [theta], [(mixture, n)], of_prior=n)
+    return bank, support.free(theta)
+
+
+def test_weights_make_every_proposal_stand_for_the_prior():
+    """Weighted means over prior and mixture draws together are those of the prior."""
+    prior = od.Prior(a=stats.gamma(3.0), b=stats.uniform(0, 1))
+    bank, free = bank_of(prior, 20_000, Mixture(np.array([[0.5, 1.0]]), 0.7 * np.eye(2)[None]))
+    weight = np.exp(bank.log_weight(free))
+    theta = bank.theta[0]
+    assert abs(weight.mean() - 1) < 0.02
+    for column, exact, sd in ((0, 3.0, 3**0.5), (1, 0.5, 12**-0.5)):
+        assert abs(weight @ theta[:, column] / weight.sum() - exact) < 4 * sd * 2 / np.sqrt(20_000)
+
+
+def test_the_constant_of_a_constrained_prior():
+    prior = od.Prior(a=stats.norm(), b=stats.norm(), where=lambda a, b: a < b)
+    found = log_constant(prior, support_of(prior), Mixture(np.array([[-0.5, 0.5]]), 0.5 * np.eye(2)[None]), 1)
+    assert abs(found - np.log(0.5)) < 0.05
+
+
+def test_a_proposal_is_used_only_where_it_pays():
+    from onedraw.infer import study
+
+    rng = np.random.default_rng(1)
+    prior = od.Prior(a=stats.uniform(-10, 20))
+    theta = prior.sample(rng, 600)
+    for noise, pays in ((0.2, True), (30.0, False)):
+        rows = theta + noise * rng.standard_normal((600, 1))
+        model = od.Model(prior, od.batched(lambda rng, a: a), 1.0)
+        bank = Bank(prior, support_of(prior), [theta], [rows], [], of_prior=600, simulations=600)
+        said = study(bank, model, 600, 1, 1, thorough=False)
+        said = said._replace(found=said.found._replace(places=said.found.places[: 60 if pays else 400]))
+        assert (aim(bank, said, 1, 1).mixture is not None) is pays
+
+
+def test_proposals_follow_their_neighbours():
+    rng = np.random.default_rng(1)
+    along = rng.uniform(-1, 1, 2000)
+    free = np.column_stack([along, along**2 + 0.01 * rng.standard_normal(2000)])
+    mixture = around(free, np.ones(2000), 1.0, 100, rng)
+    drawn = mixture.sample(rng, 5000)
+    assert np.median(np.abs(drawn[:, 1] - drawn[:, 0] ** 2)) < 0.15
+
+
+def test_stages_grow_and_end():
+    for budget in (1, 10, 249, 250, 1000, 54_321, 10**6):
+        done, sizes = 0, []
+        while done < budget:
+            sizes.append(next_size(budget, done))
+            done += sizes[-1]
+        assert done == budget and min(sizes) >= 1 and len(sizes) < 14
+
+
+@pytest.mark.slow
+def test_coverage_of_a_normal_sample():
+    """Over 60 data sets from the prior, 90 % intervals hold the truth as often as they say."""
+    inside = 0
+    for k in range(60):
+        rng = np.random.default_rng(k)
+        truth = PRIOR.sample(rng, 1)
+        observed = shifted(rng, **PRIOR.columns(truth))[0]
+        post = od.infer(od.Model(PRIOR, shifted, observed), budget=2000, seed=k, draws=2000)
+        for column, values in enumerate(post.draws.values()):
+            low, high = np.quantile(values, [0.05, 0.95])
+            inside += int(low <= truth[0, column] <= high)
+    assert abs(inside / 120 - 0.9) < 4 * np.sqrt(0.09 / 120)
+
+
+def finished_run(model, budget, seed=1):
+    run = Run(model, None, budget, 50, seed, "reject", Deadline(None), False)
+    run.all(Saver())
+    return run
+
+
+def test_every_proposal_is_counted_where_it_came_from(quick):
+    """One in ten proposals of an aimed stage is from the prior; the weights rest on these numbers."""
+    model = od.Model(od.Prior(a=stats.uniform(-10, 20)), od.batched(lambda rng, a: rng.normal(a, 0.1)), 1.0)
+    bank = finished_run(model, 900).bank
+    made = [number for _, number in bank.mixtures]
+    assert made and bank.of_prior + sum(made) == bank.proposals == 900
+    sizes = [len(theta) for theta in bank.theta]
+    assert made == [size - -(-size // 10) for size in sizes[1:]]
+    # Draws from the prior are every tenth: they alone are spread over its whole range.
+    spread = [(np.std(theta[::10]), np.std(np.delete(theta, slice(None, None, 10)))) for theta in bank.theta[2:]]
+    assert all(4 < safe < 8 and aimed < 2 for safe, aimed in spread)
+
+
+def test_no_stage_repeats_the_numbers_of_another(quick):
+    model = od.Model(od.Prior(a=stats.norm()), od.batched(lambda rng, a: rng.normal(a, 3.0)), 1.0)
+    bank = finished_run(model, 900).bank
+    theta, rows = bank.good()
+    assert np.unique(theta).size == np.unique(rows).size == 900
+    assert np.unique(rows - theta).size == 900
