@@ -1,6 +1,7 @@
 """A real browser for tests: chromium without a window, spoken to through a pipe in its DevTools protocol."""
 
 import base64
+import fcntl
 import itertools
 import json
 import os
@@ -31,7 +32,7 @@ class Browser:
 
         def ends():
             # The protocol's pipe has fixed numbers: 3 is read and 4 written by the browser.
-            read, write = os.dup(to_browser), os.dup(from_browser)
+            read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (to_browser, from_browser))
             os.dup2(read, 3)
             os.dup2(write, 4)
 
