@@ -21,7 +21,7 @@ from onedraw.engine.blocks import Block, Deadline, cut, in_order
 from onedraw.engine.crew import hired
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.model import Model
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.samplers.pilot import refuse_hopeless
 from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Batched, Failure, Simulated, summarise_observed
 
@@ -161,7 +161,7 @@ def fit_summary(
     on_error: str = "reject",
     workers: int | None = None,
     executor: Any = None,
-    progress: bool | None = None,
+    progress: Show = None,
 ) -> Fitted:
     """Learn a summary of few numbers from simulations, by regression of the parameters on the data.
 

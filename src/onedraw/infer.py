@@ -44,7 +44,7 @@ from onedraw.fit_summary import Fitted, block_rows, learn, terms_for
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.samplers.pilot import refuse_hopeless, warn_ignored_rng
 from onedraw.samplers.specification import in_time, model_facts, model_parts
 from onedraw.simulator import Batched, Failure
@@ -461,7 +461,7 @@ def infer(
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
-    progress: bool | None = None,
+    progress: Show = None,
 ) -> Posterior:
     """The most accurate posterior that a budget of simulations gives, and how accurate it is.
 
@@ -545,7 +545,7 @@ class Run:
     seed: int
     on_error: str
     deadline: Deadline
-    progress: bool | None
+    progress: Show
 
     def all(self, saver: Saver) -> Posterior:
         """Stages until the budget is spent, and the conclusion."""

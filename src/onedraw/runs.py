@@ -27,6 +27,7 @@ from onedraw.layout import Layout
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import named_columns
+from onedraw.progress import Show
 from onedraw.samplers import chains, rejection, rounds
 from onedraw.samplers.importance import importance
 from onedraw.samplers.pilot import ready
@@ -230,7 +231,7 @@ def resume(
     workers: int | None = None,
     executor: Any = None,
     segment: float = 30.0,
-    progress: bool | None = None,
+    progress: Show = None,
     force: bool = False,
 ) -> Posterior:
     """Go on with a run where its file ends; the result is, byte for byte, that of a run without the break.

@@ -26,7 +26,7 @@ from onedraw.contrast import problems
 from onedraw.contrast.problems import LINES, QUICK, Line, line_of
 from onedraw.engine.threads import one_blas_thread
 from onedraw.posterior import Posterior
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.study.run import toy_model, write_whole
 from onedraw.study.settings import Toy
 from onedraw.theory.efficiency import Estimate, Variances, chain_simulations, estimate, variances
@@ -337,7 +337,7 @@ def _results(tasks: Sequence[Task], workers: int) -> Iterator[tuple[Task, Measur
     pool.shutdown()
 
 
-def run_contrast(plan: Plan, out: Path | None = None, *, workers: int = 1, progress: bool | None = None) -> Contrast:
+def run_contrast(plan: Plan, out: Path | None = None, *, workers: int = 1, progress: Show = None) -> Contrast:
     """Measure all points, write `contrast.json` into the folder `out`, and return them in the lines' order."""
     began = time.perf_counter()
     tasks = tasks_of(plan)

@@ -30,7 +30,7 @@ from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.proposal import resolve
 from onedraw.samplers.pilot import learn_distance, warn_ignored_rng
 from onedraw.samplers.specification import in_time, specify
@@ -57,7 +57,7 @@ class Request:
     seed: int
     on_error: str
     max_seconds: float | None
-    progress: bool | None
+    progress: Show
     start: Any
     proposal: Any
     store: Any = None
@@ -361,7 +361,7 @@ def _segments(
         rounds.taken = now
         moves, tried = int(rounds.accepted[-1].sum()), int(rounds.proposals[-1].sum())
         position = done + now if wanted else rounds.cost.simulations
-        bar.update(position, f"{moves / max(tried, 1):.3g} accepted")
+        bar.update(position, f"{moves / max(tried, 1):.3g} accepted", rounds.cost.simulations)
         if saver.due((now - saved) // request.thin * step_bytes):
             save()
         aim = crew.piece if crew.remote else LOOK_SECONDS / len(blocks)

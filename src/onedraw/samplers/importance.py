@@ -35,7 +35,7 @@ from onedraw.kernels import EPS_MEANING, Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.samplers.pilot import learn_distance
 from onedraw.samplers.rounds import (
     Found,
@@ -560,7 +560,7 @@ def importance(
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
-    progress: bool | None = None,
+    progress: Show = None,
 ) -> Posterior:
     """Weighted draws from pi_K by importance sampling in rounds, at a tolerance that fits the budget.
 

@@ -17,7 +17,7 @@ from onedraw.engine.saving import Saver
 from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.model import Model
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.simulator import CHUNK_ROWS, Failure, Simulated, SimulationError
 
 PLAIN_BLOCK = 16
@@ -41,7 +41,7 @@ class FromPrior:
 
 
 def learn_distance(
-    model: Model, seed: int, budget: int | None, on_error: str, progress: bool | None, saver: Saver | None = None
+    model: Model, seed: int, budget: int | None, on_error: str, progress: Show, saver: Saver | None = None
 ) -> tuple[Model, Cost]:
     """The model with its distance ready for use, and what that cost; Stopped where a signal came first."""
     if model.pilot == 0:

@@ -23,6 +23,7 @@ from onedraw.estimator import AbcAverage, Evaluation, check_estimator, check_mod
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior
+from onedraw.progress import Show
 from onedraw.proposal import Proposed
 from onedraw.samplers.chains import Request, run_chains
 from onedraw.samplers.start import Start, keeps_distances, pseudo_samples_of
@@ -140,7 +141,7 @@ def pseudo_marginal(
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
-    progress: bool | None = None,
+    progress: Show = None,
 ) -> Posterior:
     """Draws from pi_K by Algorithm 2: many chains that carry their estimate with them.
 

@@ -29,6 +29,7 @@ from onedraw.estimator import AbcAverage, check_model_and_kernel
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior
+from onedraw.progress import Show
 from onedraw.samplers.chains import Request, run_chains
 from onedraw.samplers.pseudo_marginal import chosen, proposals_of
 from onedraw.samplers.start import Start
@@ -192,7 +193,7 @@ def r_hit(
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
-    progress: bool | None = None,
+    progress: Show = None,
 ) -> Posterior:
     """Draws from pi_eps by the one-hit (hits=1) or r-hit kernel; the kernel must be `od.uniform`.
 

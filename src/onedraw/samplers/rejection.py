@@ -27,7 +27,7 @@ from onedraw.estimator import AbcAverage, Evaluation, check_model_and_kernel, ev
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.samplers.importance import Simulations
 from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
 from onedraw.samplers.specification import in_time, specify
@@ -275,7 +275,7 @@ def collect(
         basket.add(block, result)
         refuse_hopeless(basket.simulations, basket.failed, basket.failures, last=basket.made == proposals)
         done = basket.made if draws is None else min(basket.accepted, draws)
-        progress.update(done, f"{basket.accepted / basket.made:.3g} accepted")
+        progress.update(done, f"{basket.accepted / basket.made:.3g} accepted", basket.simulations)
         if saver.store is not None and saver.due(basket.unsaved):
             basket.save(saver, name)
         return enough()
@@ -318,7 +318,7 @@ def rejection(
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
-    progress: bool | None = None,
+    progress: Show = None,
 ) -> Posterior:
     """Independent draws from pi_K by Algorithm 1.
 
@@ -357,7 +357,8 @@ def rejection(
     segment
         Seconds between saves; without influence on the result.
     progress
-        Show a bar: True, False, or None for terminals only.
+        Show how far the run is: True, False, None (a bar in terminals, a line now and then in logs), or a function
+        that is called with an `onedraw.progress.Tick`.
 
     >>> import onedraw as od
     >>> from scipy import stats

@@ -39,7 +39,7 @@ from onedraw.kernels import EPS_MEANING, Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.proposal import RandomWalk, random_walk
 from onedraw.samplers.pilot import learn_distance
 from onedraw.samplers.pseudo_marginal import PseudoMarginal, State
@@ -619,7 +619,7 @@ def smc(
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
-    progress: bool | None = None,
+    progress: Show = None,
 ) -> Posterior:
     """Weighted draws from pi_K at a tolerance that the run finds by itself, by sequential ABC.
 

@@ -4,7 +4,7 @@ An accepted draw of Algorithm 1 with its pseudo-samples is exactly a stationary 
 burn-in. For M > 1 it is enough to accept with one pseudo-sample, keep it, and add M - 1 fresh ones (docs/theory.md).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, evaluate, joined
 from onedraw.posterior import Posterior
 from onedraw.prior import Prior
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.samplers.rejection import Collected, block_size, collect
 from onedraw.simulator import Failure
 
@@ -59,7 +59,7 @@ def starting_states(
     seed: int,
     budget: int | None,
     deadline: Deadline,
-    progress: bool | None,
+    progress: Show,
     saver: Saver | None = None,
 ) -> Start:
     """The starting states asked for; fewer than `chains` rows where the budget or the time did not suffice.
@@ -95,7 +95,7 @@ def _found(
     seed: int,
     budget: int | None,
     deadline: Deadline,
-    progress: bool | None,
+    progress: Show,
     saver: Saver,
 ) -> Start:
     if isinstance(start, str):
@@ -121,7 +121,7 @@ def _by_rejection(
     seed: int,
     budget: int | None,
     deadline: Deadline,
-    progress: bool | None,
+    progress: Show,
     saver: Saver,
 ) -> Start:
     abc = isinstance(estimator, AbcAverage)
@@ -203,51 +203,88 @@ class Points(NamedTuple):
 
     block: Block
     theta: Array
-    needed: Array | None
-    attempt: int
+
+
+class Tried(NamedTuple):
+    """Estimates at the points of a block, and what they cost."""
+
+    evaluation: Evaluation
+    nearest: float
+    """The least distance of points that have no estimate above zero yet."""
+
+    @property
+    def simulations(self) -> int:
+        """What the block cost."""
+        return self.evaluation.simulations
 
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """The pure task: estimates at the points of a block."""
+    """The pure task: estimates at the points of a block, tried for until each is above zero where `tries` allows."""
 
     estimator: Any
     seed: int
     phase: int
+    tries: int | None = None
+    """None: one estimate, whatever it is."""
 
-    def __call__(self, points: Points) -> Evaluation:
-        rng = Rng(self.seed, self.phase, points.block.first, points.attempt)
-        return evaluate(self.estimator, rng, points.theta, points.needed)
+    def __call__(self, points: Points) -> Tried:
+        if self.tries is None:
+            return Tried(
+                evaluate(self.estimator, Rng(self.seed, self.phase, points.block.first), points.theta, None), 0
+            )
+        n, nearest = points.block.size, np.inf
+        whole = Evaluation(np.full(n, -np.inf), np.empty((0, 0)), 0)
+        for attempt in range(self.tries):
+            missing = np.flatnonzero(np.isneginf(whole.log_estimate))
+            if missing.size == 0:
+                break
+            needed = np.full(n, np.inf)
+            needed[missing] = -np.inf
+            rng = Rng(self.seed, self.phase, points.block.first, attempt)
+            part = evaluate(self.estimator, rng, points.theta, needed)
+            whole.log_estimate[missing] = part.log_estimate[missing]
+            distances = whole.distances
+            if part.distances.size:
+                distances = part.distances if attempt == 0 else distances
+                distances[missing] = part.distances[missing]
+                nearest = min(nearest, float(part.distances[missing].min()))
+            whole = Evaluation(
+                whole.log_estimate,
+                distances,
+                whole.simulations + part.simulations,
+                whole.setups + part.setups,
+                whole.failed + part.failed,
+                (*whole.failures, *part.failures)[:20],
+                part.ignored_rng if attempt == 0 else whole.ignored_rng,
+            )
+        return Tried(whole, nearest)
 
 
 def estimates(
-    estimator: Any, seed: int, phase: int, theta: Array, needed: Array | None = None, attempt: int = 0
+    estimator: Any, seed: int, phase: int, theta: Array, tries: int | None = None, check: Any = None
 ) -> Evaluation:
-    """Estimates at a point for each chain, by blocks of chains; Stopped where a signal came."""
-    blocks = list(cut(len(theta), chains_a_block(estimator)))
-    parts: dict[int, Evaluation] = {}
+    """Estimates at a point for each chain, by blocks of chains; Stopped where a signal came.
 
-    def take(points: Points, part: Evaluation) -> bool:
-        parts[points.block.first] = part
+    `check(block, tried)` may look at each block's as it comes.
+    """
+    parts: list[Evaluation] = []
+
+    def take(points: Points, tried: Tried) -> bool:
+        if check is not None:
+            check(points.block, tried)
+        parts.append(tried.evaluation)
         return False
 
-    def asked() -> Iterator[Points]:
-        for block in blocks:
-            rows = slice(block.first, block.first + block.size)
-            wanted = None if needed is None else needed[rows]
-            if wanted is None or (wanted < np.inf).any():
-                yield Points(block, np.asfortranarray(theta[rows]), wanted, attempt)
-
-    reason = in_order(Estimates(estimator, seed, phase), asked(), take, Deadline(None), Progress(False, "", None))
+    asked = (
+        Points(block, np.asfortranarray(theta[block.first : block.first + block.size]))
+        for block in cut(len(theta), chains_a_block(estimator))
+    )
+    task = Estimates(estimator, seed, phase, tries)
+    reason = in_order(task, asked, take, Deadline(None), Progress(False, "", None))
     if reason != "done":
         raise Stopped(reason)
-    width = next(iter(parts.values())).distances.shape[1] if parts else 0
-
-    def part(block: Block) -> Evaluation:
-        nothing = Evaluation(np.full(block.size, -np.inf), np.full((block.size if width else 0, width), np.inf), 0)
-        return parts.get(block.first, nothing)
-
-    return part(blocks[0]) if len(blocks) == 1 else joined([part(block) for block in blocks])
+    return parts[0] if len(parts) == 1 else joined(parts)
 
 
 def chains_a_block(estimator: Any) -> int:
@@ -305,35 +342,24 @@ def _at_points(points: Array, pool: Array, estimator: Any, seed: int, budget: in
     chains = len(points)
     draws = pseudo_samples_of(estimator)
     tries = TRIES if budget is None else min(TRIES, budget // (chains * draws))
-    log_estimate = np.full(chains, -np.inf)
-    kept = keeps_distances(estimator)
-    distances = np.full((chains, draws if kept else 0), np.inf)
-    nearest = np.inf
-    cost = Cost()
-    failures: tuple[Failure, ...] = ()
-    missing = np.arange(chains)
-    for attempt in range(tries):
-        needed = np.full(chains, np.inf)
-        needed[missing] = -np.inf
-        result = estimates(estimator, seed, Phase.START, points, needed, attempt)
-        cost = cost.plus(Cost(result.simulations, result.setups, 0, result.failed))
-        failures = (*failures, *result.failures)[:20]
-        log_estimate[missing] = result.log_estimate[missing]
-        if kept and result.distances.size:
-            distances[missing] = result.distances[missing]
-            nearest = min(nearest, float(result.distances[missing].min()))
-        missing = np.flatnonzero(np.isneginf(log_estimate))
-        if missing.size == 0:
-            break
-    if missing.size:
-        chain = int(missing[0])
-        remedy = (
-            "" if np.isinf(nearest) else f"; the nearest simulation was at distance {nearest:.4g}, so try eps above it"
-        )
-        raise ValueError(
-            f"the start of chain {chain}, {estimator.prior.named(points[chain])}, had an estimate of zero in "
-            f"{tries} tries{remedy}, or start='rejection'"
-        )
+
+    def check(block: Block, tried: Tried) -> None:
+        missing = np.flatnonzero(np.isneginf(tried.evaluation.log_estimate))
+        if missing.size:
+            chain = block.first + int(missing[0])
+            near = tried.nearest
+            remedy = (
+                "" if np.isinf(near) else f"; the nearest simulation was at distance {near:.4g}, so try eps above it"
+            )
+            raise ValueError(
+                f"the start of chain {chain}, {estimator.prior.named(points[chain])}, had an estimate of zero in "
+                f"{tries} tries{remedy}, or start='rejection'"
+            )
+
+    found = estimates(estimator, seed, Phase.START, points, tries, check)
+    cost = Cost(found.simulations, found.setups, 0, found.failed)
+    distances = found.distances if keeps_distances(estimator) else np.empty((chains, 0))
+    log_estimate, failures = found.log_estimate, found.failures[:20]
     return Start(
         np.asfortranarray(points), log_estimate, distances, pool, cost, failures, "enough",
         f"chains start at {whose} points, which are not draws of the posterior: discard what they need to forget them",

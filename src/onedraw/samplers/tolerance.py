@@ -36,7 +36,7 @@ from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.kernels import Kernel, uniform
 from onedraw.model import Model
 from onedraw.posterior import Posterior
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.samplers.pilot import learn_distance
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.rejection import block_size, rejection
@@ -137,7 +137,7 @@ class Search:
     chains: int | None
     target: float
     seed: int
-    progress: bool | None
+    progress: Show
     distances: Array
     """Of the first stage's simulations, sorted; failed ones are missing."""
     pilot: int
@@ -431,7 +431,7 @@ def tolerance_for(
     budget: int | None = None,
     precision: float | None = None,
     seed: int | None = None,
-    progress: bool | None = None,
+    progress: Show = None,
 ) -> Tolerance:
     """The eps at which Algorithm 2 accepts a given share of its proposals.
 

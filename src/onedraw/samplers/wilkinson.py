@@ -20,6 +20,7 @@ from onedraw.estimator import AbcAverage, check_model_and_kernel
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior
+from onedraw.progress import Show
 from onedraw.proposal import Proposed
 from onedraw.samplers.chains import Request, run_chains
 from onedraw.samplers.pseudo_marginal import accept, chosen, info_of
@@ -90,7 +91,7 @@ def wilkinson(
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
-    progress: bool | None = None,
+    progress: Show = None,
 ) -> Posterior:
     """Draws from pi_K by Algorithm 3. The arguments are those of `od.pseudo_marginal`.
 

@@ -26,7 +26,7 @@ import numpy as np
 
 import onedraw as od
 from onedraw.engine.threads import one_blas_thread
-from onedraw.progress import Progress
+from onedraw.progress import Progress, Show
 from onedraw.samplers.tolerance import tolerance_for
 from onedraw.study.efficiency import EfficiencyCurve, efficiency_curve
 from onedraw.study.exact import acceptance_rate, exact_value, tolerance
@@ -375,7 +375,7 @@ def _results(tasks: Sequence[Task], pool: Executor | None) -> Iterator[tuple[Tas
         yield futures[future], future.result()
 
 
-def run_study(plan: Plan, out: Path, *, workers: int = 1, progress: bool | None = None) -> Study:
+def run_study(plan: Plan, out: Path, *, workers: int = 1, progress: Show = None) -> Study:
     """Run what is missing of the study, write `study.csv`, and return all results in the captions' order.
 
     Parameters: `out` the folder of the checkpoint and the table; `workers` processes; `progress` as in the samplers.
