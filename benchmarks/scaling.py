@@ -12,7 +12,7 @@ from onedraw.engine.blocks import cut
 from onedraw.engine.crew import hired
 
 SECONDS = 0.100
-SIZES = (1, 2, 4, 8, 16, 32, 64)
+SIZES = (1, 4, 16, 32, 64)
 
 
 def sleeping(rng, theta):
@@ -55,14 +55,14 @@ def efficiency(client, workers, kind):
     """Simulations a second of the workers, as a share of what they could do."""
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), sleeping, observed=2.0)
     if kind == "rejection":
-        budget = 192 * workers
+        budget = 96 * workers
         began = time.perf_counter()
         post = od.rejection(model, od.uniform(0.5), budget=budget, seed=1, executor=client)
     else:
         chains = 2 * workers
         began = time.perf_counter()
         post = od.pseudo_marginal(
-            model, od.uniform(0.5), draws=96, seed=1, executor=client, early=False,
+            model, od.uniform(0.5), draws=48, seed=1, executor=client, early=False,
             proposal=od.independence(), start={"theta": np.ones(chains)},
         )  # fmt: skip
     seconds = time.perf_counter() - began

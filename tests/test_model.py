@@ -47,7 +47,7 @@ def test_dicts_are_laid_out_in_the_order_of_the_observed_data():
         return {"n": rng.poisson(3), "x": rng.normal(mu, sigma, 2)}
 
     model = od.Model(PRIOR, pair, {"x": [1.0, 2.0], "n": 3})
-    assert model.labels() == ["observed'x'[0]", "observed'x'[1]", "observed'n'"]
+    assert model.labels() == ["observed['x'][0]", "observed['x'][1]", "observed['n']"]
     assert model.observed_row.tolist() == [1.0, 2.0, 3.0]
     _, result = rows_of(model)
     assert result.failed == 0 and (result.rows[..., 2] == np.floor(result.rows[..., 2])).all()
@@ -143,7 +143,7 @@ def test_a_column_without_spread_is_named():
 
     for distance in (od.scaled(), od.mahalanobis()):
         model = od.Model(PRIOR, constant, {"x": [0, 0], "flag": 1.0}, distance=distance)
-        with pytest.raises(ValueError, match="observed'flag' has no spread: it was 1 in"):
+        with pytest.raises(ValueError, match=r"observed\['flag'\] has no spread: it was 1 in"):
             od.rejection(model, od.uniform(1), draws=10, seed=1)
 
 
@@ -177,7 +177,7 @@ def test_bad_distances_are_refused(distance):
         ({"simulate": lambda mu, sigma: 0}, "does not fit the prior's parameters"),
         ({"simulate": od.staged(lambda mu: 0, lambda r, s, m: 0)}, r"called as prepare\(mu, sigma\)"),
         ({"observed": [1.0, np.nan, 2.0]}, r"observed\[1\] is nan: observed data must be finite"),
-        ({"observed": {"x": [[1.0, np.inf]]}}, r"observed'x'\[0\]\[1\] is inf"),
+        ({"observed": {"x": [[1.0, np.inf]]}}, r"observed\['x'\]\[0\]\[1\] is inf"),
         ({"observed": []}, "observed is empty"),
         ({"observed": "text"}, "observed must be numbers"),
         ({"observed": [[1.0], [1.0, 2.0]]}, "observed must be numbers"),

@@ -668,3 +668,13 @@ class TestCommands:
         time.sleep(0.2)
         child.send(signal.SIGTERM)
         assert child.wait() == 143 and od.open(path).status.reason == "terminated"
+
+
+def test_a_hopeless_run_is_refused_again_when_it_is_resumed(tmp_path):
+    def fails(rng, theta):
+        raise RuntimeError("no such table")
+
+    for _ in range(2):
+        model = od.Model(od.Prior(theta=stats.norm()), fails, 2.0)
+        with pytest.raises(od.SimulationError, match="no such table"):
+            od.rejection(model, od.uniform(1.0), budget=500, seed=1, store=tmp_path / "run.db")

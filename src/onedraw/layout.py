@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 
     def labels(self, word: str = "") -> list[str]:
         """A name for each column of the flat row, for error messages."""
-        names = [word] if self.keys is None else [f"{word}{key!r}" for key in self.keys]
+        names = [word] if self.keys is None else [f"{word}[{key!r}]" for key in self.keys]
         return [
             name + "".join(f"[{i}]" for i in index)
             for name, shape in zip(names, self.shapes, strict=True)

@@ -265,6 +265,7 @@ def collect(
     name = Phase(phase).name.lower()
     basket = Basket(neighbours)
     basket.load(saver.records(f"{name}.segment"))
+    refuse_hopeless(basket.simulations, basket.failed, basket.failures, last=basket.made == proposals)
 
     def enough() -> bool:
         return draws is not None and basket.accepted >= draws and basket.made >= draws + neighbours
