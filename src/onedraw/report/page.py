@@ -333,6 +333,11 @@ def _figures(post: Posterior, predictive: int | None) -> list[dict[str, str]]:
         wanted.append(("Chains, step by step", words, lambda: plots.traces(post, names)))
     if plots.path_of(post)[1]:
         words = "How the tolerance fell while simulations were spent."
+        if post.settings.get("algorithm") == "infer":
+            words = (
+                "The distance within which a fixed number of the nearest simulations lay, as more were made. The "
+                "region that the draws come from is chosen by trial, and may be wider."
+            )
         wanted.append(("Tolerance path", words, lambda: plots.path(post)))
     count = _predicted(post, predictive)
     if count:
