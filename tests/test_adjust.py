@@ -8,7 +8,7 @@ import onedraw as od
 from onedraw import adjust
 from onedraw.adjust import Near, Way
 from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.fit_summary import learn
+from onedraw.samplers.fit_summary import learn
 
 DIM = 2
 NOISE = 0.5

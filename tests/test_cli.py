@@ -161,9 +161,6 @@ def test_without_a_tolerance_infer_is_used(folder, monkeypatch):
     refused = onedraw("run", "problem.py", "--budget", 500, "--chains", 4)
     assert refused.exit_code == 2 and "--chains is not for infer" in refused.output
     assert "--dask is not for infer" in onedraw("run", "problem.py", "--budget", 5, "--dask", "tcp://x:1").output
-    monkeypatch.delattr(od, "infer")
-    missing = onedraw("run", "problem.py", "--budget", 500)
-    assert missing.exit_code == 2 and "give --eps" in missing.output
 
 
 def test_samplers_that_find_their_tolerance_get_a_kernel_without_one(folder, monkeypatch):

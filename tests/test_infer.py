@@ -12,7 +12,7 @@ from onedraw.adjust import support_of
 from onedraw.engine.blocks import Block, Deadline
 from onedraw.engine.saving import Saver
 from onedraw.engine.store import Store
-from onedraw.infer import Bank, Mixture, Run, Simulate, aim, around, log_constant, next_size, predictive_notes
+from onedraw.samplers.infer import Bank, Mixture, Run, Simulate, aim, around, log_constant, next_size, predictive_notes
 from tests.reference import toy
 
 NOISE = 0.5
@@ -370,7 +370,7 @@ def test_the_constant_of_a_constrained_prior():
 
 
 def test_a_proposal_is_used_only_where_it_pays():
-    from onedraw.infer import study
+    from onedraw.samplers.infer import study
 
     rng = np.random.default_rng(1)
     prior = od.Prior(a=stats.uniform(-10, 20))

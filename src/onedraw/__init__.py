@@ -7,27 +7,27 @@ from onedraw.command import command
 from onedraw.cost import Cost
 from onedraw.distance import euclidean, mahalanobis, scaled
 from onedraw.engine.crew import WorkerError
-from onedraw.engine.store import StoreError
+from onedraw.engine.record import StoreError
 from onedraw.estimator import Estimator, abc_average, handicapped, unbiased
-from onedraw.fit_summary import Fitted, fit_summary
-from onedraw.infer import infer
 from onedraw.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
 from onedraw.model import Model
 from onedraw.particle_filter import particle_filter
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
 from onedraw.proposal import independence, lazy, random_walk
-from onedraw.runs import open, replay, resume, reuse
-from onedraw.samplers.importance import importance
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
-from onedraw.samplers.smc import smc
 from onedraw.samplers.wilkinson import wilkinson
 from onedraw.simulator import Failure, SimulationError, batched, staged
 
 if TYPE_CHECKING:
     from onedraw.report import plots
+    from onedraw.runs import open, replay, resume, reuse
+    from onedraw.samplers.fit_summary import Fitted, fit_summary
+    from onedraw.samplers.importance import importance
+    from onedraw.samplers.infer import infer
+    from onedraw.samplers.smc import smc
     from onedraw.samplers.tolerance import Tolerance, tolerance_for
     from onedraw.theory.advise import Advice, advise
     from onedraw.theory.bounds import Certificate, certificate
@@ -37,6 +37,11 @@ __version__ = "0.1.0"
 
 LATER = {
     "onedraw.report.plots": ("plots",),
+    "onedraw.runs": ("open", "replay", "resume", "reuse"),
+    "onedraw.samplers.fit_summary": ("Fitted", "fit_summary"),
+    "onedraw.samplers.importance": ("importance",),
+    "onedraw.samplers.infer": ("infer",),
+    "onedraw.samplers.smc": ("smc",),
     "onedraw.samplers.tolerance": ("Tolerance", "tolerance_for"),
     "onedraw.theory.advise": ("Advice", "advise"),
     "onedraw.theory.bounds": ("Certificate", "certificate"),

@@ -2,7 +2,6 @@
 
 import math
 import operator
-import secrets
 from typing import Any
 
 MAX_SEED = 2**63 - 1
@@ -60,6 +59,8 @@ def seed_or_fresh(seed: Any) -> int:
     ValueError: seed must be a whole number from 0 to 9223372036854775807 or None, got True
     """
     if seed is None:
+        import secrets
+
         return secrets.randbelow(2**32)
     try:
         number = operator.index(seed)

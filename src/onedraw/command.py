@@ -4,17 +4,12 @@ Parameters go in as arguments, environment variables or a JSON file; the data se
 file, on standard output or in a file. No shell is involved, so no value is ever read as a command.
 """
 
-import io
-import json
 import os
 import re
 import signal
 import string
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +38,10 @@ class Command:
     timeout: float | None
 
     def __call__(self, rng: np.random.Generator, **parameters: Any) -> Any:
+        import json
+        import tempfile
+        from pathlib import Path
+
         words = {name: _text(value) for name, value in parameters.items()}
         if "seed" not in words:
             words["seed"] = str(int(rng.integers(2**31)))
@@ -68,6 +67,8 @@ class Command:
         return found - set(FILES)
 
     def _run(self, words: Mapping[str, str]) -> bytes:
+        import subprocess
+
         call = [part.format_map(words) for part in self.arguments]
         more = {name: value.format_map(words) for name, value in self.environment}
         process = subprocess.Popen(
@@ -99,6 +100,9 @@ class Command:
         return out
 
     def _parsed(self, said: bytes) -> Any:
+        import io
+        import json
+
         try:
             if callable(self.parse):
                 return self.parse(said)

@@ -42,6 +42,19 @@ class Status(NamedTuple):
         return self.reason in ("finished", "budget")
 
 
+class Simulations(NamedTuple):
+    """Every simulation of a run, in the order in which they were made."""
+
+    theta: Array
+    """(n, dim)"""
+    distances: Array
+    """(n, M), inf where the simulation failed."""
+    log_weight: Array
+    """(n,) log of pi over the mixture of all proposals, K not included."""
+    rows: Array | None
+    """Summaries (n, M, s) where they were kept."""
+
+
 @dataclass(frozen=True, eq=False)
 class Posterior:
     """Draws from pi_K, the prior weighted by how well simulations match the data.
@@ -79,7 +92,7 @@ class Posterior:
     run_weights: Array | None = field(default=None, repr=False)
     """The weights that the run itself gave, before `at`."""
     bank: Any = field(default=None, repr=False)
-    """Every simulation of a run that kept them: see `onedraw.samplers.importance.Simulations`."""
+    """Every simulation of a run that kept them: see `Simulations`."""
     effective: float | None = None
     """How many independent draws these are worth, where they come from fewer simulations than there are draws."""
 

@@ -15,13 +15,11 @@ from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.distance import Euclidean, Mahalanobis, Scaled
 from onedraw.engine.fingerprint import fingerprint
+from onedraw.engine.record import Record, StoreError
 from onedraw.engine.saving import Continue, changed_parts, forced_notes
-from onedraw.engine.store import Record, Store, StoreError
+from onedraw.engine.store import Store
 from onedraw.engine.streams import Phase, Rng
 from onedraw.engine.threads import one_blas_thread
-from onedraw.fit_summary import Fitted
-from onedraw.infer import infer
-from onedraw.infer import posterior_of as posterior_of_infer
 from onedraw.kernels import Kernel
 from onedraw.layout import Layout
 from onedraw.model import Model
@@ -29,7 +27,10 @@ from onedraw.posterior import Posterior, Status
 from onedraw.prior import named_columns
 from onedraw.progress import Show
 from onedraw.samplers import chains, rejection, rounds
+from onedraw.samplers.fit_summary import Fitted
 from onedraw.samplers.importance import importance
+from onedraw.samplers.infer import infer
+from onedraw.samplers.infer import posterior_of as posterior_of_infer
 from onedraw.samplers.pilot import ready
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit

@@ -80,12 +80,7 @@ def run(
     own = getattr(module, "kernel", None)
     own = own if isinstance(own, od.Kernel) and eps is None and kernel is None else None
     algorithm = algorithm or ("rejection" if eps is not None or own is not None else "infer")
-    sampler = getattr(od, algorithm, None)
-    if sampler is None:
-        remedy = "give --eps, the largest distance from the data that is still accepted" if algorithm == "infer" else (
-            "choose another --algorithm"
-        )  # fmt: skip
-        raise click.UsageError(f"this onedraw has no od.{algorithm}: {remedy}")
+    sampler = getattr(od, algorithm)
     takes = inspect.signature(sampler).parameters
     given = {key: one for key, one in options.items() if one is not None}
     if keep_all:

@@ -42,12 +42,12 @@ LINES: tuple[Line, ...] = (
     Line("toy", "1", "ABC, the toy", DOUBLING, 8_000_000, 256),
     Line("g-and-k", "2", "ABC, g-and-k, random walk", DOUBLING, 1_500_000, 128),
     Line("process", "3", "ABC, Gaussian process with a set-up", (*DOUBLING, 256, 1024), 30_000, 16, "seconds"),
-    Line("filter-100", "4", "particle MCMC, T = 100", (1, 2, 4, 8, 16, 32, 64), 160_000_000, 128, times=100),
-    Line("filter-400", "4", "particle MCMC, T = 400", (4, 8, 16, 32, 64, 128, 256), 320_000_000, 32, times=400),
+    Line("filter-100", "4", "particle MCMC, T = 100", (1, 2, 4, 8, 16, 32, 64), 80_000_000, 128, times=100),
+    Line("filter-400", "4", "particle MCMC, T = 400", (4, 16, 32, 64, 128, 256), 80_000_000, 32, times=400),
     Line("tails", "5", "fixed M", (1, 2, 4, 8, 16), 1_000_000, 128),
     Line("hits", "5", "r-hit", (1, 2), 1_000_000, 128),
 )
-QUICK = {"toy": 8, "g-and-k": 8, "process": 2, "filter-100": 2, "tails": 3, "hits": 3}
+QUICK = {"toy": 8, "g-and-k": 8, "process": 2, "filter-100": 1, "tails": 3, "hits": 3}
 """How many times less a quick contrast spends on a point; what is not here it leaves out."""
 
 

@@ -9,7 +9,6 @@ import os
 import pickle
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import traceback
@@ -98,6 +97,8 @@ class Child:
     """A process that keeps a function and calls it on request."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        import subprocess
+
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from onedraw.engine.child import serve; serve()"],

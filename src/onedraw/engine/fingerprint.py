@@ -10,11 +10,9 @@ files that are read, and state that a function reaches by other ways. Comments, 
 count.
 """
 
-import dis
 import functools
 import hashlib
 import sys
-import sysconfig
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -73,6 +71,8 @@ def _function_parts(function: types.FunctionType) -> dict[str, Any]:
 
 def _names(code: types.CodeType) -> set[str]:
     """The globals that code reads: not all its names, since an attribute may be called like a global."""
+    import dis
+
     names = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -89,6 +89,8 @@ def _foreign(module: str | None) -> bool:
     file = getattr(sys.modules.get(name), "__file__", None)
     if name.split(".")[0] in OURS or file is None:
         return True
+    import sysconfig
+
     places = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     return file.startswith(tuple(f"{place}/" for place in places))
 
@@ -118,6 +120,8 @@ def _feed(hashed: Any, value: Any, seen: dict[int, tuple[int, Any]]) -> None:
         else:
             hashed.update(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, types.CodeType):
+        import dis
+
         # Instruction by instruction with what each refers to: places in tables shift with a docstring.
         text("code", value.co_varnames, value.co_argcount, value.co_kwonlyargcount, value.co_flags & ~HAS_DOCSTRING)
         for one in dis.get_instructions(value):

@@ -7,20 +7,23 @@ saved.
 
 import math
 import os
-import sqlite3
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onedraw.arguments import positive
 from onedraw.arrays import Array
-from onedraw.engine.store import Record, Store, StoreError
+from onedraw.engine.record import Record, StoreError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from onedraw.engine.store import Store
 
 LARGEST = 64 * 2**20
 """Bytes after which a run saves whatever the clock says: SQLite keeps no record above 1 GB, and memory is finite."""
@@ -64,7 +67,7 @@ class Specification:
 class Saver:
     """A run's way to its file; without a file it does nothing."""
 
-    def __init__(self, store: Store | None = None, segment: float = math.inf) -> None:
+    def __init__(self, store: "Store | None" = None, segment: float = math.inf) -> None:
         self.store = store
         self.segment = segment
         self.notes: tuple[str, ...] = ()
@@ -115,6 +118,8 @@ class Saver:
             self._flush()
 
     def _flush(self) -> None:
+        import sqlite3
+
         assert self.store is not None
         self._saved = time.perf_counter()
         try:
@@ -158,13 +163,15 @@ class Saver:
         self.close()
 
 
-def place(store: Any) -> Path | None:
+def place(store: Any) -> "Path | None":
     """The file that `store=` names, None where there is none."""
     if store is None:
         return None
     path = store.path if isinstance(store, Continue) else store
     if not isinstance(path, str | os.PathLike) or not str(path):
         raise ValueError(f"store must be the name of a file, as in store='run.db', or None, got {store!r}")
+    from pathlib import Path
+
     return Path(path)
 
 
@@ -173,6 +180,8 @@ def recorded_seed(store: Any, seed: Any) -> Any:
     path = place(store)
     if seed is not None or path is None or not path.is_file() or path.stat().st_size == 0:
         return seed
+    from onedraw.engine.store import Store
+
     with Store(path) as file:
         written = file.meta("specification")
         return written["arguments"].get("seed") if written and file.count() else None
@@ -192,6 +201,8 @@ def begin(store: Any, segment: float, make_specification: Callable[[], Specifica
     if isinstance(store, Continue) and not path.exists():
         raise StoreError(f"{path} does not exist: there is no run to resume")
     specification = make_specification()
+    from onedraw.engine.store import Store
+
     file = Store(path, write=True)
     try:
         if force:
@@ -241,7 +252,7 @@ def versions() -> dict[str, str]:
 
 
 def _compare(
-    file: Store, written: dict[str, Any], given: Specification, sessions: list[dict[str, Any]], force: bool
+    file: "Store", written: dict[str, Any], given: Specification, sessions: list[dict[str, Any]], force: bool
 ) -> list[str]:
     """A StoreError that names what has changed; what `force` let pass, in words."""
     if written["algorithm"] != given.algorithm:
@@ -303,7 +314,7 @@ def changed_parts(
     return found
 
 
-def _cut_off_damage(file: Store) -> None:
+def _cut_off_damage(file: "Store") -> None:
     """With force, records from the first damaged one on are removed: the run computes them again."""
     if file.empty:
         return

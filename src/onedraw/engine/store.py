@@ -22,12 +22,13 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from onedraw.arrays import Array
+from onedraw.engine.record import Record, StoreError
 
 FORMAT = 1
 APPLICATION_ID = 0x6F6E6564
@@ -47,19 +48,6 @@ CREATE TABLE record (
     body_crc INTEGER NOT NULL, body BLOB NOT NULL
 );
 """
-
-
-class StoreError(ValueError):
-    """A run's file that cannot be used as asked; the message says why and what to do."""
-
-
-class Record(NamedTuple):
-    """One entry of a file: plain values and arrays (read-only)."""
-
-    sequence: int
-    name: str
-    scalars: dict[str, Any]
-    arrays: dict[str, Array]
 
 
 class Store:

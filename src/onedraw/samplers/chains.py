@@ -20,9 +20,9 @@ from onedraw.engine.blocks import Block, Deadline, cut, in_lanes
 from onedraw.engine.crew import Here, hired
 from onedraw.engine.crew import current as current_crew
 from onedraw.engine.lockstep import FAILURES_KEPT, Sampler, Tally, advance
+from onedraw.engine.record import Record
 from onedraw.engine.saving import Saver, Specification, begin, checked_segment, recorded_seed
 from onedraw.engine.signals import Stopped, guarded
-from onedraw.engine.store import Record
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.engine.threads import one_blas_thread
 from onedraw.estimator import AbcAverage

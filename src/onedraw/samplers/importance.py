@@ -33,7 +33,7 @@ from onedraw.engine.threads import one_blas_thread
 from onedraw.estimator import AbcAverage
 from onedraw.kernels import EPS_MEANING, Kernel
 from onedraw.model import Model
-from onedraw.posterior import Posterior, Status
+from onedraw.posterior import Posterior, Simulations, Status
 from onedraw.prior import Prior
 from onedraw.progress import Progress, Show
 from onedraw.samplers.pilot import learn_distance
@@ -266,19 +266,6 @@ def prior_constant(prior: Prior, seed: int) -> tuple[float, float]:
     # Where hardly a draw is inside, the share is at least known not to be zero.
     share = max(share, 0.5 / CONSTANT_DRAWS)
     return share, math.sqrt(share * (1 - share) / CONSTANT_DRAWS)
-
-
-class Simulations(NamedTuple):
-    """Every simulation of a run, in the order in which they were made."""
-
-    theta: Array
-    """(n, dim)"""
-    distances: Array
-    """(n, M), inf where the simulation failed."""
-    log_weight: Array
-    """(n,) log of pi over the mixture of all proposals, K not included."""
-    rows: Array | None
-    """Summaries (n, M, s) where they were kept."""
 
 
 class Rounds:

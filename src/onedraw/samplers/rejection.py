@@ -19,16 +19,15 @@ from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
 from onedraw.engine.crew import hired
+from onedraw.engine.record import Record
 from onedraw.engine.saving import Saver, begin, checked_segment, recorded_seed
 from onedraw.engine.signals import Stopped, guarded
-from onedraw.engine.store import Record
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, check_model_and_kernel, evaluate
 from onedraw.kernels import Kernel
 from onedraw.model import Model
-from onedraw.posterior import Posterior, Status
+from onedraw.posterior import Posterior, Simulations, Status
 from onedraw.progress import Progress, Show
-from onedraw.samplers.importance import Simulations
 from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
 from onedraw.samplers.specification import in_time, specify
 from onedraw.simulator import CHUNK_ROWS, Failure

@@ -16,9 +16,9 @@ import numpy as np
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Deadline, in_order
+from onedraw.engine.record import Record, StoreError
 from onedraw.engine.saving import Saver
 from onedraw.engine.signals import Stopped
-from onedraw.engine.store import Record, StoreError
 from onedraw.kernels import Kernel, uniform
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status

@@ -12,8 +12,8 @@ import numpy as np
 from onedraw import kernels
 from onedraw.engine.child import Limited
 from onedraw.engine.fingerprint import fingerprint
+from onedraw.engine.record import StoreError
 from onedraw.engine.saving import Specification
-from onedraw.engine.store import StoreError
 from onedraw.estimator import AbcAverage, Handicapped
 from onedraw.kernels import Kernel
 from onedraw.model import Model

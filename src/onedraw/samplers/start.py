@@ -13,9 +13,9 @@ import numpy as np
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
+from onedraw.engine.record import Record
 from onedraw.engine.saving import Saver
 from onedraw.engine.signals import Stopped
-from onedraw.engine.store import Record
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, evaluate, joined
 from onedraw.posterior import Posterior

@@ -40,11 +40,11 @@ from onedraw.engine.saving import Saver, Specification, begin, checked_segment, 
 from onedraw.engine.signals import guarded
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.engine.threads import one_blas_thread
-from onedraw.fit_summary import Fitted, block_rows, learn, terms_for
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
 from onedraw.progress import Progress, Show
+from onedraw.samplers.fit_summary import Fitted, block_rows, learn, terms_for
 from onedraw.samplers.pilot import refuse_hopeless, warn_ignored_rng
 from onedraw.samplers.specification import in_time, model_facts, model_parts
 from onedraw.simulator import Batched, Failure
