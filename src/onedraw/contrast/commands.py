@@ -6,7 +6,7 @@ import click
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Smaller runs, T = 100 alone in panel 4: about a minute.")
+@click.option("--quick", is_flag=True, help="Smaller runs, T = 100 alone in panel 4: about three minutes.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=1, show_default=True)
 @click.option(
     "--out",
@@ -31,7 +31,7 @@ def contrast(quick: bool, seed: int, out: Path, workers: int | None, as_json: bo
     out.mkdir(parents=True, exist_ok=True)
     click.echo(
         f"{len(run.tasks_of(plan))} points, {workers} process{'es' if workers > 1 else ''}; "
-        f"about {'a minute' if quick else 'eight minutes'} on two cores.",
+        f"about {'three minutes' if quick else 'ten minutes'} on two cores.",
         err=as_json,
     )
     try:
