@@ -13,8 +13,8 @@ class Layout(NamedTuple):
     """Arrays by key (or one array without a key) laid end to end in a row.
 
     >>> layout = Layout.of({"x": np.zeros(2), "n": 3})
-    >>> layout.labels()
-    ["'x'[0]", "'x'[1]", "'n'"]
+    >>> layout.labels("y")
+    ["y['x'][0]", "y['x'][1]", "y['n']"]
     >>> layout.flatten({"n": 5, "x": [1, 2]})
     array([1., 2., 5.])
     """
