@@ -132,7 +132,7 @@ class Crew:
     @property
     def piece(self) -> float:
         """About how long a piece of work should take: one process hands out all of them, so more for many workers."""
-        return PIECE_SECONDS * max(1.0, self.workers / 50)
+        return PIECE_SECONDS * max(1.0, self.workers / 20)
 
     def submit(self, ticket: int, task: Callable[[Any], Any], items: Sequence[Any]) -> None:
         """Take a piece of work."""
