@@ -19,7 +19,7 @@ from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
 from onedraw.samplers.wilkinson import wilkinson
-from onedraw.simulator import Failure, SimulationError, batched, staged
+from onedraw.simulator import Failure, SimulationError, batched, jax_simulator, staged
 
 if TYPE_CHECKING:
     from onedraw.report import plots
@@ -94,6 +94,7 @@ __all__ = [
     "importance",
     "independence",
     "infer",
+    "jax_simulator",
     "kernel",
     "laplace",
     "lazy",

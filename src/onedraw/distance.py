@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from onedraw.arguments import whole_number
-from onedraw.arrays import Array
+from onedraw.arrays import Array, namespace
 
 PILOT_MEANING = "the number of simulations from which the scale is learnt"
 MAD_OF_A_NORMAL = 0.6744897501960817
@@ -44,11 +44,7 @@ class Euclidean:
         return self
 
     def __call__(self, simulated: Array, observed: Array) -> Array:
-        if simulated.shape[1] == 1:
-            difference = simulated[:, 0] - observed[0]
-            return np.abs(difference, out=difference)
-        difference = simulated - observed
-        return np.sqrt(np.einsum("ij,ij->i", difference, difference))
+        return _length(simulated - observed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +74,9 @@ class Scaled:
     def __call__(self, simulated: Array, observed: Array) -> Array:
         assert self.scale is not None
         if self.robust:
-            return np.asarray((np.abs(simulated - observed) / self.scale).sum(axis=1))
-        return Euclidean()(simulated / self.scale, observed / self.scale)
+            total: Array = (abs(simulated - observed) / self.scale).sum(axis=1)
+            return total
+        return _length(simulated / self.scale - observed / self.scale)
 
 
 def _mad(rows: Array) -> Array:
@@ -115,8 +112,18 @@ class Mahalanobis:
 
     def __call__(self, simulated: Array, observed: Array) -> Array:
         assert self.whiten is not None
-        difference = (simulated - observed) @ self.whiten.T
+        return _length((simulated - observed) @ self.whiten.T)
+
+
+def _length(difference: Array) -> Array:
+    """The Euclidean length of each row of (n, s); the rows are not needed afterwards."""
+    if isinstance(difference, np.ndarray):
+        if difference.shape[1] == 1:
+            return np.abs(difference[:, 0], out=difference[:, 0])
         return np.sqrt(np.einsum("ij,ij->i", difference, difference))
+    if difference.shape[1] == 1:
+        return abs(difference[:, 0])
+    return namespace(difference).sqrt((difference * difference).sum(axis=1))
 
 
 def euclidean() -> Euclidean:

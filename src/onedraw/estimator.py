@@ -15,15 +15,15 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from onedraw.arguments import one_of, whole_number
-from onedraw.arrays import Array
+from onedraw.arrays import Array, namespace
 from onedraw.engine.blocks import Deadline, in_order
 from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Purpose, Rng
 from onedraw.kernels import Kernel
 from onedraw.model import Model
-from onedraw.prior import Prior
+from onedraw.prior import FAMILIES, Prior
 from onedraw.progress import Progress
-from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Failure, Simulated
+from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Failure, JaxSimulator, Simulated
 
 NO_DISTANCES = np.empty((0, 0))
 
@@ -89,6 +89,16 @@ class AbcAverage:
     def prior(self) -> Prior:
         return self.model.prior
 
+    @property
+    def simulations(self) -> int:
+        """Pseudo-samples of one estimate."""
+        return self.pseudo_samples
+
+    @property
+    def engine(self) -> Any:
+        """The JAX engine, where the simulator is on it."""
+        return getattr(self.model.simulate, "engine", None)
+
     def with_model(self, model: Model) -> "AbcAverage":
         """The same estimator for a model whose distance is ready."""
         return replace(self, model=model)
@@ -98,8 +108,8 @@ class AbcAverage:
 
         `log_needed` (n,) is the least log estimate that would be accepted; None where every estimate is wanted.
         """
-        if log_needed is None:
-            return self._evaluate(rng, theta, None, None)
+        if log_needed is None or self.engine is not None:
+            return self._evaluate(rng, theta, None, log_needed)
         worth = log_needed <= 0.0
         if np.count_nonzero(worth) == len(worth):
             return self._evaluate(rng, theta, None, log_needed)
@@ -117,7 +127,51 @@ class AbcAverage:
     def _no_distances(self, n: int) -> Array:
         return np.full((n, self.pseudo_samples), np.inf) if self.keep_distances else NO_DISTANCES
 
+    def on_device(self, rng: Any, theta: Array, log_needed: Array | None) -> Evaluation:
+        """As `evaluate`, as a part of a program for a device: all rows are simulated, and `failed` is (n,)."""
+        from onedraw.engine import jax as device
+
+        n, draws, width = theta.shape[0], self.pseudo_samples, self.model.recipe.width
+        together = device.groups(draws, n, width)
+        if together == draws:
+            drawn = device.draw(self.model, rng, theta, 0, draws, draws)
+            log_estimate = self.kernel.log_average(drawn.distances)
+        else:
+            drawn, log_estimate = self._in_groups(rng, theta, together)
+        # What is rejected whatever it gives has not failed.
+        bad = drawn.bad if log_needed is None else drawn.bad & (log_needed <= 0.0)[:, None]
+        return Evaluation(
+            log_estimate,
+            drawn.distances if self.keep_distances else None,
+            n * draws,
+            failed=bad.sum(axis=1),
+            failures=(device.Bad(theta, bad),),
+            rows=drawn.rows if self.keep_rows else None,
+        )  # type: ignore[arg-type]
+
+    def _in_groups(self, rng: Any, theta: Array, together: int) -> tuple[Any, Array]:
+        """All M pseudo-samples, `together` of them at once, summed up on the way."""
+        import jax.numpy as jnp
+        from jax import lax
+
+        from onedraw.engine import jax as device
+
+        draws = self.pseudo_samples
+        keep = device.Drawn(self.keep_distances, True, self.keep_rows)
+
+        def add(log_total: Any, first: Any) -> Any:
+            drawn = device.draw(self.model, rng, theta, first, together, draws)
+            kept = device.Drawn(*(part if wanted else None for part, wanted in zip(drawn, keep, strict=True)))
+            return jnp.logaddexp(log_total, self.kernel.log_average(drawn.distances)), kept
+
+        start = jnp.full(theta.shape[0], -jnp.inf, rng.dtype)
+        log_total, parts = lax.scan(add, start, jnp.arange(0, draws, together))
+        joined = (None if part is None else jnp.concatenate(list(part), axis=1) for part in parts)
+        return device.Drawn(*joined), jnp.minimum(log_total + math.log(together / draws), 0.0)
+
     def _evaluate(self, rng: Rng, theta: Array, rows: Array | None, log_needed: Array | None) -> Evaluation:
+        if self.engine is not None:
+            return _from_device(self, rng, theta, log_needed)
         if self.side_by_side and self.model.plain and log_needed is not None:
             return self._draws_side_by_side(rng, theta, rows)
         if log_needed is not None and self.early and self.pseudo_samples > 1 and self.model.plain:
@@ -126,6 +180,8 @@ class AbcAverage:
 
     def _in_chunks(self, rng: Rng, theta: Array, rows: Array | None) -> Evaluation:
         """All M draws of every row, with at most a chunk of them in memory at once."""
+        if self.engine is not None:
+            return _from_device(self, rng, theta, None)
         n, draws = len(theta), self.pseudo_samples
         most = max(1, min(CHUNK_ROWS, CHUNK_VALUES // self.model.recipe.width))
         # A staged simulator pays its set-up at each call, so its draws at one theta are never cut.
@@ -276,17 +332,32 @@ class Handicapped:
         bound: float | None = self.estimator.log_bound
         return None if bound is None else bound - math.log1p(-self.alpha)
 
+    @property
+    def simulations(self) -> int:
+        """Simulations of one estimate, where it is not zero."""
+        return int(getattr(self.estimator, "simulations", 1))
+
+    @property
+    def engine(self) -> Any:
+        """The JAX engine, where the estimator within is on it."""
+        return getattr(self.estimator, "engine", None)
+
     def with_model(self, model: Model) -> "Handicapped":
         """The same estimator for a model whose distance is ready."""
         return replace(self, estimator=self.estimator.with_model(model))
 
     def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
         """As the estimator within, at the rows whose coin spared them."""
+        if self.engine is not None and isinstance(rng, Rng):
+            return _from_device(self, rng, theta, log_needed)
         spared = rng.bulk(Purpose.HANDICAP).random(len(theta)) >= self.alpha
+        xp = namespace(spared)
         log_share = -math.log1p(-self.alpha)
         log_needed_within = -np.inf if log_needed is None else log_needed - log_share
-        inner = evaluate(self.estimator, rng, theta, np.where(spared, log_needed_within, np.inf))
-        return inner._replace(log_estimate=np.where(spared, inner.log_estimate + log_share, -np.inf))
+        inner = evaluate(self.estimator, rng, theta, xp.where(spared, log_needed_within, np.inf))
+        return inner._replace(log_estimate=xp.where(spared, inner.log_estimate + log_share, -np.inf))
+
+    on_device = evaluate
 
     def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
         """The public form (see `Estimator`)."""
@@ -301,6 +372,22 @@ class FunctionEstimator:
     function: Callable[[np.random.Generator, Array], Array]
     log_bound: float | None = None
     simulations: int = 1
+    engine: Any = None
+    """The JAX engine, where the function is to run there."""
+
+    def on_device(self, rng: Any, theta: Array, log_needed: Array | None) -> Evaluation:
+        """The function as a part of a program for a device; what is no estimate is zero there, and failed."""
+        from onedraw.engine.jax import Bad
+
+        log_estimate = self.function(rng.bulk(Purpose.SIMULATE), theta)
+        xp = namespace(log_estimate)
+        if log_estimate.shape != (theta.shape[0],):
+            raise ValueError(f"the estimator returned shape {log_estimate.shape} for {theta.shape[0]} rows")
+        wrong = ~(log_estimate < np.inf) if self.log_bound is None else ~(log_estimate <= self.log_bound + 1e-6)
+        wrong = wrong if log_needed is None else wrong & (log_needed < np.inf)
+        kept = xp.where(wrong, -np.inf, log_estimate)
+        simulations = theta.shape[0] * self.simulations
+        return Evaluation(kept, None, simulations, failed=wrong.astype(int), failures=(Bad(theta, wrong[:, None]),))  # type: ignore[arg-type]
 
     def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
         """The function at the rows that are worth it."""
@@ -367,8 +454,64 @@ def _public(estimator: Any, rng: np.random.Generator, theta: Array, worth: Array
     return result.log_estimate, result.simulations
 
 
-def evaluate(estimator: Any, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
-    """Estimates of any estimator at rows of theta; for those of users, checked."""
+def placed(estimator: Any, engine: Any) -> Any:
+    """The estimator on the engine that a run asks for: None or "numpy", "jax", "jax:float32" or "jax:float64"."""
+    inner = estimator.estimator if isinstance(estimator, Handicapped) else estimator
+    on_jax = isinstance(inner, AbcAverage) and isinstance(inner.model.simulate, JaxSimulator)
+    if not isinstance(engine, str | None):
+        raise ValueError(f"engine must be None, 'numpy', 'jax', 'jax:float32' or 'jax:float64', got {engine!r}")
+    if engine in (None, "numpy"):
+        if on_jax and engine == "numpy":
+            raise ValueError("engine='numpy' cannot run a simulator made by od.jax_simulator: leave engine= out")
+        if not on_jax:
+            return estimator
+    if isinstance(inner, AbcAverage) and not on_jax:
+        raise ValueError(
+            f"engine={engine!r} needs a simulator made by od.jax_simulator(function), with function(key, **parameters) "
+            "written with jax.numpy: this model's is for NumPy; leave engine= out"
+        )
+    if not isinstance(inner, AbcAverage) and not hasattr(inner, "on_device"):
+        raise ValueError(
+            f"engine={engine!r} cannot run an estimator of your own class {type(inner).__name__}: write it as a "
+            "function with jax.numpy, od.unbiased(function, prior), or leave engine= out"
+        )
+    if not estimator.prior.on_device:
+        raise ValueError(
+            f"engine={engine!r} has no JAX form of this prior: it takes {', '.join(FAMILIES)} with bounded densities "
+            "(where= may be used); leave engine= out, or use one of these"
+        )
+    from onedraw.engine.jax import Engine
+
+    chosen = Engine.named(engine or "jax")
+    if isinstance(inner, AbcAverage):
+        return estimator.with_model(inner.model.placed(chosen))
+    if isinstance(estimator, Handicapped):
+        return replace(estimator, estimator=replace(inner, engine=chosen))
+    return replace(estimator, engine=chosen)
+
+
+def _from_device(estimator: Any, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
+    from onedraw.engine import jax as device
+
+    result: Evaluation = device.evaluate(estimator, estimator.engine, rng, theta, log_needed)
+    return result
+
+
+def evaluate(
+    estimator: Any, rng: Rng, theta: Array, log_needed: Array | None, instead: Array | None = None
+) -> Evaluation:
+    """Estimates of any estimator at rows of theta; for those of users, checked.
+
+    Where all rows are simulated, those that nothing is wanted of are simulated at the rows of `instead`: a proposal
+    outside the prior may be one that a simulator never returns from.
+    """
+    if not isinstance(theta, np.ndarray):
+        if instead is not None and log_needed is not None:
+            theta = namespace(theta).where((log_needed < np.inf)[:, None], theta, instead)
+        there: Evaluation = estimator.on_device(rng, theta, log_needed)
+        return there
+    if getattr(estimator, "engine", None) is not None:
+        return _from_device(estimator, rng, theta, log_needed)
     if hasattr(estimator, "evaluate"):
         result: Evaluation = estimator.evaluate(rng, theta, log_needed)
         return result

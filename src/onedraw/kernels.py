@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onedraw.arguments import positive
-from onedraw.arrays import Array
+from onedraw.arrays import Array, namespace
 
 EPS_MEANING = "the tolerance, the scale of the distances still accepted"
 
@@ -33,13 +33,15 @@ class Kernel:
 
     def log_weight(self, distance: Array) -> Array:
         """log K of each distance, in the shape given; -inf where the distance is NaN."""
+        xp = namespace(distance)
         if self.indicator:
-            return np.where(distance < self.eps, 0.0, -np.inf)
+            return xp.where(distance < self.eps, 0.0, -np.inf)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             scaled = distance / self.eps
             log_weight = self.profile(scaled)
-        log_weight = np.where((scaled < self.support) & ~np.isnan(scaled), log_weight, -np.inf)
-        if log_weight.size and not log_weight.max() <= 0.0:
+        log_weight = xp.where((scaled < self.support) & ~xp.isnan(scaled), log_weight, -np.inf)
+        # Numbers on a device cannot be looked at while the program for it is written.
+        if xp is np and log_weight.size and not log_weight.max() <= 0.0:
             worst = int(np.nanargmax(np.where(np.isnan(log_weight), np.inf, log_weight)))
             raise ValueError(
                 f"kernel {self.name!r} gives log K = {log_weight.flat[worst]:.6g} at distance/eps = "
@@ -51,14 +53,15 @@ class Kernel:
         """log of the mean of K over the last axis: (n, M) -> (n,)."""
         if distances.shape[-1] == 1:
             return self.log_weight(distances[..., 0])
+        xp = namespace(distances)
         with np.errstate(divide="ignore"):
             if self.indicator:
-                hits = np.count_nonzero(distances < self.eps, axis=-1)
-                return np.log(hits / distances.shape[-1])
+                hits = xp.count_nonzero(distances < self.eps, axis=-1)
+                return xp.log(hits / distances.shape[-1])
             log_weight = self.log_weight(distances)
             largest = log_weight.max(axis=-1)
-            shift = np.where(np.isfinite(largest), largest, 0.0)
-            average: Array = np.log(np.mean(np.exp(log_weight - shift[..., None]), axis=-1)) + shift
+            shift = xp.where(xp.isfinite(largest), largest, 0.0)
+            average: Array = xp.log(xp.mean(xp.exp(log_weight - shift[..., None]), axis=-1)) + shift
             return average
 
     def with_eps(self, eps: float) -> "Kernel":
@@ -72,7 +75,7 @@ def uniform(eps: float) -> Kernel:
     >>> uniform(0.5).log_weight(np.array([0.4, 0.5]))
     array([  0., -inf])
     """
-    return Kernel("uniform", positive("eps", eps, EPS_MEANING), np.zeros_like, 1.0, indicator=True)
+    return Kernel("uniform", positive("eps", eps, EPS_MEANING), _flat, 1.0, indicator=True)
 
 
 def gaussian(eps: float) -> Kernel:
@@ -92,7 +95,7 @@ def triangular(eps: float) -> Kernel:
 
 def laplace(eps: float) -> Kernel:
     """K = exp(-d / eps)."""
-    return Kernel("laplace", positive("eps", eps, EPS_MEANING), np.negative, math.inf)
+    return Kernel("laplace", positive("eps", eps, EPS_MEANING), _laplace, math.inf)
 
 
 def kernel(log_profile: Callable[[Array], Array], eps: float, *, support: float = math.inf) -> Kernel:
@@ -129,13 +132,21 @@ def kernel(log_profile: Callable[[Array], Array], eps: float, *, support: float 
     return made
 
 
+def _flat(u: Array) -> Array:
+    return namespace(u).zeros_like(u)
+
+
 def _gaussian(u: Array) -> Array:
-    return np.asarray(-0.5 * u * u)
+    return -0.5 * u * u
 
 
 def _epanechnikov(u: Array) -> Array:
-    return np.log1p(-u * u)
+    return namespace(u).log1p(-u * u)
 
 
 def _triangular(u: Array) -> Array:
-    return np.log1p(-u)
+    return namespace(u).log1p(-u)
+
+
+def _laplace(u: Array) -> Array:
+    return -u

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arrays import Array
+from onedraw.arrays import Array, namespace
 
 
 class Layout(NamedTuple):
@@ -67,7 +67,7 @@ class Layout(NamedTuple):
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         parts = [
             part.reshape(rows.shape[:-1] + shape)
-            for part, shape in zip(np.split(rows, ends, axis=-1), self.shapes, strict=True)
+            for part, shape in zip(namespace(rows).split(rows, ends, axis=-1), self.shapes, strict=True)
         ]
         return parts[0] if self.keys is None else dict(zip(self.keys, parts, strict=True))
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from onedraw.engine.child import Limited
 from onedraw.engine.streams import Rng
 from onedraw.layout import Layout
 from onedraw.prior import Prior
-from onedraw.simulator import Batched, Recipe, Simulated, Staged, simulate_rows, summarise_observed
+from onedraw.simulator import Batched, JaxSimulator, Recipe, Simulated, Staged, simulate_rows, summarise_observed
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +62,14 @@ class Model:
         if not isinstance(self.prior, Prior):
             raise ValueError(f"prior must be an od.Prior, got {self.prior!r}: write od.Prior(mu=stats.norm(0, 1))")
         _check_simulator(self.simulate, self.prior)
+        if isinstance(self.simulate, JaxSimulator):
+            object.__setattr__(self, "simulate", _tried(self.simulate, self.prior))
         for name, value in (("summary", self.summary), ("distance", self.distance)):
             if value is not None and not callable(value):
                 raise ValueError(f"{name} must be a function or None, got {value!r}")
         observed = _as_data(self.observed, raw_allowed=self.summary is not None)
-        summarised = summarise_observed(self.summary, observed)
+        with _precisely(self.simulate):
+            summarised = summarise_observed(self.summary, observed)
         word = "observed" if self.summary is None else "summary"
         try:
             layout = Layout.of(summarised)
@@ -91,17 +95,21 @@ class Model:
     @property
     def plain(self) -> bool:
         """Whether the simulator draws one pseudo-sample a call."""
-        return not isinstance(self.simulate, Batched | Staged)
+        return not isinstance(self.simulate, Batched | Staged | JaxSimulator)
 
     @property
     def batched(self) -> bool:
         """Whether the simulator draws a batch a call."""
-        return isinstance(self.simulate, Batched)
+        return isinstance(self.simulate, Batched | JaxSimulator)
 
     @property
     def pilot(self) -> int:
         """Simulations the distance needs before it can be used."""
         return int(getattr(self.distance, "pilot", 0))
+
+    def placed(self, engine: Any) -> "Model":
+        """The model with its simulator on the engine of a run."""
+        return replace(self, simulate=replace(self.simulate, engine=engine))
 
     def limited(self, timeout: float | None) -> "Model":
         """The model with each simulation given up after so many seconds; itself where `timeout` is None."""
@@ -176,6 +184,8 @@ class Model:
 
 def _check_simulator(simulate: Any, prior: Prior) -> None:
     function = simulate.prepare if isinstance(simulate, Staged) else simulate
+    if isinstance(simulate, JaxSimulator):
+        function = simulate.function
     if isinstance(simulate, Command):
         unknown = sorted(simulate.names() - {*prior.names, "seed"})
         if unknown:
@@ -199,6 +209,33 @@ def _check_simulator(simulate: Any, prior: Prior) -> None:
         raise ValueError(
             f"{name}{signature} does not fit the prior's parameters ({error}): it is called as {name}({form})"
         ) from None
+
+
+def _tried(simulate: JaxSimulator, prior: Prior) -> JaxSimulator:
+    """The simulator after one trial, which tells what it needs."""
+    try:
+        from onedraw.engine.jax import tried
+    except ImportError as error:
+        raise ValueError(
+            'od.jax_simulator needs JAX: install it with pip install "onedraw[jax]" (or jax with the right plugin for '
+            "your accelerator)"
+        ) from error
+    try:
+        return replace(simulate, own_keys=tried(simulate.function, prior))
+    except Exception as error:
+        raise ValueError(
+            f"the JAX simulator failed when it was tried: {type(error).__name__}: {str(error).splitlines()[0]} It is "
+            f"called as simulate(key, {', '.join(prior.names)}) with scalars, and draws with jax.random from its key"
+        ) from error
+
+
+def _precisely(simulate: Any) -> AbstractContextManager[None]:
+    """What a summary written with JAX makes of the data is computed in double precision."""
+    if not isinstance(simulate, JaxSimulator):
+        return nullcontext()
+    from onedraw.engine.jax import Engine
+
+    return Engine("float64").active()
 
 
 def _as_data(observed: Any, raw_allowed: bool) -> Any:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arguments import one_of, whole_number
-from onedraw.arrays import Array
+from onedraw.arrays import Array, namespace
 from onedraw.engine.streams import Purpose, Rng
 from onedraw.estimator import NO_DISTANCES, Evaluation
 from onedraw.prior import Prior
@@ -56,13 +56,14 @@ def weigh(log_weight: Array) -> Weighted:
     >>> weigh(np.log([[1.0, 3.0], [0.5, 0.5]])).log_mean.round(4).tolist()
     [0.6931, -0.6931]
     """
+    xp = namespace(log_weight)
     largest = log_weight.max(axis=1)
     zero = largest == -np.inf
-    if zero.any():
-        log_weight = np.where(zero[:, None], 0.0, log_weight)
-    shares = log_weight - np.where(zero, 0.0, largest)[:, None]
-    np.exp(shares, out=shares)
-    return Weighted(shares, largest + np.log(shares.sum(axis=1) / shares.shape[1]))
+    if xp is not np or zero.any():
+        log_weight = xp.where(zero[:, None], 0.0, log_weight)
+    shares = log_weight - xp.where(zero, 0.0, largest)[:, None]
+    shares = np.exp(shares, out=shares) if xp is np else xp.exp(shares)
+    return Weighted(shares, largest + xp.log(shares.sum(axis=1) / shares.shape[1]))
 
 
 def ancestors(shares: Array, u: Array) -> Array:
@@ -74,18 +75,17 @@ def ancestors(shares: Array, u: Array) -> Array:
     [0, 1, 1, 2]
     """
     n, particles = shares.shape
-    below = np.cumsum(shares, axis=1)
+    xp = namespace(shares)
+    below = xp.cumsum(shares, axis=1)
     below *= particles / below[:, -1:]
     # k + u < N C_i for this many k = 0..N-1.
     below -= u[:, None]
-    np.ceil(below, out=below)
-    upto = below.astype(np.intp)
     # Whatever rounding made of it, N particles have an ancestor.
-    np.minimum(upto, particles, out=upto)
-    upto[:, -1] = particles
-    copies = upto.copy()
-    copies[:, 1:] -= upto[:, :-1]
-    return np.repeat(np.arange(n * particles), copies.ravel())
+    upto = xp.minimum(xp.ceil(below).astype(int), particles)
+    ends = xp.concatenate([upto[:, :-1], xp.full((n, 1), particles)], axis=1)
+    copies = xp.diff(ends, axis=1, prepend=0).ravel()
+    every = xp.arange(n * particles)
+    return np.repeat(every, copies) if xp is np else xp.repeat(every, copies, total_repeat_length=n * particles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +100,8 @@ class ParticleFilter:
     particles: int
     on_error: str = "reject"
     log_bound: float | None = field(default=None, init=False)
+    engine: Any = None
+    """The JAX engine, where the filter is to run there."""
     timed: frozenset[str] = field(init=False, repr=False)
     """The functions that are told the time."""
 
@@ -118,6 +120,10 @@ class ParticleFilter:
 
     def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
         """Estimates at the rows of theta (n, dim) where any estimate could be accepted."""
+        if self.engine is not None:
+            from onedraw.engine import jax as device
+
+            return device.evaluate(self, self.engine, rng, theta, log_needed)
         n = len(theta)
         rows = np.arange(n) if log_needed is None else np.flatnonzero(log_needed < np.inf)
         log_estimate = np.full(n, -np.inf)
@@ -138,6 +144,54 @@ class ParticleFilter:
         if failures and self.on_error == "raise":
             raise SimulationError(f"the particle filter failed {failures[0]}")
         return Evaluation(log_estimate, NO_DISTANCES, simulations, failed=failed, failures=failures)
+
+    def on_device(self, rng: Any, theta: Array, log_needed: Array | None) -> Evaluation:
+        """As `evaluate`, as a part of a program for a device: every filter runs to its end."""
+        import jax.numpy as jnp
+        from jax import lax
+
+        from onedraw.engine.jax import Bad, Stream, threefry
+
+        n, particles, times = theta.shape[0], self.particles, len(self.data)
+        parameters = {name: values[:, None] for name, values in self.prior.columns(theta).items()}
+        words = rng.named(Purpose.SIMULATE)
+        data = jnp.asarray(self.data, rng.dtype)
+        unseen = jnp.isnan(data).reshape(times, -1).all(axis=1)
+
+        def called(name: str, *given: Any, time: Any) -> Any:
+            told = {**parameters, "t": time} if name in self.timed else parameters
+            return jnp.asarray(getattr(self, name)(*given, **told), rng.dtype)
+
+        def weighed(x: Any, time: Any) -> tuple[Any, Any, Any]:
+            log_weight = called("log_observation", data[time], x, time=time)
+            if log_weight.shape != (n, particles):
+                told = f"returned shape {log_weight.shape} for states of shape {x.shape}"
+                raise SimulationError(f"log_observation {told}: it is called as {self._form('log_observation')}")
+            bad = ~(log_weight < jnp.inf) & ~unseen[time]
+            found = weigh(jnp.where(bad, -jnp.inf, jnp.where(unseen[time], 0.0, log_weight)))
+            return found.shares, found.log_mean, bad.sum(axis=1)
+
+        def later(carry: tuple[Any, ...], time: Any) -> tuple[tuple[Any, ...], None]:
+            x, shares, log_estimate, failed = carry
+            stream = Stream(threefry(words, time.astype(jnp.uint32), jnp.uint32(0x20000000)), rng.dtype)
+            # Equal shares, as at a time that was not observed, leave every particle where it is.
+            places = ancestors(shares, stream.random(n))
+            moved = called("transition", stream, x.reshape(-1, *x.shape[2:])[places].reshape(x.shape), time=time)
+            if moved.shape != x.shape:
+                told = f"turned shape {x.shape} into {moved.shape}"
+                raise SimulationError(f"transition {told}: it is called as {self._form('transition')}")
+            shares, log_mean, bad = weighed(moved, time)
+            return (moved, shares, log_estimate + log_mean, failed + bad), None
+
+        x = called("initial", Stream(words, rng.dtype), (n, particles), time=0)
+        if x.shape[:2] != (n, particles):
+            told = f"returned shape {x.shape} for shape ({n}, {particles})"
+            raise SimulationError(f"initial {told}: it is called as {self._form('initial')}")
+        carry, _ = lax.scan(later, (x, *weighed(x, jnp.asarray(0))), jnp.arange(1, times))
+        log_estimate, failed = carry[2], carry[3]
+        failed = failed if log_needed is None else jnp.where(log_needed < jnp.inf, failed, 0)
+        failures = (Bad(theta, (failed > 0)[:, None]),)
+        return Evaluation(log_estimate, None, n * self.simulations, failed=failed, failures=failures)  # type: ignore[arg-type]
 
     def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
         """The public form (see `Estimator`)."""

@@ -6,12 +6,13 @@ columns are contiguous. Discrete parameters hold whole numbers there and become 
 
 import keyword
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arrays import Array
+from onedraw.arrays import Array, namespace, special
 
 Draw = Callable[[np.random.Generator, int], Array]
 LogDensity = Callable[[Array], Array]
@@ -52,9 +53,13 @@ class Prior:
         def draw(rng: np.random.Generator, n: int) -> Array:
             if len(parts) == 1:
                 return parts[0].draw(rng, n).astype(float, copy=False)[:, None]
+            first = parts[0].draw(rng, n)
+            if not isinstance(first, np.ndarray):
+                return namespace(first).stack([first, *(part.draw(rng, n) for part in parts[1:])], axis=1)
             theta = np.empty((n, len(parts)), order="F")
-            for column, part in enumerate(parts):
-                theta[:, column] = part.draw(rng, n)
+            theta[:, 0] = first
+            for column in range(1, len(parts)):
+                theta[:, column] = parts[column].draw(rng, n)
             return theta
 
         def log_density(theta: Array) -> Array:
@@ -146,10 +151,18 @@ class Prior:
                 "do not belong together"
             )
 
+    @property
+    def on_device(self) -> bool:
+        """Whether its formulas run on JAX: those of this file, where densities are bounded."""
+        return self._trusted
+
     def sample(self, rng: np.random.Generator, n: int) -> Array:
         """n draws, (n, dim)."""
         if self.where is None:
             return self._checked(self._draw(rng, n))
+        if hasattr(rng, "until"):
+            drawn: Array = rng.until(lambda stream: self._draw(stream, n), self._allowed)
+            return drawn
         kept: list[Array] = []
         missing, tried = n, 0
         while missing > 0:
@@ -169,7 +182,7 @@ class Prior:
         """Log density of each row of theta (n, dim) -> (n,); -inf outside the support."""
         log_density = self._log_density(theta)
         if self.where is not None:
-            log_density = np.where(self._allowed(theta), log_density, -np.inf)
+            log_density = namespace(theta).where(self._allowed(theta), log_density, -np.inf)
         if not self._trusted and not (log_density < np.inf).all():
             row = int(np.argmax(~(log_density < np.inf)))
             raise ValueError(
@@ -199,7 +212,7 @@ class Prior:
     def _allowed(self, theta: Array) -> Array:
         assert self.where is not None
         try:
-            allowed = np.asarray(self.where(**self.columns(theta)))
+            allowed = namespace(theta).asarray(self.where(**self.columns(theta)))
         except ValueError as error:
             raise ValueError(
                 f"where= failed on arrays of parameters ({error}): write it with &, | and ~ instead of and, or, not"
@@ -230,8 +243,9 @@ def named_columns(names: Sequence[str], whole: Sequence[bool], theta: Array) -> 
     for index, name in enumerate(names):
         column = theta[:, index]
         if whole[index]:
-            column = column.astype(np.int64)
-        column.flags.writeable = False
+            column = column.astype(int)
+        if isinstance(column, np.ndarray):
+            column.flags.writeable = False
         columns[name] = column
     return columns
 
@@ -293,8 +307,9 @@ def _location_scale(
         z = x if standard else (x - loc) / scale
         if not bounded:
             return log_density(z) if standard else log_density(z) - log_scale
+        xp = namespace(z)
         inside = (z >= low) & (z <= high)
-        return np.where(inside, log_density(np.where(inside, z, 0.5)) - log_scale, -np.inf)
+        return xp.where(inside, log_density(xp.where(inside, z, 0.5)) - log_scale, -np.inf)
 
     shifted: Draw = draw if standard else lambda rng, n: draw(rng, n) * scale + loc
     return Marginal(shifted, log_density_of, discrete=False, trusted=bounded_density)
@@ -305,36 +320,34 @@ def _norm(loc: float, scale: float) -> Marginal:
 
 
 def _uniform(loc: float, scale: float) -> Marginal:
-    return _location_scale(loc, scale, lambda rng, n: rng.random(n), np.zeros_like, 0.0, 1.0)
+    return _location_scale(loc, scale, lambda rng, n: rng.random(n), lambda z: namespace(z).zeros_like(z), 0.0, 1.0)
 
 
 def _expon(loc: float, scale: float) -> Marginal:
-    return _location_scale(loc, scale, lambda rng, n: rng.standard_exponential(n), np.negative, 0.0)
+    return _location_scale(loc, scale, lambda rng, n: rng.standard_exponential(n), operator.neg, 0.0)
 
 
 def _gamma(a: float, loc: float, scale: float) -> Marginal:
-    from scipy.special import gammaln, xlogy
-
-    constant = float(gammaln(a))
+    constant = math.lgamma(a)
     return _location_scale(
         loc,
         scale,
         lambda rng, n: rng.standard_gamma(a, n),
-        lambda z: xlogy(a - 1.0, z) - z - constant,
+        lambda z: special(z).xlogy(a - 1.0, z) - z - constant,
         0.0,
         bounded_density=a >= 1.0,
     )
 
 
 def _beta(a: float, b: float, loc: float, scale: float) -> Marginal:
-    from scipy.special import betaln, xlog1py, xlogy
+    from scipy.special import betaln
 
     constant = float(betaln(a, b))
     return _location_scale(
         loc,
         scale,
         lambda rng, n: rng.beta(a, b, n),
-        lambda z: xlogy(a - 1.0, z) + xlog1py(b - 1.0, -z) - constant,
+        lambda z: special(z).xlogy(a - 1.0, z) + special(z).xlog1py(b - 1.0, -z) - constant,
         0.0,
         1.0,
         bounded_density=min(a, b) >= 1.0,
@@ -344,10 +357,15 @@ def _beta(a: float, b: float, loc: float, scale: float) -> Marginal:
 def _lognorm(s: float, loc: float, scale: float) -> Marginal:
     def log_density(z: Array) -> Array:
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_z = np.log(z)
-            return np.where(z > 0, -0.5 * (log_z / s) ** 2 - log_z - LOG_SQRT_2PI - math.log(s), -np.inf)
+            xp = namespace(z)
+            log_z = xp.log(z)
+            return xp.where(z > 0, -0.5 * (log_z / s) ** 2 - log_z - LOG_SQRT_2PI - math.log(s), -np.inf)
 
-    return _location_scale(loc, scale, lambda rng, n: np.exp(s * rng.standard_normal(n)), log_density, 0.0)
+    def draw(rng: np.random.Generator, n: int) -> Array:
+        normal = rng.standard_normal(n)
+        return namespace(normal).exp(s * normal)
+
+    return _location_scale(loc, scale, draw, log_density, 0.0)
 
 
 def _t(df: float, loc: float, scale: float) -> Marginal:
@@ -358,7 +376,7 @@ def _t(df: float, loc: float, scale: float) -> Marginal:
         loc,
         scale,
         lambda rng, n: rng.standard_t(df, n),
-        lambda z: constant - (df + 1) / 2 * np.log1p(z * z / df),
+        lambda z: constant - (df + 1) / 2 * namespace(z).log1p(z * z / df),
     )
 
 
@@ -367,17 +385,18 @@ def _randint(low: float, high: float, loc: float) -> Marginal:
 
     def log_density(x: Array) -> Array:
         k = x - loc
-        return np.where((k >= low) & (k < high) & (k == np.floor(k)), log_mass, -np.inf)
+        xp = namespace(k)
+        return xp.where((k >= low) & (k < high) & (k == xp.floor(k)), log_mass, -np.inf)
 
     return Marginal(lambda rng, n: rng.integers(int(low), int(high), n) + loc, log_density, discrete=True)
 
 
 def _poisson(mu: float, loc: float) -> Marginal:
-    from scipy.special import gammaln, xlogy
-
     def log_density(x: Array) -> Array:
-        k = np.where((x >= loc) & (x == np.floor(x)), x - loc, 0.0)
-        return np.where((x >= loc) & (x == np.floor(x)), xlogy(k, mu) - gammaln(k + 1.0) - mu, -np.inf)
+        xp, functions = namespace(x), special(x)
+        possible = (x >= loc) & (x == xp.floor(x))
+        k = xp.where(possible, x - loc, 0.0)
+        return xp.where(possible, functions.xlogy(k, mu) - functions.gammaln(k + 1.0) - mu, -np.inf)
 
     return Marginal(lambda rng, n: rng.poisson(mu, n) + loc, log_density, discrete=True)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arguments import positive
-from onedraw.arrays import Array
+from onedraw.arrays import Array, namespace
 from onedraw.prior import Prior
 
 OPTIMAL_SCALE = 2.38
@@ -70,7 +70,8 @@ class RandomWalk:
         normal = rng.standard_normal(theta.shape)
         increment = normal * self.root[0, 0] if self.root.size == 1 else normal @ self.root.T
         if self.prior.discrete.any():
-            increment = np.where(self.prior.discrete, np.rint(increment), increment)
+            xp = namespace(increment)
+            increment = xp.where(self.prior.discrete, xp.rint(increment), increment)
         increment += theta
         log_prior_there = self.prior.logpdf(increment)
         return Proposed(increment, log_prior_there, log_prior_there - log_prior)
@@ -150,8 +151,10 @@ class FunctionProposal:
 
     def propose(self, rng: np.random.Generator, theta: Array, log_prior: Array) -> Proposed:
         assert self.prior is not None
-        given = theta.view()
-        given.flags.writeable = False
+        xp, given = namespace(theta), theta
+        if xp is np:
+            given = theta.view()
+            given.flags.writeable = False
         try:
             proposed, log_q_ratio = self.function(rng, given)
         except (TypeError, ValueError) as error:
@@ -159,15 +162,18 @@ class FunctionProposal:
                 f"the proposal failed ({error}): it is called as proposal(rng, theta) with theta of shape "
                 f"{theta.shape} and returns (theta', log q(theta | theta') - log q(theta' | theta))"
             ) from error
-        proposed = np.array(proposed, dtype=float)
-        log_q_ratio = np.asarray(log_q_ratio, dtype=float)
+        proposed = xp.array(proposed, dtype=theta.dtype)
+        log_q_ratio = xp.asarray(log_q_ratio, dtype=theta.dtype)
         if proposed.shape != theta.shape or log_q_ratio.shape not in ((), (len(theta),)):
             raise ValueError(
                 f"the proposal returned shapes {proposed.shape} and {log_q_ratio.shape}: expected {theta.shape} "
                 f"and ({len(theta)},)"
             )
-        wrong = ~np.isfinite(proposed).all(axis=1) | np.isnan(log_q_ratio) | (log_q_ratio == np.inf)
-        if wrong.any():
+        wrong = ~xp.isfinite(proposed).all(axis=1) | xp.isnan(log_q_ratio) | (log_q_ratio == np.inf)
+        if xp is not np:
+            # What cannot be looked at on a device is never accepted.
+            log_q_ratio = xp.where(wrong, -np.inf, log_q_ratio)
+        elif wrong.any():
             row = int(np.argmax(wrong))
             ratio = np.broadcast_to(log_q_ratio, len(theta))[row]
             raise ValueError(

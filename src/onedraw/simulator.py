@@ -58,6 +58,17 @@ class Staged:
         return self.draw(rng, self.prepare(**parameters), m)
 
 
+@dataclass(frozen=True, eq=False)
+class JaxSimulator:
+    """A simulator for the JAX engine; made by `jax_simulator`."""
+
+    function: Callable[..., Any]
+    own_keys: bool = False
+    """Whether it calls functions that take no other keys than JAX's own."""
+    engine: Any = None
+    """The engine that a run has chosen."""
+
+
 def batched(function: Callable[..., Any]) -> Batched:
     """Mark a simulator, summary or distance as working on batches.
 
@@ -86,6 +97,24 @@ def staged(prepare: Callable[..., Any], draw: Callable[..., Any]) -> Staged:
         if not callable(function):
             raise ValueError(f"{name} must be a function, got {function!r}")
     return Staged(prepare, draw)
+
+
+def jax_simulator(function: Callable[..., Any]) -> JaxSimulator:
+    """A simulator written with JAX: `function(key, **parameters)` draws one pseudo-sample.
+
+    onedraw maps it over chains and pseudo-samples and compiles whole steps, for a CPU or a GPU (the extra `jax`). The
+    parameters are scalars; the key is used up by what is drawn from it (`jax.random.split` for more than one draw).
+    Summary and distance must then be written with `jax.numpy` too. A simulation that fails returns NaN.
+
+    Where a constant of the simulator changes from run to run, `jax.tree_util.Partial(function, constant=...)` saves
+    compiling it again.
+
+    >>> import jax
+    >>> simulator = jax_simulator(lambda key, mu: mu + jax.random.normal(key, (50,)))
+    """
+    if not callable(function):
+        raise ValueError(f"od.jax_simulator takes a function(key, **parameters), got {function!r}")
+    return JaxSimulator(function)
 
 
 class Failure(NamedTuple):
@@ -153,7 +182,12 @@ def simulate_rows(
     places = range(len(theta)) if index is None else index.tolist()
     shape = (len(theta), pseudo_samples, recipe.layout.size)
     watch = rng.first == 0 and rng.step == 0 and chunk == 0 and first_pseudo_sample == 0
-    if isinstance(recipe.simulator, Batched):
+    if isinstance(recipe.simulator, JaxSimulator):
+        from onedraw.engine import jax as device
+
+        chunk = chunk << 16 | first_pseudo_sample
+        result = Simulated(device.simulate_rows(recipe, rng, theta, pseudo_samples, chunk))
+    elif isinstance(recipe.simulator, Batched):
         result = _batched_rows(recipe, rng, theta, shape, chunk, watch)
     elif isinstance(recipe.simulator, Staged):
         result = Simulated(np.empty(shape))

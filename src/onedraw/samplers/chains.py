@@ -25,7 +25,7 @@ from onedraw.engine.saving import Saver, Specification, begin, checked_segment, 
 from onedraw.engine.signals import Stopped, guarded
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.engine.threads import one_blas_thread
-from onedraw.estimator import AbcAverage
+from onedraw.estimator import AbcAverage, placed
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
@@ -139,7 +139,7 @@ def run_chains(
     log_prior)` its state from the starting draws of a block. `worst` is the most simulations one step of one chain
     can take. `also` are arguments of the run that its settings do not show.
     """
-    estimator = _in_time(estimator, request.timeout)
+    estimator = placed(_in_time(estimator, request.timeout), None)
     arguments = {
         **settings, **(also or {}), "draws": request.draws, "budget": request.budget, "chains": request.chains,
         "thin": request.thin, "seed": request.seed, "on_error": request.on_error, "timeout": request.timeout,
@@ -341,7 +341,7 @@ def _segments(
         if cuts[leg] == steps:
             return None
         if leg + 1 == len(cuts):
-            cuts.append(min(cuts[leg] + length, steps))
+            cuts.append(cuts[leg] + walk.length(min(length, steps - cuts[leg])))
         state = states[lane] if last is None else last.state
         return Leg(blocks[lane], state, done + cuts[leg], cuts[leg + 1] - cuts[leg])
 
@@ -365,7 +365,7 @@ def _segments(
         if saver.due((now - saved) // request.thin * step_bytes):
             save()
         aim = crew.piece if crew.remote else LOOK_SECONDS / len(blocks)
-        longest = min(aim * (now - taken) / max(seconds, 1e-9), 4 * (now - taken))
+        longest = min(aim * (now - taken) / max(seconds, 1e-9), 8 * (now - taken))
         length = max(1, round(longest / request.thin)) * request.thin
 
     try:
@@ -412,7 +412,25 @@ class Walk:
     stretch: tuple[int, int]
     keep_distances: bool
 
+    @property
+    def engine(self) -> Any:
+        """The JAX engine, where the steps are taken there."""
+        return getattr(getattr(self.sampler, "estimator", None), "engine", None)
+
+    def length(self, steps: int) -> int:
+        """Steps of a leg that is to take about so many."""
+        if self.engine is None:
+            return steps
+        from onedraw.engine.jax import length_of_leg
+
+        return length_of_leg(steps // self.thin) * self.thin
+
     def __call__(self, leg: Leg) -> Walked:
+        if self.engine is not None:
+            from onedraw.engine import jax as device
+
+            state, theta, distances, tally = device.walk(self, self.engine, leg)
+            return Walked(state, theta, distances, tally, leg.steps)
         kept, n = leg.steps // self.thin, leg.block.size
         theta = np.empty((kept, n, leg.state.theta.shape[1]))
         distances = np.empty((kept, n, leg.state.distances.shape[1])) if self.keep_distances else None
@@ -438,7 +456,7 @@ def _save(saver: Saver, rounds: Rounds, saved: int, told: int, draws: dict[str, 
     }
     tallies = {"accepted": rounds.accepted[-1].copy(), "proposals": rounds.proposals[-1].copy()}
     names = type(states[0])._fields
-    joined = {f"state.{name}": _end_to_end([getattr(state, name) for state in states]) for name in names}
+    joined = {f"state.{name}": _end_to_end([np.asarray(getattr(one, name)) for one in states]) for name in names}
     saver.put("run.segment", scalars, {**draws, **tallies, **joined})
 
 

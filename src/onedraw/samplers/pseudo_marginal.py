@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arguments import one_of, whole_number
-from onedraw.arrays import Array
+from onedraw.arrays import Array, namespace
 from onedraw.engine.lockstep import Info
 from onedraw.engine.streams import Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, check_estimator, check_model_and_kernel, evaluate
@@ -45,7 +45,12 @@ class State(NamedTuple):
 def least_needed(state: State, proposed: Proposed, log_u: Array) -> Array:
     """The least log estimate at theta' that u would accept; inf where none would."""
     needed = (state.log_estimate + log_u) - proposed.log_ratio
-    return needed if proposed.held is None else np.where(proposed.held, np.inf, needed)
+    return needed if proposed.held is None else namespace(needed).where(proposed.held, np.inf, needed)
+
+
+def wanted(log_needed: Array, early: bool) -> Array:
+    """What the estimator is told of the least log estimate: without early rejection only whether one is wanted."""
+    return log_needed if early else namespace(log_needed).where(log_needed < np.inf, -np.inf, np.inf)
 
 
 def accept(log_estimate: Array, log_needed: Array) -> Array:
@@ -61,7 +66,7 @@ def chosen(accepted: Array, new: Array, old: Array) -> Array:
     # Most steps of few chains move none of them, and then nothing need be built anew.
     if new is old or (isinstance(accepted, np.ndarray) and not np.count_nonzero(accepted)):
         return old
-    return np.where(accepted if new.ndim == 1 else accepted[:, None], new, old)
+    return namespace(accepted).where(accepted if new.ndim == 1 else accepted[:, None], new, old)
 
 
 def proposals_of(proposed: Proposed) -> int | Array:
@@ -72,7 +77,9 @@ def proposals_of(proposed: Proposed) -> int | Array:
 def info_of(accepted: Array, proposed: Proposed, result: Evaluation, draws: int) -> Info:
     """What a step reports that asked its estimator for up to `draws` simulations a proposal."""
     proposals = proposals_of(proposed)
-    asked = (len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))) * draws
+    asked = result.simulations
+    if isinstance(accepted, np.ndarray):
+        asked = (len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))) * draws
     return Info(
         accepted,
         proposals,
@@ -101,8 +108,7 @@ class PseudoMarginal:
         proposed = self.proposal.propose(moves, state.theta, state.log_prior)
         log_u = -moves.standard_exponential(len(state.theta))
         log_needed = least_needed(state, proposed, log_u)
-        wanted = log_needed if self.early else np.where(log_needed < np.inf, -np.inf, np.inf)
-        result = evaluate(self.estimator, rng, proposed.theta, wanted)
+        result = evaluate(self.estimator, rng, proposed.theta, wanted(log_needed, self.early), state.theta)
         accepted = accept(result.log_estimate, log_needed)
         state = State(
             chosen(accepted, proposed.theta, state.theta),

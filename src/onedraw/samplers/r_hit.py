@@ -16,13 +16,14 @@ cannot change the outcome are not made: y is not drawn where y' has hit, and dra
 Reference: Lee (2012); Lee and Łatuszyński (2014).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from onedraw.arguments import one_of, whole_number
-from onedraw.arrays import Array
+from onedraw.arrays import Array, namespace
 from onedraw.engine.lockstep import Info
 from onedraw.engine.streams import Purpose, Rng
 from onedraw.estimator import AbcAverage, check_model_and_kernel
@@ -47,67 +48,139 @@ class State(NamedTuple):
     """(n, 1) of the hit with which theta was accepted, for smaller tolerances later; no decision depends on it."""
 
 
-class Tries:
-    """Draws of one step, one for each open chain at a time, with what they cost."""
+class Spent(NamedTuple):
+    """What draws cost: numbers that add."""
 
-    def __init__(self, estimator: AbcAverage, rng: Rng) -> None:
+    simulations: Any = 0
+    setups: Any = 0
+    failed: Any = 0
+    """On a device of each chain, (n,)."""
+
+    def plus(self, other: "Spent") -> "Spent":
+        """The two added."""
+        return Spent(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Tries:
+    """Draws of one step, one for each open chain at a time."""
+
+    def __init__(self, estimator: AbcAverage, rng: Any) -> None:
         self.estimator, self.rng = estimator, rng
-        self.simulations = self.setups = self.failed = self.calls = 0
+        self.here = isinstance(rng, Rng)
         self.failures: list[Failure] = []
         self.ignored_rng = False
 
-    def distances(self, theta: Array, rows: Array, number: int) -> Array:
-        """Distances (k,) of one pseudo-sample at theta[rows]; `number` names it among its chain's in this step."""
+    def nothing(self, chains: int) -> Spent:
+        """What no draws cost."""
+        if self.here:
+            return Spent()
+        import jax.numpy as jnp
+
+        return Spent(jnp.int32(0), 0, jnp.zeros(chains, jnp.int32))
+
+    def distances(self, theta: Array, runners: Array, number: Any) -> tuple[Array, Spent]:
+        """Distances (n,) of one pseudo-sample at theta where it is wanted, inf elsewhere, and what they cost.
+
+        `number` names the draw among its chain's in this step.
+        """
         model = self.estimator.model
-        drawn = model.simulate_rows(
-            self.rng, theta[rows], rows, 1, number, chunk=self.calls, on_error=self.estimator.on_error
+        if not self.here:
+            from onedraw.engine import jax as device
+
+            xp, n = namespace(theta), theta.shape[0]
+            drawn = device.draw(model, self.rng, theta, 0, 1, 1, number + 1)
+            # All rows are drawn, so all of them count.
+            spent = Spent(xp.int32(n), 0, (drawn.bad[:, 0] & runners).astype(xp.int32))
+            return xp.where(runners, drawn.distances[:, 0], np.inf), spent
+        rows = np.flatnonzero(runners)
+        distances = np.full(len(theta), np.inf)
+        if rows.size == 0:
+            return distances, Spent()
+        found = model.simulate_rows(
+            self.rng, theta[rows], rows, 1, number, chunk=number, on_error=self.estimator.on_error
         )
-        self.ignored_rng = drawn.ignored_rng if self.calls == 0 else self.ignored_rng
-        self.calls += 1
-        self.simulations += len(rows)
-        self.setups += drawn.setups
-        self.failed += drawn.failed
-        self.failures.extend(drawn.failures[: 1 - len(self.failures)])
-        return model.distances(drawn)[:, 0]
+        self.ignored_rng |= found.ignored_rng
+        self.failures.extend(found.failures[: 1 - len(self.failures)])
+        distances[rows] = model.distances(found)[:, 0]
+        return distances, Spent(len(rows), found.setups, found.failed)
+
+    def repeated(self, body: Callable[[Any], Any], going: Callable[[Any], Any], carry: Any) -> Any:
+        """The body while it is going on, in Python or as a loop of a program for a device."""
+        if self.here:
+            while going(carry):
+                carry = body(carry)
+            return carry
+        import jax.numpy as jnp
+        from jax import lax
+
+        return lax.while_loop(going, body, carry._replace(draw=jnp.int32(0)))
 
 
-def race(
-    tries: Tries, eps: float, state: State, proposed: Array, runners: Array, most: int
-) -> tuple[Array, Array, int]:
-    """r = 1: who of the `runners` is accepted (n,), at which distance (n,), and how many reached `most` pairs."""
-    accepted = np.zeros(len(proposed), dtype=bool)
-    distance = np.full(len(proposed), np.inf)
-    for pair in range(most):
-        if runners.size == 0:
-            return accepted, distance, 0
-        there = tries.distances(proposed, runners, 2 * pair)
+class Race(NamedTuple):
+    """Races of pairs of draws, one for each of n chains."""
+
+    draw: Any
+    """Pairs drawn so far."""
+    runners: Array
+    """(n,) those still in the race."""
+    accepted: Array
+    distance: Array
+    spent: Spent
+
+
+def race(tries: Tries, eps: float, theta: Array, proposed: Array, runners: Array, most: int) -> Race:
+    """r = 1: pairs until one of each pair has hit, or there were `most` of them; who is left then was cut short."""
+    xp, n = namespace(proposed), len(proposed)
+
+    def pair(now: Race) -> Race:
+        there, spent = tries.distances(proposed, now.runners, 2 * now.draw)
         hit = there < eps
-        accepted[runners[hit]] = True
-        distance[runners[hit]] = there[hit]
-        runners = runners[~hit]
-        if runners.size:
-            runners = runners[~(tries.distances(state.theta, runners, 2 * pair + 1) < eps)]
-    return accepted, distance, runners.size
+        runners = now.runners & ~hit
+        # Who has hit needs no second of the pair.
+        here, more = tries.distances(theta, runners, 2 * now.draw + 1)
+        distance = xp.where(hit, there, now.distance)
+        return Race(
+            now.draw + 1, runners & ~(here < eps), now.accepted | hit, distance, now.spent.plus(spent).plus(more)
+        )
+
+    nobody, far = xp.zeros(n, dtype=bool), xp.full(n, np.inf, dtype=proposed.dtype)
+    start = Race(0, runners, nobody, far, tries.nothing(n))
+    last: Race = tries.repeated(pair, lambda now: now.runners.any() & (now.draw < most), start)
+    return last
 
 
-def count_hits(
-    tries: Tries, eps: float, theta: Array, runners: Array, hits: int, most: Array, offset: int
-) -> tuple[Array, Array]:
-    """Draws needed for so many hits, (n,), and the last hit's distance; draws end at `most` (n,), then inf."""
-    needed = np.full(len(theta), np.inf)
-    distance = np.full(len(theta), np.inf)
-    found = np.zeros(len(theta), dtype=np.int64)
-    draw = 0
-    while runners.size:
-        there = tries.distances(theta, runners, 2 * draw + offset)
-        draw += 1
+class Count(NamedTuple):
+    """Draws until each of n chains has its hits."""
+
+    draw: Any
+    runners: Array
+    found: Array
+    """(n,) hits so far."""
+    needed: Array
+    """(n,) draws that the hits took; inf where they were not found."""
+    distance: Array
+    """(n,) of the last hit."""
+    spent: Spent
+
+
+def count_hits(tries: Tries, eps: float, theta: Array, runners: Array, hits: int, most: Array, offset: int) -> Count:
+    """Draws needed for so many hits by each of the `runners` (n,), which end at `most` (n,)."""
+    xp, n = namespace(theta), len(theta)
+
+    def one_more(now: Count) -> Count:
+        there, spent = tries.distances(theta, now.runners, 2 * now.draw + offset)
         hit = there < eps
-        distance[runners[hit]] = there[hit]
-        found[runners[hit]] += 1
-        done = found[runners] >= hits
-        needed[runners[done]] = draw
-        runners = runners[~done & (draw < most[runners])]
-    return needed, distance
+        found = now.found + hit
+        done = now.runners & (found >= hits)
+        return Count(
+            now.draw + 1, now.runners & ~done & (now.draw + 1 < most), found, xp.where(done, now.draw + 1, now.needed),
+            xp.where(hit, there, now.distance), now.spent.plus(spent),
+        )  # fmt: skip
+
+    far = xp.full(n, np.inf, dtype=theta.dtype)
+    start = Count(0, runners, xp.zeros(n, dtype=int), far, far, tries.nothing(n))
+    last: Count = tries.repeated(one_more, lambda now: now.runners.any(), start)
+    return last
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,15 +197,21 @@ class RHit:
         moves = rng.bulk(Purpose.MOVE)
         proposed = self.proposal.propose(moves, state.theta, state.log_prior)
         log_u = -moves.standard_exponential(len(state.theta))
-        log_rho = np.broadcast_to(proposed.log_ratio, log_u.shape)
-        log_rho = log_rho if proposed.held is None else np.where(proposed.held, -np.inf, log_rho)
-        eps = self.estimator.kernel.eps
+        xp = namespace(log_u)
+        log_rho = xp.broadcast_to(proposed.log_ratio, log_u.shape)
+        log_rho = log_rho if proposed.held is None else xp.where(proposed.held, -np.inf, log_rho)
+        # Where all rows are drawn, those that are out of the question are drawn where the chain is.
+        theta = (
+            proposed.theta
+            if isinstance(rng, Rng)
+            else xp.where((log_rho > -np.inf)[:, None], proposed.theta, state.theta)
+        )
         tries = Tries(self.estimator, rng)
         if self.hits == 1:
-            runners = np.flatnonzero(log_u <= log_rho)
-            accepted, distance, capped = race(tries, eps, state, proposed.theta, runners, self.max_draws // 2)
+            last = race(tries, self.estimator.kernel.eps, state.theta, theta, log_u <= log_rho, self.max_draws // 2)
+            accepted, distance, capped, spent = last.accepted, last.distance, last.runners.sum(), last.spent
         else:
-            accepted, distance, capped = self._by_counts(tries, state, proposed.theta, log_rho, log_u)
+            accepted, distance, capped, spent = self._by_counts(tries, state, theta, log_rho, log_u)
         state = State(
             chosen(accepted, proposed.theta, state.theta),
             chosen(accepted, proposed.log_prior, state.log_prior),
@@ -141,31 +220,30 @@ class RHit:
         return state, Info(
             accepted,
             proposals_of(proposed),
-            tries.simulations,
-            tries.setups,
+            spent.simulations,
+            spent.setups,
             0,
-            tries.failed,
+            spent.failed,
             tuple(tries.failures),
             tries.ignored_rng,
-            capped,
+            int(capped) if isinstance(rng, Rng) else capped,
         )
 
     def _by_counts(
         self, tries: Tries, state: State, theta: Array, log_rho: Array, log_u: Array
-    ) -> tuple[Array, Array, int]:
-        eps, half = self.estimator.kernel.eps, self.max_draws // 2
-        limit = np.full(len(theta), half)
-        here, _ = count_hits(tries, eps, state.theta, np.flatnonzero(log_rho > -np.inf), self.hits - 1, limit, 1)
-        capped = int(np.count_nonzero((log_rho > -np.inf) & np.isinf(here)))
+    ) -> tuple[Array, Array, Any, Spent]:
+        xp, eps, half = namespace(theta), self.estimator.kernel.eps, self.max_draws // 2
+        asked = log_rho > -np.inf
+        here = count_hits(tries, eps, state.theta, asked, self.hits - 1, xp.full(len(theta), half), 1)
+        capped = xp.count_nonzero(asked & xp.isinf(here.needed))
         # u <= rho N / (N' - 1) holds up to N' = 1 + rho N / u: draws beyond that cannot change the outcome.
         with np.errstate(over="ignore", invalid="ignore"):
-            last_useful = np.where(np.isinf(here), 0.0, np.floor(1.0 + here * np.exp(log_rho - log_u)))
-        last_useful = np.nan_to_num(last_useful, nan=0.0)
-        limit = np.minimum(last_useful, half).astype(np.int64)
-        there, distance = count_hits(tries, eps, theta, np.flatnonzero(limit >= self.hits), self.hits, limit, 0)
-        accepted = there <= last_useful
-        capped += int(np.count_nonzero(np.isinf(there) & (last_useful > half)))
-        return accepted, distance, capped
+            last_useful = xp.where(xp.isinf(here.needed), 0.0, xp.floor(1.0 + here.needed * xp.exp(log_rho - log_u)))
+        last_useful = xp.nan_to_num(last_useful, nan=0.0)
+        limit = xp.minimum(last_useful, half).astype(int)
+        there = count_hits(tries, eps, theta, limit >= self.hits, self.hits, limit, 0)
+        capped = capped + xp.count_nonzero(xp.isinf(there.needed) & (last_useful > half))
+        return there.needed <= last_useful, there.distance, capped, here.spent.plus(there.spent)
 
 
 def starting_state(start: Start, log_prior: Array) -> State:

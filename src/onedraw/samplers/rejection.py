@@ -23,17 +23,17 @@ from onedraw.engine.record import Record
 from onedraw.engine.saving import Saver, begin, checked_segment, recorded_seed
 from onedraw.engine.signals import Stopped, guarded
 from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.estimator import AbcAverage, Evaluation, check_model_and_kernel, evaluate
+from onedraw.estimator import AbcAverage, Evaluation, check_model_and_kernel, evaluate, placed
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Simulations, Status
 from onedraw.progress import Progress, Show
 from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
 from onedraw.samplers.specification import in_time, specify
-from onedraw.simulator import CHUNK_ROWS, Failure
+from onedraw.simulator import CHUNK_ROWS, Failure, JaxSimulator
 
-PLAIN_BLOCK = 16
-"""Proposals a block for simulators that are called once a pseudo-sample."""
+PLAIN_BLOCK, DEVICE_BLOCK, DEVICE_VALUES = 16, 2**17, 2**25
+"""Simulations a block for simulators that are called once a pseudo-sample, and on a device; and the numbers there."""
 KEPT_PSEUDO_SAMPLES = 64
 """The largest M for which the distances of all M pseudo-samples are kept unless asked for."""
 FAILURES_KEPT = 20
@@ -76,6 +76,12 @@ class Proposals:
     """Whose summaries are handed back, where the estimator has them."""
 
     def __call__(self, block: Block) -> Accepted:
+        engine = getattr(self.estimator, "engine", None)
+        if engine is not None:
+            from onedraw.engine import jax as device
+
+            found: Accepted = device.proposals(self, engine, block)
+            return found
         rng = Rng(self.seed, self.phase, block.first)
         theta = self.estimator.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
         result = evaluate(self.estimator, rng, theta, None)
@@ -110,7 +116,13 @@ def choose(rng: Rng, log_estimate: Array, log_bound: float) -> Array:
     if hits.size == 0:
         return hits
     log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(hits.size)
-    return hits[log_u < log_estimate[hits] - log_bound]
+    return hits[passes(log_u, log_estimate[hits], log_bound)]
+
+
+def passes(log_u: Array, log_estimate: Array, log_bound: float) -> Array:
+    """u < estimate / bound on the log scale; an estimate of zero never passes."""
+    passed: Array = log_u < log_estimate - log_bound
+    return passed
 
 
 @dataclass
@@ -298,7 +310,10 @@ def _nearest(parts: list[tuple[Array, Array]], count: int) -> tuple[Array, Array
 
 def block_size(model: Model, pseudo_samples: int) -> int:
     """Proposals a block: a chunk of simulations for batched simulators, few for those called one by one."""
-    return max(1, (CHUNK_ROWS if model.batched else PLAIN_BLOCK) // pseudo_samples)
+    rows = CHUNK_ROWS if model.batched else PLAIN_BLOCK
+    if isinstance(model.simulate, JaxSimulator):
+        rows = min(DEVICE_BLOCK, max(1, DEVICE_VALUES // model.recipe.width))
+    return max(1, rows // pseudo_samples)
 
 
 def rejection(
@@ -392,6 +407,7 @@ def rejection(
         model, kernel, pseudo_samples, on_error=on_error, keep_distances=keep_distances or keep != "draws", early=False,
         keep_rows=keep != "draws",
     )  # fmt: skip
+    estimator = placed(estimator, None)
     block = block_size(model, pseudo_samples)
     arguments = {
         "pseudo_samples": pseudo_samples, "draws": draws, "budget": budget, "seed": seed, "on_error": on_error,

@@ -24,8 +24,8 @@ from onedraw.progress import Progress, Show
 from onedraw.samplers.rejection import Collected, block_size, collect
 from onedraw.simulator import Failure
 
-PLAIN_BLOCK, BATCHED_BLOCK = 1, 16_384
-"""Chains a block, for simulators that are called once a pseudo-sample, and for others."""
+PLAIN_BLOCK, BATCHED_BLOCK, DEVICE_BLOCK = 1, 16_384, 2**22
+"""Chains a block, for simulators that are called once a pseudo-sample, for others, and on a device."""
 TRIES = 1000
 """Estimates at a given starting point before it is called hopeless."""
 
@@ -290,6 +290,8 @@ def estimates(
 def chains_a_block(estimator: Any) -> int:
     """Chains that share the streams of proposals and uniforms, and one worker: a part of a run's identity."""
     inner = getattr(estimator, "estimator", estimator)
+    if getattr(inner, "engine", None) is not None:
+        return DEVICE_BLOCK
     return PLAIN_BLOCK if isinstance(inner, AbcAverage) and not inner.model.batched else BATCHED_BLOCK
 
 

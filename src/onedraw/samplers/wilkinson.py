@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arguments import one_of
-from onedraw.arrays import Array
+from onedraw.arrays import Array, namespace
 from onedraw.engine.lockstep import Info
 from onedraw.engine.streams import Purpose, Rng
-from onedraw.estimator import AbcAverage, check_model_and_kernel
+from onedraw.estimator import AbcAverage, check_model_and_kernel, evaluate
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior
 from onedraw.progress import Show
 from onedraw.proposal import Proposed
 from onedraw.samplers.chains import Request, run_chains
-from onedraw.samplers.pseudo_marginal import accept, chosen, info_of
+from onedraw.samplers.pseudo_marginal import accept, chosen, info_of, wanted
 from onedraw.samplers.start import Start
 
 
@@ -38,8 +38,9 @@ class State(NamedTuple):
 
 def least_needed(proposed: Proposed, log_u: Array) -> Array:
     """The least log K that u would accept; inf where none would."""
-    needed = log_u - np.minimum(proposed.log_ratio, 0.0)
-    return needed if proposed.held is None else np.where(proposed.held, np.inf, needed)
+    xp = namespace(log_u)
+    needed = log_u - xp.minimum(proposed.log_ratio, 0.0)
+    return needed if proposed.held is None else xp.where(proposed.held, np.inf, needed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +57,7 @@ class Wilkinson:
         proposed = self.proposal.propose(moves, state.theta, state.log_prior)
         log_u = -moves.standard_exponential(len(state.theta))
         log_needed = least_needed(proposed, log_u)
-        wanted = log_needed if self.early else np.where(log_needed < np.inf, -np.inf, np.inf)
-        result = self.estimator.evaluate(rng, proposed.theta, wanted)
+        result = evaluate(self.estimator, rng, proposed.theta, wanted(log_needed, self.early), state.theta)
         accepted = accept(result.log_estimate, log_needed)
         state = State(
             chosen(accepted, proposed.theta, state.theta),

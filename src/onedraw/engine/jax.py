@@ -1,0 +1,707 @@
+"""The JAX engine: the same step functions, traced once, compiled, and run on a CPU or a GPU.
+
+`jax.jit` writes a program from our array code by running it on stand-ins for arrays (tracers). So everything between
+a chain's state and its next state must be array code that asks `onedraw.arrays.namespace` for its module, and nothing
+there may look at a number. What differs from NumPy is here: random streams, the loop over steps, and the way in and out.
+
+*Streams.* A pseudo-sample has a key of its own, as `jax.random` wants it, and naming a key costs nothing: it is the
+key of the block and step with the number of the pseudo-sample as a counter, and only drawing from it hashes
+(Threefry 2x32 with 20 rounds, Salmon et al. 2011, the hash of JAX's own keys). JAX's keys would be hashed twice. All 64
+bits of a seed are used: `jax.random.key` would take 32 of them.
+
+*Precision.* Programs are traced with 64-bit numbers switched on or off as the engine says, whatever the process is set
+to: float64 on a CPU and float32 on a GPU unless asked otherwise.
+
+*All rows.* Shapes are fixed, so nothing is left out: every row is simulated, and counted.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import random as jax_keys
+
+from onedraw.arrays import Array
+from onedraw.engine.streams import Phase, Purpose, Rng
+
+PRECISIONS = ("float32", "float64")
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+"""The constant of Threefry's key schedule for 32-bit words."""
+VALUES = 2**25
+"""Numbers of raw data that a step holds at once; beyond that the M pseudo-samples are drawn in groups."""
+
+
+class Engine(NamedTuple):
+    """What a run on JAX depends on besides its arguments."""
+
+    precision: str
+
+    @staticmethod
+    def named(name: str) -> "Engine":
+        """The engine that "jax", "jax:float32" or "jax:float64" names."""
+        word, _, precision = name.partition(":")
+        if word != "jax" or precision not in ("", *PRECISIONS):
+            raise ValueError(
+                f"engine must be 'numpy', 'jax', 'jax:float32' or 'jax:float64', got {name!r}: it says what takes the "
+                "steps of a run"
+            )
+        return Engine(precision or ("float64" if jax.default_backend() == "cpu" else "float32"))
+
+    def __str__(self) -> str:
+        return f"jax:{self.precision}"
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Programs traced in here have this precision."""
+        with jax.enable_x64(self.precision == "float64"), jax.default_matmul_precision("highest"):
+            try:
+                yield
+            except TRACING as error:
+                raise ValueError(
+                    "engine='jax' turns array code into a program, and some function of the model (simulator, summary, "
+                    f"distance, kernel, proposal or `where`) is not such code: {str(error).splitlines()[0]} Write it "
+                    "with jax.numpy and jax.random instead of numpy, and without `if` or `while` on values "
+                    "(jnp.where, jax.lax.cond), or use engine='numpy' with an ordinary simulator"
+                ) from error
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its numbers."""
+        return np.dtype(self.precision)
+
+
+TRACING = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.ConcretizationTypeError,
+)
+
+
+def versions() -> dict[str, str]:
+    """What the bytes of a run depend on besides its specification."""
+    return {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+
+
+# ---------------------------------------------------------------------------------------------- random streams
+
+
+def threefry(key: tuple[Any, Any], first: Any, second: Any) -> tuple[Any, Any]:
+    """Two words of 32 bits from a key and a counter of two words each."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(PARITY))
+    x, y = first + schedule[0], second + schedule[1]
+    for group in range(5):
+        for rotation in ROTATIONS[group % 2]:
+            x = x + y
+            y = ((y << jnp.uint32(rotation)) | (y >> jnp.uint32(32 - rotation))) ^ x
+        x = x + schedule[(group + 1) % 3]
+        y = y + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
+    return x, y
+
+
+def _seed(seed: Any) -> Any:
+    low = jnp.asarray(seed).astype(jnp.uint32)
+    return jnp.stack([jnp.zeros_like(low), low, jnp.zeros_like(low)])
+
+
+def _split(key: Any, shape: tuple[int, ...]) -> Any:
+    x, y = threefry((key[0], key[1]), key[2], lax.iota(jnp.uint32, math.prod(shape)))
+    return jnp.stack([x, y, jnp.zeros_like(x)], axis=-1).reshape(*shape, 3)
+
+
+def _fold_in(key: Any, data: Any) -> Any:
+    x, y = threefry((key[0], key[1]), key[2], jnp.asarray(data).astype(jnp.uint32))
+    return jnp.stack([x, y, jnp.zeros_like(x)])
+
+
+def _random_bits(key: Any, width: int, shape: tuple[int, ...]) -> Any:
+    places = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    x, y = threefry((key[0], key[1]), key[2], places)
+    if width == 64:
+        return (x.astype(jnp.uint64) << jnp.uint64(32)) | y.astype(jnp.uint64)
+    return x.astype(getattr(jnp, f"uint{width}"))
+
+
+COUNTED = jax_keys.define_prng_impl(
+    key_shape=(3,), seed=_seed, split=_split, random_bits=_random_bits, fold_in=_fold_in, name="onedraw", tag="od"
+)
+"""Keys (k0, k1, c) of `jax.random`: a Threefry key and the upper word of its counter, the lower one being the place of
+a number within a draw."""
+
+
+def key_of(words: tuple[Any, Any], counter: Any) -> Any:
+    """A key that jax.random takes."""
+    return jax.random.wrap_key_data(jnp.stack([words[0], words[1], jnp.asarray(counter, jnp.uint32)]), impl=COUNTED)
+
+
+def threefry_key(words: tuple[Any, Any], counter: Any) -> Any:
+    """A key of JAX's own kind, for the few functions that take no other (jax.random.poisson)."""
+    pair = threefry(words, jnp.asarray(counter, jnp.uint32), jnp.uint32(0xFFFFFFFF))
+    return jax.random.wrap_key_data(jnp.stack(pair), impl="threefry2x32")
+
+
+class Name(NamedTuple):
+    """Where a block's streams begin: what `Rng` holds, as numbers for a device."""
+
+    words: Array
+    """(5,) uint32: seed (2), phase, index of the first chain (2)."""
+    step: Any
+
+    @staticmethod
+    def of(rng: Rng) -> "Name":
+        for name, value in (("step", rng.step), ("phase", rng.phase)):
+            if not 0 <= value < 2**32:
+                raise ValueError(f"{name} = {value} is beyond the 2**32 that a key of the JAX engine can name")
+        words = (rng.seed & 0xFFFFFFFF, rng.seed >> 32, rng.phase, rng.first & 0xFFFFFFFF, rng.first >> 32)
+        return Name(np.array(words, np.uint32), np.uint32(rng.step))
+
+
+class DeviceRng:
+    """The random streams of one block at one step: `engine.streams.Rng` for arrays on a device."""
+
+    def __init__(self, block: tuple[Any, Any], step: Any, dtype: Any) -> None:
+        self.block, self.dtype = block, dtype
+        self.words = threefry(block, jnp.asarray(step, jnp.uint32), jnp.uint32(0))
+
+    @staticmethod
+    def block_of(words: Any) -> tuple[Any, Any]:
+        """The key of a block, which all its steps share."""
+        key = threefry((words[0], words[1]), words[2], words[4])
+        return threefry(key, words[3], jnp.uint32(1))
+
+    def named(self, purpose: int, chunk: Any = 0) -> tuple[Any, Any]:
+        """The key for one purpose at this step."""
+        key = self.words[0], self.words[1] + jnp.uint32(int(purpose))
+        if isinstance(chunk, int) and chunk == 0:
+            return key
+        return threefry(key, jnp.asarray(chunk, jnp.uint32), jnp.uint32(0x80000000))
+
+    def bulk(self, purpose: int, chunk: Any = 0) -> "Stream":
+        """The stream for a whole batch of rows."""
+        return Stream(self.named(purpose, chunk), self.dtype)
+
+
+class Stream:
+    """The methods of a NumPy Generator that priors, proposals and filters use, drawn on a device.
+
+    Each call has a key of its own, counted from the first.
+    """
+
+    def __init__(self, words: tuple[Any, Any], dtype: Any, calls: int = 0) -> None:
+        self.words, self.dtype, self.calls = words, dtype, calls
+
+    def _next(self, kind: Callable[..., Any] = key_of) -> Any:
+        self.calls += 1
+        return kind(self.words, self.calls - 1)
+
+    def standard_normal(self, size: Any = ()) -> Any:
+        return jax.random.normal(self._next(), _shape(size), self.dtype)
+
+    def random(self, size: Any = ()) -> Any:
+        return jax.random.uniform(self._next(), _shape(size), self.dtype)
+
+    def standard_exponential(self, size: Any = ()) -> Any:
+        # All 32 (or 64) bits count: rare acceptances are decided by small u, which 23 of them would round away.
+        width = 32 if self.dtype == np.float32 else 64
+        bits = jax.random.bits(self._next(), _shape(size), getattr(jnp, f"uint{width}"))
+        return -jnp.log((bits.astype(self.dtype) + self.dtype.type(0.5)) * self.dtype.type(2.0**-width))
+
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+        shape = jnp.broadcast_shapes(jnp.shape(loc), jnp.shape(scale)) if size is None else _shape(size)
+        return loc + scale * self.standard_normal(shape)
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        shape = jnp.broadcast_shapes(jnp.shape(low), jnp.shape(high)) if size is None else _shape(size)
+        return low + (high - low) * self.random(shape)
+
+    def exponential(self, scale: Any = 1.0, size: Any = None) -> Any:
+        return scale * self.standard_exponential(jnp.shape(scale) if size is None else size)
+
+    def integers(self, low: int, high: int, size: Any = ()) -> Any:
+        return jax.random.randint(self._next(), _shape(size), low, high)
+
+    def standard_gamma(self, shape: Any, size: Any = ()) -> Any:
+        return jax.random.gamma(self._next(), shape, _shape(size), self.dtype)
+
+    def beta(self, a: Any, b: Any, size: Any = ()) -> Any:
+        return jax.random.beta(self._next(), a, b, _shape(size), self.dtype)
+
+    def standard_t(self, df: Any, size: Any = ()) -> Any:
+        return jax.random.t(self._next(), df, _shape(size), self.dtype)
+
+    def poisson(self, lam: Any = 1.0, size: Any = None) -> Any:
+        shape = jnp.shape(lam) if size is None else _shape(size)
+        return jax.random.poisson(self._next(threefry_key), lam, shape)
+
+    def until(self, draw: Callable[["Stream"], Any], allowed: Callable[[Any], Any]) -> Any:
+        """Draws of which each row is drawn again until it is allowed."""
+
+        def again(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            theta, ok, turn = carry
+            fresh = draw(Stream(threefry(self.words, turn, jnp.uint32(0x40000000)), self.dtype))
+            theta = jnp.where(ok[:, None], theta, fresh)
+            return theta, ok | allowed(fresh), turn + jnp.uint32(1)
+
+        first = draw(self)
+        start = first, allowed(first), jnp.uint32(0)
+        return lax.while_loop(lambda carry: ~carry[1].all(), again, start)[0]
+
+
+def _shape(size: Any) -> tuple[int, ...]:
+    return tuple(size) if isinstance(size, tuple | list) else (int(size),)
+
+
+# ------------------------------------------------------------------------------------------- models as programs
+
+
+def register(kind: type, numbers: tuple[str, ...], fixed: tuple[str, ...]) -> None:
+    """Let objects of a class be given to compiled programs: `numbers` may change between calls, `fixed` may not."""
+
+    def flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        children = [getattr(value, name) for name in numbers]
+        # A user's function in the place of one of our objects is no number.
+        own = tuple(None if _numeric(child) else Held(child) for child in children)
+        shown = tuple(None if mark is not None else child for child, mark in zip(children, own, strict=True))
+        return shown, (own, tuple(Held(_without_simulator(getattr(value, name))) for name in fixed))
+
+    def unflatten(aux: Any, children: Any) -> Any:
+        own, held = aux
+        made = object.__new__(kind)
+        for name, child, mark in zip(numbers, children, own, strict=True):
+            object.__setattr__(made, name, child if mark is None else mark.value)
+        for name, one in zip(fixed, held, strict=True):
+            object.__setattr__(made, name, one.value)
+        return made
+
+    jax.tree_util.register_pytree_node(kind, flatten, unflatten)
+    REGISTERED.add(kind)
+
+
+REGISTERED: set[type] = set()
+
+
+def _numeric(value: Any) -> bool:
+    """Whether a value is made of numbers alone, or is of a kind that says which of its parts are."""
+    numbers = (int, float, np.generic, np.ndarray, jax.Array, jax.tree_util.Partial)
+    return value is None or isinstance(value, numbers) or type(value) in REGISTERED
+
+
+def _without_simulator(value: Any) -> Any:
+    """A recipe names its simulator too, whose numbers may change."""
+    return value._replace(simulator=None) if hasattr(value, "simulator") else value
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A part of a program: equal to another if it is the same object, or an equal plain value."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Held):
+            return False
+        if self.value is other.value:
+            return True
+        same = type(self.value) is type(other.value) and isinstance(self.value, PLAIN)
+        return same and bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value) if isinstance(self.value, PLAIN) else id(self.value)
+
+
+PLAIN = (bool, int, float, str, tuple, frozenset)
+
+
+def simulator_key(simulator: Any, words: tuple[Any, Any], counter: Any) -> Any:
+    """The key of one pseudo-sample, of the kind that the simulator's functions take."""
+    return (threefry_key if simulator.own_keys else key_of)(words, counter)
+
+
+class Drawn(NamedTuple):
+    """Pseudo-samples at n rows of theta, m each."""
+
+    distances: Any
+    """(n, m); inf where a simulation failed."""
+    bad: Any
+    """(n, m) which failed."""
+    rows: Any
+    """(n, m, s) summaries."""
+
+
+def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: int, chunk: Any = 0) -> Drawn:
+    """Pseudo-samples first .. first + count - 1 of `every` at each row of theta (n, dim)."""
+    words = rng.named(Purpose.SIMULATE, chunk)
+    observed = jnp.asarray(model.observed_row, rng.dtype)
+
+    def one(counter: Any, row: Any) -> tuple[Any, Any, Any]:
+        summary = simulated(model.recipe, model.simulate, words, counter, row, rng.dtype)
+        distance = distance_of(model, summary, observed)
+        bad = ~jnp.isfinite(summary).all() | ~(distance >= 0)
+        return jnp.where(bad, jnp.inf, distance), bad, summary
+
+    return Drawn(*_mapped(one, theta, first, count, every))
+
+
+def simulated(recipe: Any, simulator: Any, words: tuple[Any, Any], counter: Any, row: Any, dtype: Any) -> Any:
+    """The summary (s,) of one pseudo-sample at one row of theta (dim,)."""
+    key = simulator_key(simulator, words, counter)
+    names, whole = recipe.prior.names, recipe.prior.discrete
+    given = {name: row[k].astype(int) if whole[k] else row[k] for k, name in enumerate(names)}
+    return summarised(recipe, simulator.function(key, **given), dtype)
+
+
+def _mapped(one: Callable[[Any, Any], Any], theta: Any, first: Any, count: int, every: int) -> Any:
+    """`one` for each row of theta and each of `count` pseudo-samples, counted from `first` of `every`."""
+    counters = lax.iota(jnp.uint32, theta.shape[0])[:, None] * jnp.uint32(every)
+    counters = counters + jnp.asarray(first, jnp.uint32) + lax.iota(jnp.uint32, count)[None, :]
+    return jax.vmap(jax.vmap(one, (0, None)))(counters, theta)
+
+
+def summarised(recipe: Any, value: Any, dtype: Any) -> Any:
+    """The flat summary (s,) of one simulated value."""
+    summary, layout = recipe.summary, recipe.layout
+    if summary is not None:
+        if hasattr(summary, "function"):
+            value = jax.tree.map(
+                lambda part: part[0], summary(jax.tree.map(lambda part: jnp.asarray(part)[None], value))
+            )
+        else:
+            value = summary(value)
+    parts = [value] if layout.keys is None else [part for _, part in layout._parts(value)]
+    flat = []
+    for part, shape in zip(parts, layout.shapes, strict=True):
+        array = jnp.asarray(part, dtype)
+        if array.shape != shape and not (array.size == 1 and shape in ((), (1,))):
+            raise ValueError(f"the simulator's output has shape {array.shape}, but the observed data give {shape}")
+        flat.append(array.reshape(-1))
+    return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+
+
+def distance_of(model: Any, summary: Any, observed: Any) -> Any:
+    """The distance of one summary (s,) from the observed one."""
+    distance, restore = model.distance, model.recipe.layout.restore
+    if hasattr(distance, "learnt"):
+        return distance(summary[None, :], observed)[0]
+    if hasattr(distance, "function"):
+        return jnp.asarray(distance(restore(summary[None, :]), restore(observed)))[0]
+    return jnp.asarray(distance(restore(summary), restore(observed)))
+
+
+def groups(pseudo_samples: int, rows: int, width: int) -> int:
+    """How many of M pseudo-samples are drawn together: the largest divisor of M that memory allows."""
+    most = max(1, VALUES // max(1, rows * width))
+    return max(size for size in range(1, pseudo_samples + 1) if pseudo_samples % size == 0 and size <= most)
+
+
+# --------------------------------------------------------------------------------------------- in and out
+
+
+@partial(jax.jit, static_argnames=("engine",))
+def _evaluated(estimator: Any, name: Name, theta: Any, log_needed: Any, *, engine: Engine) -> Any:
+    rng = DeviceRng(DeviceRng.block_of(name.words), name.step, engine.dtype)
+    result = estimator.on_device(rng, theta.astype(engine.dtype), log_needed)
+    return result.log_estimate, result.distances, result.failed, result.failures, result.rows
+
+
+def evaluate(estimator: Any, engine: Engine, rng: Rng, theta: Array, log_needed: Array | None) -> Any:
+    """`Estimator.evaluate` for arrays here, computed on the device; every row is simulated."""
+    from onedraw.estimator import NO_DISTANCES, Evaluation
+
+    register_all()
+    with engine.active():
+        needed = None if log_needed is None else np.asarray(log_needed, engine.dtype)
+        log_estimate, distances, failed, bad, rows = _evaluated(estimator, Name.of(rng), theta, needed, engine=engine)
+        count = int(np.asarray(failed).sum())
+        failures = first_failure(estimator, rng, bad, getattr(estimator, "on_error", "reject")) if count else ()
+        return Evaluation(
+            host(log_estimate),
+            NO_DISTANCES if distances is None else host(distances),
+            len(theta) * estimator.simulations,
+            failed=count,
+            failures=failures,
+            rows=None if rows is None else host(rows),
+        )
+
+
+def host(array: Any) -> Array:
+    """An array from the device as one of double precision that may be written to."""
+    return np.array(array, dtype=np.float64)
+
+
+class Bad(NamedTuple):
+    """Which simulations of a step failed, and where."""
+
+    theta: Any
+    """(n, dim)"""
+    mask: Any
+    """(n, M)"""
+
+
+def first_failure(estimator: Any, rng: Rng, bad: Any, on_error: str) -> tuple[Any, ...]:
+    """The first failure of a step, for its report; a SimulationError where the run is to stop at it."""
+    from onedraw.simulator import Failure, SimulationError
+
+    (found,) = bad
+    mask = np.asarray(found.mask)
+    row, m = (int(k) for k in np.argwhere(mask)[0])
+    theta = np.asarray(found.theta, dtype=np.float64)[row]
+    told = "the output is not finite"
+    failure = Failure(estimator.prior.named(theta), rng.seed, rng.phase, rng.first + row, rng.step, m, told, "")
+    if on_error == "raise":
+        raise SimulationError(f"simulation failed {failure}")
+    return (failure,)
+
+
+@partial(jax.jit, static_argnames=("recipe", "draws", "engine"))
+def _rows(simulator: Any, name: Name, theta: Any, chunk: Any, *, recipe: "Held", draws: int, engine: Engine) -> Any:
+    words = DeviceRng(DeviceRng.block_of(name.words), name.step, engine.dtype).named(Purpose.SIMULATE, chunk)
+
+    def one(counter: Any, row: Any) -> Any:
+        return simulated(recipe.value, simulator, words, counter, row, engine.dtype)
+
+    return _mapped(one, theta.astype(engine.dtype), 0, draws, draws)
+
+
+def simulate_rows(recipe: Any, rng: Rng, theta: Array, pseudo_samples: int, chunk: int) -> Array:
+    """Summaries (n, M, s) of pseudo-samples; not finite where a simulation failed."""
+    engine: Engine = recipe.simulator.engine or Engine.named("jax")
+    register_all()
+    with engine.active():
+        fixed = Held(_without_simulator(recipe))
+        rows = _rows(
+            recipe.simulator, Name.of(rng), theta, np.uint32(chunk), recipe=fixed, draws=pseudo_samples, engine=engine
+        )
+        return host(rows)
+
+
+def tried(function: Any, prior: Any) -> bool:
+    """Trace a simulator once, for its mistakes; whether it needs keys of JAX's own kind."""
+
+    def attempt(kind: Callable[..., Any]) -> None:
+        words = jnp.uint32(0), jnp.uint32(0)
+        given = {
+            name: jnp.asarray(1, int) if whole else jnp.asarray(0.5, float)
+            for name, whole in zip(prior.names, prior.discrete.tolist(), strict=True)
+        }
+        jax.eval_shape(lambda: function(kind(words, 0), **given))
+
+    with Engine.named("jax").active():
+        try:
+            attempt(key_of)
+        except NotImplementedError:
+            attempt(threefry_key)
+            return True
+        return False
+
+
+# -------------------------------------------------------------------------------------------- steps of chains
+
+
+class Sums(NamedTuple):
+    """What a leg adds up on the device."""
+
+    accepted: Any
+    """(batches, n)"""
+    held: Any
+    """(batches, n) steps at which a chain proposed nothing, or None where it always does."""
+    failed: Any
+    """(n,)"""
+    turns: Any
+    """Simulations of each chain where their number is not known beforehand."""
+    capped: Any
+
+
+@partial(jax.jit, static_argnames=("kept", "thin", "batches", "keep_distances", "engine"))
+def _steps(
+    sampler: Any, name: Name, state: Any, begin: Any, end: Any, *, kept: int, thin: int, batches: int,
+    keep_distances: bool, engine: Engine,
+) -> Any:  # fmt: skip
+    block = DeviceRng.block_of(name.words)
+    n = state.theta.shape[0]
+
+    def step(number: Any, carry: tuple[Any, Sums]) -> tuple[Any, Sums]:
+        state, sums = carry
+        rng = DeviceRng(block, number, engine.dtype)
+        state, info = sampler.step(rng, state)
+        place = 0 if batches == 1 else ((number - begin).astype(jnp.int32) * batches) // (end - begin).astype(jnp.int32)
+        held = sums.held
+        if not isinstance(info.proposals, int):
+            held = held.at[place].add(~info.proposals)
+        turns = info.simulations // n
+        return state, Sums(
+            sums.accepted.at[place].add(info.accepted) if batches > 1 else sums.accepted + info.accepted,
+            held,
+            sums.failed + jnp.asarray(info.failed, jnp.int32),
+            sums.turns + jnp.asarray(turns, jnp.uint32),
+            sums.capped + jnp.asarray(info.capped, jnp.int32),
+        )
+
+    def draw_kept(carry: tuple[Any, Sums], first: Any) -> Any:
+        if thin == 1:
+            carry = step(first, carry)
+        else:
+            carry = lax.fori_loop(0, thin, lambda k, inner: step(first + jnp.uint32(k), inner), carry)
+        state = carry[0]
+        return carry, (state.theta, state.distances if keep_distances else None)
+
+    counts = jnp.zeros((batches, n), jnp.int32)
+    sums = Sums(counts, counts, jnp.zeros(n, jnp.int32), jnp.uint32(0), jnp.int32(0))
+    firsts = name.step + lax.iota(jnp.uint32, kept) * jnp.uint32(thin)
+    (state, sums), (theta, distances) = lax.scan(draw_kept, (state, sums), firsts)
+    return state, sums, theta, distances
+
+
+def walk(task: Any, engine: Engine, leg: Any) -> Any:
+    """`samplers.chains.Walk` on the device: (state, theta, distances, tally) of a leg."""
+    from onedraw.engine.lockstep import Tally
+
+    register_all()
+    rng = Rng(task.seed, Phase.RUN, leg.block.first, leg.first_step)
+    with engine.active():
+        state = jax.tree.map(lambda part: jnp.asarray(part, engine.dtype), leg.state)
+        begin, end = (np.uint32(one) for one in task.stretch)
+        state, sums, theta, distances = _steps(
+            task.sampler, Name.of(rng), state, begin, end, kept=leg.steps // task.thin, thin=task.thin,
+            batches=task.batches, keep_distances=task.keep_distances, engine=engine,
+        )  # fmt: skip
+        n = leg.block.size
+        accepted, held = np.asarray(sums.accepted, np.int64), np.asarray(sums.held, np.int64)
+        steps = np.arange(leg.first_step, leg.first_step + leg.steps)
+        places = (steps - task.stretch[0]) * task.batches // (task.stretch[1] - task.stretch[0])
+        made = np.bincount(places, minlength=task.batches)[:, None] - held
+        tally = Tally(accepted, made, int(sums.turns) * n, capped=int(sums.capped))
+        tally.failed = int(np.asarray(sums.failed).sum())
+        if tally.failed:
+            tally.failures = list(_find_failure(task, engine, leg))
+        return state, np.asarray(theta), None if distances is None else np.asarray(distances), tally
+
+
+@partial(jax.jit, static_argnames=("engine",))
+def _one_step(sampler: Any, name: Name, state: Any, *, engine: Engine) -> Any:
+    state, info = sampler.step(DeviceRng(DeviceRng.block_of(name.words), name.step, engine.dtype), state)
+    return state, info.failed, info.failures
+
+
+def _find_failure(task: Any, engine: Engine, leg: Any) -> tuple[Any, ...]:
+    """The first failure of a leg: its steps taken again one by one, up to the one that failed."""
+    estimator = task.sampler.estimator
+    on_error = getattr(getattr(estimator, "estimator", estimator), "on_error", "reject")
+    state = jax.tree.map(lambda part: jnp.asarray(part, engine.dtype), leg.state)
+    for number in range(leg.first_step, leg.first_step + leg.steps):
+        rng = Rng(task.seed, Phase.RUN, leg.block.first, number)
+        state, failed, bad = _one_step(task.sampler, Name.of(rng), state, engine=engine)
+        if np.asarray(failed).any():
+            return first_failure(estimator, rng, bad, on_error)
+    return ()
+
+
+def length_of_leg(kept: int) -> int:
+    """The largest power of eight up to `kept`: each length is a program of its own, so there are few."""
+    return 8 ** int(math.log(kept, 8) + 1e-9)
+
+
+# ------------------------------------------------------------------------------------------ proposals of rejection
+
+
+@partial(jax.jit, static_argnames=("size", "neighbours", "engine"))
+def _proposals(estimator: Any, name: Name, log_bound: Any, *, size: int, neighbours: int, engine: Engine) -> Any:
+    from onedraw.samplers.rejection import passes
+
+    rng = DeviceRng(DeviceRng.block_of(name.words), name.step, engine.dtype)
+    theta = estimator.prior.sample(rng.bulk(Purpose.PRIOR), size)
+    result = estimator.on_device(rng, theta, None)
+    log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(size)
+    accepted = passes(log_u, result.log_estimate, log_bound)
+    near = None
+    if neighbours and result.distances is not None:
+        rest = jnp.where(accepted, jnp.inf, result.distances[:, 0])
+        nearest, place = lax.top_k(-rest, min(neighbours, size))
+        near = theta[place], -nearest
+    return theta, result, accepted, accepted.sum(), near
+
+
+@partial(jax.jit, static_argnames=("room",))
+def _taken(arrays: Any, accepted: Any, *, room: int) -> Any:
+    rows = jnp.nonzero(accepted, size=room, fill_value=0)[0]
+    return jax.tree.map(lambda array: array[rows], arrays)
+
+
+def proposals(task: Any, engine: Engine, block: Any) -> Any:
+    """`samplers.rejection.Proposals` on the device: only what was accepted comes back."""
+    from onedraw.estimator import NO_DISTANCES, Evaluation
+    from onedraw.samplers.rejection import Accepted
+
+    register_all()
+    estimator, rng = task.estimator, Rng(task.seed, task.phase, block.first)
+    with engine.active():
+        theta, result, accepted, count, near = _proposals(
+            estimator, Name.of(rng), np.asarray(task.log_bound, engine.dtype), size=block.size,
+            neighbours=task.neighbours, engine=engine,
+        )  # fmt: skip
+        kept = int(count)
+        room = min(block.size, max(16, 1 << (kept - 1).bit_length())) if kept else 1
+        summaries = result.rows if task.keep == "summaries" else None
+        some = _taken((theta, result.log_estimate, result.distances, summaries), accepted, room=room)
+        here = [None if part is None else host(part)[:kept] for part in some]
+        failed = int(np.asarray(result.failed).sum())
+        failures = first_failure(estimator, rng, result.failures, getattr(estimator, "on_error", "")) if failed else ()
+        simulations = block.size * estimator.simulations
+        spent = Evaluation(np.empty(0), np.empty((0, 0)), simulations, failed=failed, failures=failures)
+        near_theta, near_distance = np.empty((0, theta.shape[1])), np.empty(0)
+        if near is not None:
+            finite = np.isfinite(np.asarray(near[1]))
+            near_theta, near_distance = host(near[0])[finite], host(near[1])[finite]
+        bank = {}
+        if result.rows is not None and task.keep == "all":
+            bank = {"theta": host(theta), "rows": host(result.rows), "distances": host(result.distances)}
+        distances = NO_DISTANCES if here[2] is None else here[2]
+        return Accepted(here[0], here[1], distances, spent, near_theta, near_distance, bank, here[3])
+
+
+# ---------------------------------------------------------------------------------------------------- what is what
+
+
+def register_all() -> None:
+    """Say of our own objects which of their parts are numbers."""
+    if REGISTERED:
+        return
+    from onedraw.distance import Euclidean, Mahalanobis, Scaled
+    from onedraw.estimator import AbcAverage, FunctionEstimator, Handicapped
+    from onedraw.kernels import Kernel
+    from onedraw.model import Model
+    from onedraw.particle_filter import ParticleFilter
+    from onedraw.proposal import FunctionProposal, Independence, Lazy, RandomWalk
+    from onedraw.samplers.pseudo_marginal import PseudoMarginal
+    from onedraw.samplers.r_hit import RHit
+    from onedraw.samplers.wilkinson import Wilkinson
+    from onedraw.simulator import JaxSimulator
+
+    register(Euclidean, (), ())
+    register(Scaled, ("scale",), ("robust",))
+    register(Mahalanobis, ("whiten",), ())
+    register(Kernel, ("eps",), ("name", "profile", "support", "indicator"))
+    register(JaxSimulator, ("function",), ("own_keys", "engine"))
+    register(Model, ("simulate", "distance", "observed_row"), ("prior", "summary", "recipe"))
+    register(AbcAverage, ("model", "kernel"), ("pseudo_samples", "on_error", "keep_distances", "early", "keep_rows"))
+    register(Handicapped, ("estimator",), ("alpha",))
+    register(FunctionEstimator, (), ("prior", "function", "log_bound", "simulations", "engine"))
+    register(
+        ParticleFilter,
+        ("data",),
+        ("prior", "initial", "transition", "log_observation", "particles", "on_error", "timed", "engine"),
+    )
+    register(RandomWalk, ("root",), ("prior",))
+    register(Independence, (), ("distribution", "prior"))
+    register(Lazy, ("proposal",), ("hold",))
+    register(FunctionProposal, (), ("function", "prior"))
+    register(PseudoMarginal, ("estimator", "proposal"), ("early", "draws"))
+    register(Wilkinson, ("estimator", "proposal"), ("early",))
+    register(RHit, ("estimator", "proposal"), ("hits", "max_draws"))
