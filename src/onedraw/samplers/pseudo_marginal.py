@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import one_of, whole_number
+from onedraw.arguments import whole_number
 from onedraw.arrays import Array
 from onedraw.engine.lockstep import Info
 from onedraw.engine.streams import Purpose, Rng
@@ -184,6 +184,7 @@ def pseudo_marginal(
     >>> post.draws["theta"].shape
     (64, 100)
     """
+    given = locals()
     draws_each = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
     if not isinstance(early, bool):
         raise ValueError(f"early must be True or False, got {early!r}")
@@ -191,7 +192,6 @@ def pseudo_marginal(
         check_model_and_kernel(model, kernel)
         assert model is not None and kernel is not None
         keep = draws_each == 1 if keep_distances is None else bool(keep_distances)
-        on_error = one_of("on_error", on_error, ("reject", "raise"))
         if layout == "draws" and not model.plain:
             raise ValueError("layout='draws' is for plain simulators: others draw their pseudo-samples together anyway")
         estimator = AbcAverage(
@@ -205,15 +205,9 @@ def pseudo_marginal(
     else:
         check_estimator(estimator)
         draws_each = pseudo_samples_of(estimator)
-    request = Request.checked(
-        model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
-        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
-        segment=segment, workers=workers, executor=executor, timeout=timeout,
-        layout=layout,
-    )  # fmt: skip
     return run_chains(
         "pseudo_marginal",
-        request,
+        Request.checked(model, given),
         estimator,
         lambda ready, walk: PseudoMarginal(ready, walk, early, draws_each),
         starting_state,

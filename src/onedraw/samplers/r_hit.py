@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import one_of, whole_number
+from onedraw.arguments import whole_number
 from onedraw.arrays import Array
 from onedraw.engine.lockstep import Info
 from onedraw.engine.streams import Purpose, Rng
@@ -208,18 +208,14 @@ def r_hit(
     >>> od.r_hit(model, od.uniform(0.5), draws=100, chains=64, seed=1).shape
     (64, 100)
     """
+    given = locals()
     check_model_and_kernel(model, kernel)
     if not kernel.indicator:
         raise ValueError(
             f"r_hit counts hits, which the {kernel.name} kernel does not have: use od.uniform(eps), or another sampler"
         )
     hits = whole_number("hits", hits, "the number r of hits that end the draws")
-    on_error = one_of("on_error", on_error, ("reject", "raise"))
-    request = Request.checked(
-        model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
-        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
-        segment=segment, workers=workers, executor=executor, timeout=timeout,
-    )  # fmt: skip
+    request = Request.checked(model, given)
     if max_draws is None:
         affordable = MAX_DRAWS if request.budget is None else request.budget // (10 * request.chains * request.thin)
         max_draws = max(min(MAX_DRAWS, affordable), 100)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import optional_whole_number, positive, seed_or_fresh, whole_number
+from onedraw.arguments import optional_whole_number, positive, whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Deadline
@@ -36,7 +36,8 @@ from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.kernels import Kernel, uniform
 from onedraw.model import Model
 from onedraw.posterior import Posterior
-from onedraw.progress import Progress, Show
+from onedraw.progress import Show
+from onedraw.samplers.opening import Shared, check_model
 from onedraw.samplers.pilot import learn_distance
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.rejection import block_size, rejection
@@ -462,8 +463,8 @@ def tolerance_for(
     >>> abs(found.eps - 0.2397) < 4 * found.std_error
     True
     """
-    if not isinstance(model, Model):
-        raise ValueError(f"model must be an od.Model, got {type(model).__name__}")
+    shared = Shared.checked(locals())
+    check_model(model)
     target = _checked_rate(acceptance_rate)
     kernel = _checked_kernel(kernel)
     pseudo_samples = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
@@ -481,10 +482,9 @@ def tolerance_for(
         raise ValueError(
             f"budget = {budget} is too small for a search with M = {pseudo_samples}: give at least {smallest}"
         )
-    show = Progress(progress, "", None).asked
-    seed = seed_or_fresh(seed)
+    seed, show = shared.seed, shared.progress
     began = Deadline(None)
-    model, cost = learn_distance(model, seed, budget, "reject", show)
+    model, cost = learn_distance(model, seed, budget, shared.on_error, show)
     search, pilot_cost = _with_pilot(
         Search(model, kernel, pseudo_samples, proposal, chains, target, seed, show, np.empty(0), 0, small),
         None if budget is None else budget - cost.simulations,
