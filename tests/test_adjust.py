@@ -9,6 +9,7 @@ from onedraw import adjust
 from onedraw.adjust import Near, Way
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.samplers.fit_summary import learn
+from onedraw.weights import effective, systematic
 
 DIM = 2
 NOISE = 0.5
@@ -40,7 +41,7 @@ def two_moons(n, seed=1):
 
 def check_moments(found):
     """Mean and covariance within four standard errors of the closed form."""
-    worth = adjust.effective(found.weights)
+    worth = effective(found.weights)
     mean = found.weights @ found.free
     away = found.free - mean
     covariance = (away * found.weights[:, None]).T @ away
@@ -293,5 +294,5 @@ def test_fit_summary_refuses_what_cannot_be():
 def test_systematic_picks_by_weight():
     rng = Rng(1, Phase.RESAMPLE).bulk(Purpose.MOVE)
     weights = np.array([0.1, 0.0, 0.6, 0.3])
-    counts = np.bincount(adjust.systematic(rng, weights, 1000), minlength=4)
+    counts = np.bincount(systematic(weights, 1000, rng.random()), minlength=4)
     assert np.all(np.abs(counts - 1000 * weights) <= 1)

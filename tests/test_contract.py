@@ -1,11 +1,16 @@
 """Demands that every sampler must meet, whatever its algorithm."""
 
+import dataclasses
+import inspect
+
 import numpy as np
 import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.runs import SAMPLERS
 from onedraw.samplers import chains as chains_module
+from onedraw.samplers.opening import IDENTITY, Shared
 from tests.reference import Exact, toy
 
 KERNEL = od.uniform(0.8)
@@ -223,6 +228,43 @@ def test_bad_settings_are_refused_before_any_simulation(name, arguments, message
         model = toy()
     with pytest.raises(ValueError, match=message):
         run(name, model, **arguments)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_spells_out_the_shared_arguments_with_one_default(name):
+    """They are taken from the call by name, so that one which is missing in a signature would be ignored."""
+    given = inspect.signature(SAMPLERS[name][0]).parameters
+    for field in dataclasses.fields(Shared):
+        assert given[field.name].default == (None if field.name == "seed" else field.default), field.name
+    assert set(IDENTITY) <= {field.name for field in dataclasses.fields(Shared)}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"on_error": "no"}, "on_error must be one of 'reject', 'raise', got 'no'"),
+        ({"max_seconds": 0}, "max_seconds must be positive, got 0: it is the longest time"),
+        ({"workers": 0}, "workers must be a whole number of at least 1"),
+        ({"executor": 3}, "executor must be a concurrent.futures.Executor"),
+        ({"workers": 2, "executor": 3}, "give workers= or executor=, not both"),
+        ({"timeout": -1}, "timeout must be positive"),
+        ({"store": 3}, "store must be the name of a file"),
+        ({"segment": 0}, "segment must be positive"),
+        ({"progress": 3}, "progress must be True, False or None"),
+        ({"model": 3}, "model must be an od.Model"),
+        ({"budget": 1.5}, "budget must be a whole number"),
+    ],
+)
+def test_shared_arguments_are_checked_before_any_simulation(name, wrong, message):
+    def never(rng, theta):
+        raise AssertionError("simulated")
+
+    model = od.Model(od.Prior(theta=stats.norm()), never, 2.0)
+    kernel = {"kernel": KERNEL} if name in ("rejection", "pseudo_marginal", "wilkinson", "r_hit") else {}
+    with pytest.raises(ValueError, match=message):
+        SAMPLERS[name][0](**({"model": model, "budget": 500, **kernel} | wrong))
 
 
 BOUNDED = od.Model(od.Prior(a=stats.uniform(0, 1), b=stats.uniform(0, 1)), lambda rng, a, b: rng.normal(a + b), 1.0)

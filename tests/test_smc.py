@@ -11,7 +11,8 @@ import onedraw as od
 from onedraw.engine.store import Store
 from onedraw.samplers import smc as module
 from onedraw.samplers.rounds import effective, reweighted, tolerance_keeping, tolerance_with
-from onedraw.samplers.smc import occupation, smc, systematic
+from onedraw.samplers.smc import occupation, smc
+from onedraw.weights import systematic
 from tests.reference import Exact, beta_binomial, beta_posterior, toy
 from tests.sequential import Counted, Ordered, SignalAndNoise, Toy, TwoPieces, assert_right, errors
 

@@ -29,6 +29,7 @@ from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.engine.threads import one_blas_thread
 from onedraw.posterior import Posterior
 from onedraw.prior import Prior
+from onedraw.weights import effective, systematic
 
 PROBES = 64
 """Prior draws from which the prior's bounds are looked for."""
@@ -194,15 +195,6 @@ class Estimate(NamedTuple):
     eps: float
 
 
-def effective(weights: Array) -> float:
-    """Kish's effective number of weights (n,).
-
-    >>> effective(np.array([1.0, 1.0, 0.0]))
-    2.0
-    """
-    return float(weights.sum() ** 2 / np.square(weights).sum()) if weights.any() else 0.0
-
-
 def distances_from(rows: Array, observed: Array) -> Array:
     """Euclidean distances (n,) of rows (n, s) from a row (s,)."""
     difference = rows - observed
@@ -364,7 +356,7 @@ def smooth(rng: np.random.Generator, found: Estimate, n: int, local: bool, movab
     Local smoothing adds noise with the shape of a draw's neighbours.
     """
     dim, free, weights = found.free.shape[1], found.free, found.weights
-    pick = systematic(rng, weights, n)
+    pick = systematic(weights, n, rng.random())
     noise = rng.standard_normal((n, dim))
     if local:
         near = int(min(len(free), max(2 * dim + 2, math.sqrt(len(free)))))
@@ -394,18 +386,6 @@ def local_roots(free: Array, weights: Array, centres: Array, near: int, towards_
     share = weights[close] / np.maximum(weights[close].sum(axis=1), 1e-300)[:, None]
     local = np.einsum("mk,mki,mkj->mij", share, away, away)
     return np.linalg.cholesky((1 - towards_all) * local + towards_all * whole + floor).reshape(-1, dim, dim)
-
-
-def systematic(rng: np.random.Generator, weights: Array, n: int) -> Array:
-    """n indices by weight, as evenly as can be.
-
-    >>> systematic(np.random.default_rng(1), np.array([0.5, 0.0, 0.5]), 4).tolist()
-    [0, 0, 2, 2]
-    """
-    ends = np.cumsum(weights)
-    return np.minimum(
-        np.searchsorted(ends, (np.arange(n) + rng.random()) / n * ends[-1], side="right"), len(weights) - 1
-    )
 
 
 class Decision(NamedTuple):
@@ -601,7 +581,7 @@ def adjusted(post: Posterior, draws: int | None, seed: int | None) -> Posterior:
     close = nearest(near.distances(observed), max(len(near.free) // 5, FIRST_LOOK))
     weights = np.exp(near.log_weight[close] - near.log_weight[close].max())
     with one_blas_thread():
-        decision = decide([near], np.unique(close[systematic(rng, weights, LOOK)]))
+        decision = decide([near], np.unique(close[systematic(weights, LOOK, rng.random())]))
         if decision.way.form == "none":
             return replace(post, notes=(*post.notes, decision.words()))
         found = estimate(near, observed, decision.way)

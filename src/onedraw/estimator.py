@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -505,13 +505,12 @@ def evaluate(
     Where all rows are simulated, those that nothing is wanted of are simulated at the rows of `instead`: a proposal
     outside the prior may be one that a simulator never returns from.
     """
-    if not isinstance(theta, np.ndarray):
+    if getattr(estimator, "engine", None) is not None or not isinstance(theta, np.ndarray):
         if instead is not None and log_needed is not None:
             theta = namespace(theta).where((log_needed < np.inf)[:, None], theta, instead)
-        there: Evaluation = estimator.on_device(rng, theta, log_needed)
+        on_device = partial(_from_device, estimator) if isinstance(theta, np.ndarray) else estimator.on_device
+        there: Evaluation = on_device(rng, theta, log_needed)
         return there
-    if getattr(estimator, "engine", None) is not None:
-        return _from_device(estimator, rng, theta, log_needed)
     if hasattr(estimator, "evaluate"):
         result: Evaluation = estimator.evaluate(rng, theta, log_needed)
         return result

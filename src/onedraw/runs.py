@@ -31,6 +31,7 @@ from onedraw.samplers.fit_summary import Fitted
 from onedraw.samplers.importance import importance
 from onedraw.samplers.infer import infer
 from onedraw.samplers.infer import posterior_of as posterior_of_infer
+from onedraw.samplers.opening import IDENTITY, check_model
 from onedraw.samplers.pilot import ready
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
@@ -258,7 +259,7 @@ def resume(
     with _Form(path):
         arguments, facts = written["arguments"], written["facts"]
         sampler, names = SAMPLERS[written["algorithm"]]
-        given = {name: arguments[name] for name in (*names, "seed", "on_error", "timeout")}
+        given = {name: arguments[name] for name in (*names, *IDENTITY)}
         sequential = written["algorithm"] in SEQUENTIAL
         if not sequential:
             given["draws"] = arguments["draws"] if draws is None else draws
@@ -313,8 +314,7 @@ def replay(path: File, failure: int = 0, *, model: Model) -> Any:
     `failure` counts the failures that the file keeps (`od.open(path).failures`). Where nothing is raised, the
     simulator's output is returned, as when it was not finite. Use it under a debugger.
     """
-    if not isinstance(model, Model):
-        raise ValueError(f"model must be an od.Model, got {type(model).__name__}")
+    check_model(model)
     post = open(path)
     if not 0 <= failure < len(post.failures):
         raise ValueError(f"failure = {failure}: {path} keeps {len(post.failures)} failures, counted from 0")

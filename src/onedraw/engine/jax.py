@@ -2,7 +2,7 @@
 
 `jax.jit` writes a program from our array code by running it on stand-ins for arrays (tracers). So everything between
 a chain's state and its next state must be array code that asks `onedraw.arrays.namespace` for its module, and nothing
-there may look at a number. What differs from NumPy is here: random streams, the loop over steps, and the way in and out.
+there may look at a number. What differs from NumPy is here: random streams, the loop over steps, the way in and out.
 
 *Streams.* A pseudo-sample has a key of its own, as `jax.random` wants it, and naming a key costs nothing: it is the
 key of the block and step with the number of the pseudo-sample as a counter, and only drawing from it hashes
@@ -29,12 +29,15 @@ from jax import lax
 from jax.extend import random as jax_keys
 
 from onedraw.arrays import Array
+from onedraw.engine.crew import current
 from onedraw.engine.streams import Phase, Purpose, Rng
 
 PRECISIONS = ("float32", "float64")
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 """The constant of Threefry's key schedule for 32-bit words."""
+LONGEST = 64
+"""Draws of each chain that a leg keeps on the device at the most."""
 VALUES = 2**25
 """Numbers of raw data that a step holds at once; beyond that the M pseudo-samples are drawn in groups."""
 
@@ -370,9 +373,8 @@ def summarised(recipe: Any, value: Any, dtype: Any) -> Any:
     summary, layout = recipe.summary, recipe.layout
     if summary is not None:
         if hasattr(summary, "function"):
-            value = jax.tree.map(
-                lambda part: part[0], summary(jax.tree.map(lambda part: jnp.asarray(part)[None], value))
-            )
+            stacked = jax.tree.map(lambda part: jnp.asarray(part)[None], value)
+            value = jax.tree.map(lambda part: part[0], summary(stacked))
         else:
             value = summary(value)
     parts = [value] if layout.keys is None else [part for _, part in layout._parts(value)]
@@ -404,6 +406,16 @@ def groups(pseudo_samples: int, rows: int, width: int) -> int:
 # --------------------------------------------------------------------------------------------- in and out
 
 
+def padded(rows: int) -> int:
+    """Rows that a program is compiled for: a power of two, so that there are few programs."""
+    return max(16, 1 << (rows - 1).bit_length())
+
+
+def with_padding(array: Array, rows: int) -> Array:
+    """An array with its last row repeated up to `rows`; what is computed for these is thrown away."""
+    return np.concatenate([array, np.repeat(array[-1:], rows - len(array), axis=0)])
+
+
 @partial(jax.jit, static_argnames=("engine",))
 def _evaluated(estimator: Any, name: Name, theta: Any, log_needed: Any, *, engine: Engine) -> Any:
     rng = DeviceRng(DeviceRng.block_of(name.words), name.step, engine.dtype)
@@ -417,8 +429,11 @@ def evaluate(estimator: Any, engine: Engine, rng: Rng, theta: Array, log_needed:
 
     register_all()
     with engine.active():
-        needed = None if log_needed is None else np.asarray(log_needed, engine.dtype)
-        log_estimate, distances, failed, bad, rows = _evaluated(estimator, Name.of(rng), theta, needed, engine=engine)
+        n, room = len(theta), padded(len(theta))
+        current().surplus += (room - n) * estimator.simulations
+        needed = None if log_needed is None else with_padding(np.asarray(log_needed, engine.dtype), room)
+        found = _evaluated(estimator, Name.of(rng), with_padding(theta, room), needed, engine=engine)
+        log_estimate, distances, failed, bad, rows = jax.tree.map(lambda part: part[:n], found)
         count = int(np.asarray(failed).sum())
         failures = first_failure(estimator, rng, bad, getattr(estimator, "on_error", "reject")) if count else ()
         return Evaluation(
@@ -476,10 +491,13 @@ def simulate_rows(recipe: Any, rng: Rng, theta: Array, pseudo_samples: int, chun
     register_all()
     with engine.active():
         fixed = Held(_without_simulator(recipe))
+        room = padded(len(theta))
+        current().surplus += (room - len(theta)) * pseudo_samples
         rows = _rows(
-            recipe.simulator, Name.of(rng), theta, np.uint32(chunk), recipe=fixed, draws=pseudo_samples, engine=engine
-        )
-        return host(rows)
+            recipe.simulator, Name.of(rng), with_padding(theta, room), np.uint32(chunk), recipe=fixed,
+            draws=pseudo_samples, engine=engine,
+        )  # fmt: skip
+        return host(rows[: len(theta)])
 
 
 def tried(function: Any, prior: Any) -> bool:
@@ -519,44 +537,64 @@ class Sums(NamedTuple):
     capped: Any
 
 
-@partial(jax.jit, static_argnames=("kept", "thin", "batches", "keep_distances", "engine"))
+@partial(jax.jit, static_argnames=("room", "full", "thin", "batches", "keep_distances", "engine"))
 def _steps(
-    sampler: Any, name: Name, state: Any, begin: Any, end: Any, *, kept: int, thin: int, batches: int,
-    keep_distances: bool, engine: Engine,
+    sampler: Any, name: Name, state: Any, begin: Any, end: Any, kept: Any, *, room: int, full: bool, thin: int,
+    batches: int, keep_distances: bool, engine: Engine,
 ) -> Any:  # fmt: skip
+    """`kept` x `thin` steps, with room for as many kept draws; `full` where that is how many there are."""
     block = DeviceRng.block_of(name.words)
     n = state.theta.shape[0]
 
     def step(number: Any, carry: tuple[Any, Sums]) -> tuple[Any, Sums]:
         state, sums = carry
-        rng = DeviceRng(block, number, engine.dtype)
-        state, info = sampler.step(rng, state)
+        state, info = sampler.step(DeviceRng(block, number, engine.dtype), state)
         place = 0 if batches == 1 else ((number - begin).astype(jnp.int32) * batches) // (end - begin).astype(jnp.int32)
         held = sums.held
         if not isinstance(info.proposals, int):
             held = held.at[place].add(~info.proposals)
-        turns = info.simulations // n
         return state, Sums(
             sums.accepted.at[place].add(info.accepted) if batches > 1 else sums.accepted + info.accepted,
             held,
             sums.failed + jnp.asarray(info.failed, jnp.int32),
-            sums.turns + jnp.asarray(turns, jnp.uint32),
+            sums.turns + jnp.asarray(info.simulations // n, jnp.uint32),
             sums.capped + jnp.asarray(info.capped, jnp.int32),
         )
 
-    def draw_kept(carry: tuple[Any, Sums], first: Any) -> Any:
+    def thinned(carry: tuple[Any, Sums], turn: Any) -> tuple[Any, Sums]:
+        first = name.step + jnp.asarray(turn, jnp.uint32) * jnp.uint32(thin)
         if thin == 1:
-            carry = step(first, carry)
-        else:
-            carry = lax.fori_loop(0, thin, lambda k, inner: step(first + jnp.uint32(k), inner), carry)
-        state = carry[0]
-        return carry, (state.theta, state.distances if keep_distances else None)
+            return step(first, carry)
+        return lax.fori_loop(0, thin, lambda k, inner: step(first + jnp.asarray(k, jnp.uint32), inner), carry)
+
+    def shown(state: Any) -> tuple[Any, Any]:
+        return state.theta, state.distances if keep_distances else None
 
     counts = jnp.zeros((batches, n), jnp.int32)
-    sums = Sums(counts, counts, jnp.zeros(n, jnp.int32), jnp.uint32(0), jnp.int32(0))
-    firsts = name.step + lax.iota(jnp.uint32, kept) * jnp.uint32(thin)
-    (state, sums), (theta, distances) = lax.scan(draw_kept, (state, sums), firsts)
-    return state, sums, theta, distances
+    carry = state, Sums(counts, counts, jnp.zeros(n, jnp.int32), jnp.uint32(0), jnp.int32(0))
+    if full:
+
+        def one(carry: Any, turn: Any) -> Any:
+            carry = thinned(carry, turn)
+            return carry, shown(carry[0])
+
+        (state, sums), draws = lax.scan(one, carry, jnp.arange(room))
+        return state, sums, draws
+
+    def into(turn: Any, everything: Any) -> Any:
+        carry, draws = everything
+        carry = thinned(carry, turn)
+        return carry, jax.tree.map(lambda rows, row: rows.at[turn].set(row), draws, shown(carry[0]))
+
+    empty = jax.tree.map(lambda row: jnp.zeros((room, *row.shape), row.dtype), shown(state))
+    (state, sums), draws = lax.fori_loop(0, kept, into, (carry, empty))
+    return state, sums, draws
+
+
+def room_for(state: Any) -> int:
+    """Draws of all chains that a leg keeps on the device at the most: each number of them is a program of its own."""
+    width = state.theta.shape[1] + state.distances.shape[1]
+    return max(1, min(LONGEST, VALUES // (state.theta.shape[0] * width)))
 
 
 def walk(task: Any, engine: Engine, leg: Any) -> Any:
@@ -568,8 +606,11 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
     with engine.active():
         state = jax.tree.map(lambda part: jnp.asarray(part, engine.dtype), leg.state)
         begin, end = (np.uint32(one) for one in task.stretch)
-        state, sums, theta, distances = _steps(
-            task.sampler, Name.of(rng), state, begin, end, kept=leg.steps // task.thin, thin=task.thin,
+        kept, room = leg.steps // task.thin, room_for(state)
+        # A loop whose length is known beforehand saves a GPU a wait in every turn; on a CPU it would only be compiled.
+        full = kept == room and jax.default_backend() != "cpu"
+        state, sums, (theta, distances) = _steps(
+            task.sampler, Name.of(rng), state, begin, end, np.int32(kept), room=room, full=full, thin=task.thin,
             batches=task.batches, keep_distances=task.keep_distances, engine=engine,
         )  # fmt: skip
         n = leg.block.size
@@ -581,7 +622,7 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
         tally.failed = int(np.asarray(sums.failed).sum())
         if tally.failed:
             tally.failures = list(_find_failure(task, engine, leg))
-        return state, np.asarray(theta), None if distances is None else np.asarray(distances), tally
+        return state, np.asarray(theta[:kept]), None if distances is None else np.asarray(distances[:kept]), tally
 
 
 @partial(jax.jit, static_argnames=("engine",))
@@ -598,32 +639,33 @@ def _find_failure(task: Any, engine: Engine, leg: Any) -> tuple[Any, ...]:
     for number in range(leg.first_step, leg.first_step + leg.steps):
         rng = Rng(task.seed, Phase.RUN, leg.block.first, number)
         state, failed, bad = _one_step(task.sampler, Name.of(rng), state, engine=engine)
-        if np.asarray(failed).any():
+        failed = np.asarray(failed)
+        if failed.any():
+            # Loops of unknown length do not say at which draw.
+            bad = bad or (Bad(state.theta, failed[:, None] > 0),)
             return first_failure(estimator, rng, bad, on_error)
     return ()
-
-
-def length_of_leg(kept: int) -> int:
-    """The largest power of eight up to `kept`: each length is a program of its own, so there are few."""
-    return 8 ** int(math.log(kept, 8) + 1e-9)
 
 
 # ------------------------------------------------------------------------------------------ proposals of rejection
 
 
-@partial(jax.jit, static_argnames=("size", "neighbours", "engine"))
-def _proposals(estimator: Any, name: Name, log_bound: Any, *, size: int, neighbours: int, engine: Engine) -> Any:
+@partial(jax.jit, static_argnames=("room", "neighbours", "engine"))
+def _proposals(
+    estimator: Any, name: Name, log_bound: Any, size: Any, *, room: int, neighbours: int, engine: Engine
+) -> Any:
     from onedraw.samplers.rejection import passes
 
     rng = DeviceRng(DeviceRng.block_of(name.words), name.step, engine.dtype)
-    theta = estimator.prior.sample(rng.bulk(Purpose.PRIOR), size)
-    result = estimator.on_device(rng, theta, None)
-    log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(size)
-    accepted = passes(log_u, result.log_estimate, log_bound)
+    theta = estimator.prior.sample(rng.bulk(Purpose.PRIOR), room)
+    asked = jnp.arange(room) < size
+    result = estimator.on_device(rng, theta, jnp.where(asked, -jnp.inf, jnp.inf))
+    log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(room)
+    accepted = asked & passes(log_u, result.log_estimate, log_bound)
     near = None
     if neighbours and result.distances is not None:
-        rest = jnp.where(accepted, jnp.inf, result.distances[:, 0])
-        nearest, place = lax.top_k(-rest, min(neighbours, size))
+        rest = jnp.where(accepted | ~asked, jnp.inf, result.distances[:, 0])
+        nearest, place = lax.top_k(-rest, min(neighbours, room))
         near = theta[place], -nearest
     return theta, result, accepted, accepted.sum(), near
 
@@ -642,14 +684,17 @@ def proposals(task: Any, engine: Engine, block: Any) -> Any:
     register_all()
     estimator, rng = task.estimator, Rng(task.seed, task.phase, block.first)
     with engine.active():
+        room = padded(block.size)
+        current().surplus += (room - block.size) * estimator.simulations
         theta, result, accepted, count, near = _proposals(
-            estimator, Name.of(rng), np.asarray(task.log_bound, engine.dtype), size=block.size,
+            estimator, Name.of(rng), np.asarray(task.log_bound, engine.dtype), np.int32(block.size), room=room,
             neighbours=task.neighbours, engine=engine,
         )  # fmt: skip
         kept = int(count)
-        room = min(block.size, max(16, 1 << (kept - 1).bit_length())) if kept else 1
+        # Few sizes, since each is a program of its own.
+        taken = room // 16 if kept <= room // 16 else room
         summaries = result.rows if task.keep == "summaries" else None
-        some = _taken((theta, result.log_estimate, result.distances, summaries), accepted, room=room)
+        some = _taken((theta, result.log_estimate, result.distances, summaries), accepted, room=taken)
         here = [None if part is None else host(part)[:kept] for part in some]
         failed = int(np.asarray(result.failed).sum())
         failures = first_failure(estimator, rng, result.failures, getattr(estimator, "on_error", "")) if failed else ()
@@ -661,7 +706,8 @@ def proposals(task: Any, engine: Engine, block: Any) -> Any:
             near_theta, near_distance = host(near[0])[finite], host(near[1])[finite]
         bank = {}
         if result.rows is not None and task.keep == "all":
-            bank = {"theta": host(theta), "rows": host(result.rows), "distances": host(result.distances)}
+            every = {"theta": theta, "rows": result.rows, "distances": result.distances}
+            bank = {key: host(part[: block.size]) for key, part in every.items()}
         distances = NO_DISTANCES if here[2] is None else here[2]
         return Accepted(here[0], here[1], distances, spent, near_theta, near_distance, bank, here[3])
 

@@ -271,7 +271,7 @@ def _compare(
         warnings.warn(
             f"{file.path} was written with other versions ({', '.join(other)}): the run goes on, but that its bytes "
             "are those of an uninterrupted run is no longer promised",
-            stacklevel=5,
+            stacklevel=6,
         )
     # Bytecode differs between versions of Python, so there it says nothing about the function.
     same_python = before.get("python", "").split(".")[:2] == now["python"].split(".")[:2]
@@ -320,5 +320,5 @@ def _cut_off_damage(file: "Store") -> None:
         return
     good, count, _ = file.good()
     if count is not None and good < count:
-        warnings.warn(f"{file.path}: {count - good} damaged records are removed and computed again", stacklevel=5)
+        warnings.warn(f"{file.path}: {count - good} damaged records are removed and computed again", stacklevel=6)
         file.drop_after(good)

@@ -13,25 +13,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_fresh, whole_number
+from onedraw.arguments import one_of, optional_whole_number, whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_lanes
-from onedraw.engine.crew import Here, hired
+from onedraw.engine.crew import Here
 from onedraw.engine.crew import current as current_crew
 from onedraw.engine.lockstep import FAILURES_KEPT, Sampler, Tally, advance
 from onedraw.engine.record import Record
-from onedraw.engine.saving import Saver, Specification, begin, checked_segment, recorded_seed
-from onedraw.engine.signals import Stopped, guarded
+from onedraw.engine.saving import Saver, Specification
+from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.engine.threads import one_blas_thread
-from onedraw.estimator import AbcAverage, placed
+from onedraw.estimator import AbcAverage
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
-from onedraw.progress import Progress, Show
+from onedraw.progress import Progress
 from onedraw.proposal import resolve
+from onedraw.samplers.opening import Shared, checked_ends, ended, on_engine, opened
 from onedraw.samplers.pilot import learn_distance, warn_ignored_rng
 from onedraw.samplers.specification import in_time, specify
 from onedraw.samplers.start import Start, chains_a_block, keeps_distances, points_in, starting_states
@@ -50,52 +51,36 @@ UNITS = 32
 class Request:
     """The arguments that every chain sampler takes, checked."""
 
+    shared: Shared
     draws: int | None
     chains: int
     budget: int | None
     thin: int
-    seed: int
-    on_error: str
-    max_seconds: float | None
-    progress: Show
     start: Any
     proposal: Any
-    store: Any = None
-    segment: float = 30.0
-    workers: int | None = None
-    executor: Any = None
-    timeout: float | None = None
     layout: str = "chains"
 
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        return self.shared.seed
+
     @staticmethod
-    def checked(model: Model | None, **given: Any) -> "Request":
-        draws = optional_whole_number("draws", given["draws"], "the number of draws kept of each chain")
-        budget = optional_whole_number("budget", given["budget"], "the largest number of simulations")
-        if draws is None and budget is None:
-            raise ValueError("give draws=, budget= or both: one of them must end the run")
+    def checked(model: Model | None, given: Mapping[str, Any]) -> "Request":
+        """From the arguments of a call by name: see `Shared.checked`."""
+        draws, budget = checked_ends(given["draws"], given["budget"], "the number of draws kept of each chain")
         chains = optional_whole_number("chains", given["chains"], "the number of chains run side by side")
         if chains is None:
             default = BATCHED_CHAINS if model is not None and model.batched else PLAIN_CHAINS
             chains = points_in(given["start"]) or default
-        max_seconds = given["max_seconds"]
-        if max_seconds is not None:
-            max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")
         return Request(
+            shared=Shared.checked(given),
             draws=draws,
             chains=chains,
             budget=budget,
             thin=whole_number("thin", given["thin"], "the number of steps between kept draws"),
-            seed=seed_or_fresh(recorded_seed(given["store"], given["seed"])),
-            on_error=one_of("on_error", given["on_error"], ("reject", "raise")),
-            max_seconds=max_seconds,
-            progress=Progress(given["progress"], "", None).asked,
             start=given["start"],
             proposal=given["proposal"],
-            store=given["store"],
-            segment=checked_segment(given["segment"]),
-            workers=given["workers"],
-            executor=given["executor"],
-            timeout=given["timeout"],
             layout=one_of("layout", given.get("layout", "chains"), ("chains", "draws")),
         )
 
@@ -139,24 +124,23 @@ def run_chains(
     log_prior)` its state from the starting draws of a block. `worst` is the most simulations one step of one chain
     can take. `also` are arguments of the run that its settings do not show.
     """
-    estimator = placed(_in_time(estimator, request.timeout), None)
+    estimator = on_engine(_in_time(estimator, request.shared.timeout), request.shared)
     arguments = {
         **settings, **(also or {}), "draws": request.draws, "budget": request.budget, "chains": request.chains,
-        "thin": request.thin, "seed": request.seed, "on_error": request.on_error, "timeout": request.timeout,
-        "layout": request.layout,
+        "thin": request.thin, **request.shared.identity(estimator), "layout": request.layout,
     }  # fmt: skip
 
     def specification() -> Specification:
         made = specify(algorithm, estimator, arguments, proposal=request.proposal, start=request.start)
         return replace(made, facts={**made.facts, "settings": list(settings), "start": _start_setting(request.start)})
 
-    with (
-        hired(request.workers, request.executor) as crew,
-        guarded(terminate=request.store is not None),
-        begin(request.store, request.segment, specification) as saver,
-    ):
-        post = _run(algorithm, request, estimator, make_sampler, make_state, worst, settings, saver)
-        return replace(post, cost=post.cost.plus(Cost(surplus=crew.surplus)))
+    return opened(
+        request.shared,
+        specification,
+        lambda saver, deadline: _run(
+            algorithm, request, estimator, make_sampler, make_state, worst, settings, saver, deadline
+        ),
+    )
 
 
 def _run(
@@ -168,22 +152,21 @@ def _run(
     worst: int,
     settings: dict[str, Any],
     saver: Saver,
+    deadline: Deadline,
 ) -> Posterior:
-    deadline = Deadline(request.max_seconds)
+    shared = request.shared
     model, kernel = _model_and_kernel(estimator)
     rounds = Rounds([], [], [], [], Cost(), [])
     notes: list[str] = []
     proposal = None
     try:
         if model is not None and model.pilot:
-            model, pilot = learn_distance(
-                model, request.seed, request.budget, request.on_error, request.progress, saver
-            )
+            model, pilot = learn_distance(model, shared.seed, request.budget, shared.on_error, shared.progress, saver)
             estimator = estimator.with_model(model)
             rounds.cost = pilot
         left = None if request.budget is None else request.budget - rounds.cost.simulations
         start = starting_states(
-            request.start, estimator, request.chains, request.seed, left, deadline, request.progress, saver
+            request.start, estimator, request.chains, shared.seed, left, deadline, shared.progress, saver
         )
     except Stopped as stopped:
         rounds.reason = stopped.reason
@@ -199,13 +182,13 @@ def _run(
                     f"{start.cost.simulations:,} simulations: raise eps or the budget, or ask for fewer chains"
                 )
         else:
-            proposal = resolve(request.proposal, estimator.prior, lambda: _spread(start, estimator.prior, request.seed))
+            proposal = resolve(request.proposal, estimator.prior, lambda: _spread(start, estimator.prior, shared.seed))
             if saver.last("ready") is None:
                 saver.put("ready", {"proposal": proposal.described(), "notes": notes})
             load_rounds(rounds, saver.records("run.segment"))
             sampler = make_sampler(estimator, proposal)
             _rounds_of_steps(algorithm, request, estimator, sampler, make_state, start, worst, deadline, rounds, saver)
-    notes.extend(in_time({"timeout": request.timeout}))
+    notes.extend(in_time({"timeout": shared.timeout}))
     settings = {
         "algorithm": algorithm,
         "kernel": None if kernel is None else kernel.name,
@@ -217,7 +200,7 @@ def _run(
         "thin": request.thin,
         "proposal": None if proposal is None else proposal.described(),
         "start": _start_setting(request.start),
-        "on_error": request.on_error,
+        "on_error": shared.on_error,
     }
     most = math.inf if request.budget is None else STEPS_A_SIMULATION * request.budget // request.chains
     if request.budget is not None and rounds.done() > most - request.thin:
@@ -225,12 +208,13 @@ def _run(
             f"stopped with {request.budget - rounds.cost.simulations:,} simulations unspent: hardly any of "
             f"{rounds.done():,} steps proposed what was worth simulating; use smaller steps"
         )
-    status = _status(rounds.reason, request, sum(map(len, rounds.theta)))
+    made = f"{request.chains} x {sum(map(len, rounds.theta)):,} draws"
+    status = ended(rounds.reason, request.budget, made)
     saver.finish(status.reason, status.message, notes)
     keep = keeps_distances(estimator) and kernel is not None
     rounds.cost = rounds.cost._replace(seconds=saver.seconds())
     return posterior_of(
-        rounds, estimator.prior, keep, settings, request.seed, status, model, kernel, [*notes, *saver.notes]
+        rounds, estimator.prior, keep, settings, shared.seed, status, model, kernel, [*notes, *saver.notes]
     )
 
 
@@ -254,7 +238,7 @@ def _rounds_of_steps(
         states = [_state_of(type(states[0]), last.arrays, block) for block in blocks]
     wanted = None if request.draws is None else request.draws * request.thin
     keep = keeps_distances(estimator)
-    bar = Progress(request.progress, algorithm, wanted or request.budget, "steps" if wanted else "simulations")
+    bar = Progress(request.shared.progress, algorithm, wanted or request.budget, "steps" if wanted else "simulations")
     with one_blas_thread(), bar:
         while True:
             if not rounds.plans or rounds.taken == rounds.plans[-1][1]:
@@ -341,7 +325,7 @@ def _segments(
         if cuts[leg] == steps:
             return None
         if leg + 1 == len(cuts):
-            cuts.append(cuts[leg] + walk.length(min(length, steps - cuts[leg])))
+            cuts.append(cuts[leg] + walk.length(min(length, steps - cuts[leg]), states[lane]))
         state = states[lane] if last is None else last.state
         return Leg(blocks[lane], state, done + cuts[leg], cuts[leg + 1] - cuts[leg])
 
@@ -365,7 +349,7 @@ def _segments(
         if saver.due((now - saved) // request.thin * step_bytes):
             save()
         aim = crew.piece if crew.remote else LOOK_SECONDS / len(blocks)
-        longest = min(aim * (now - taken) / max(seconds, 1e-9), 8 * (now - taken))
+        longest = min(aim * (now - taken) / max(seconds, 1e-9), 4 * (now - taken))
         length = max(1, round(longest / request.thin)) * request.thin
 
     try:
@@ -417,13 +401,13 @@ class Walk:
         """The JAX engine, where the steps are taken there."""
         return getattr(getattr(self.sampler, "estimator", None), "engine", None)
 
-    def length(self, steps: int) -> int:
+    def length(self, steps: int, state: Any) -> int:
         """Steps of a leg that is to take about so many."""
         if self.engine is None:
             return steps
-        from onedraw.engine.jax import length_of_leg
+        from onedraw.engine.jax import room_for
 
-        return length_of_leg(steps // self.thin) * self.thin
+        return min(steps, room_for(state) * self.thin)
 
     def __call__(self, leg: Leg) -> Walked:
         if self.engine is not None:
@@ -598,15 +582,6 @@ def _acceptance(rounds: Rounds) -> tuple[float, float]:
 
 def _start_setting(start: Any) -> str:
     return start if isinstance(start, str) else type(start).__name__
-
-
-def _status(reason: str, request: Request, kept: int) -> Status:
-    made = f"{request.chains} x {kept:,} draws"
-    message = {
-        "budget": f"the budget of {request.budget or 0:,} simulations is spent: {made}",
-        "max_seconds": f"stopped by max_seconds: {made}",
-    }.get(reason, f"{reason}: {made}")
-    return Status(reason, message)
 
 
 def _spread(start: Start, prior: Prior, seed: int) -> Array:

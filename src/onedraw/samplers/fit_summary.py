@@ -14,18 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.adjust import RIDGE, Support, support_of
-from onedraw.arguments import one_of, seed_or_fresh, whole_number
+from onedraw.arguments import one_of, whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
 from onedraw.engine.crew import hired
-from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.model import Model
 from onedraw.progress import Progress, Show
-from onedraw.samplers.pilot import refuse_hopeless
-from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Batched, Failure, Simulated, summarise_observed
+from onedraw.samplers.opening import Shared, check_model
+from onedraw.samplers.pilot import FromPrior, Piloted, refuse_hopeless
+from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Batched, Failure, summarise_observed
 
 PLAIN_BLOCK = 32
+"""Simulations a block for simulators that are called once a pseudo-sample."""
 TERMS = ("linear", "squares", "products")
 LEAST_EXPLAINED = 0.02
 """Share of a parameter's variance that a column must explain to be kept."""
@@ -133,20 +134,6 @@ class Fitted(NamedTuple):
     seed: int
 
 
-@dataclass(frozen=True, eq=False)
-class FromPrior:
-    """The pure task: simulate at draws from the prior."""
-
-    model: Model
-    seed: int
-    on_error: str
-
-    def __call__(self, block: Block) -> tuple[Array, Simulated]:
-        rng = Rng(self.seed, Phase.PILOT, block.first)
-        theta = self.model.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
-        return theta, self.model.simulate_rows(rng, theta, on_error=self.on_error)
-
-
 def block_rows(model: Model) -> int:
     """Simulations a block."""
     return max(1, min(CHUNK_ROWS, CHUNK_VALUES // model.recipe.width)) if model.batched else PLAIN_BLOCK
@@ -184,31 +171,30 @@ def fit_summary(
     >>> fitted.model, fitted.cost.simulations
     (Model(mu -> 2 summaries), 500)
     """
-    if not isinstance(model, Model):
-        raise ValueError(f"model must be an od.Model, got {type(model).__name__}")
+    shared = Shared.checked(locals())
+    check_model(model)
     budget = whole_number("budget", budget, "the number of simulations to learn from", least=10)
     if terms is not None:
         one_of("terms", terms, TERMS)
-    one_of("on_error", on_error, ("reject", "raise"))
-    seed = seed_or_fresh(seed)
     theta: list[Array] = []
     rows: list[Array] = []
     failures: list[Failure] = []
     failed = setups = 0
 
-    def take(block: Block, result: tuple[Array, Simulated]) -> bool:
+    def take(block: Block, piloted: Piloted) -> bool:
         nonlocal failed, setups
-        theta.append(result[0])
-        rows.append(result[1].rows[:, 0, :])
-        failed, setups = failed + result[1].failed, setups + result[1].setups
-        failures.extend(result[1].failures[: 1 - len(failures)])
+        result = piloted.result
+        theta.append(piloted.theta)
+        rows.append(result.rows[:, 0, :])
+        failed, setups = failed + result.failed, setups + result.setups
+        failures.extend(result.failures[: 1 - len(failures)])
         refuse_hopeless(block.first + block.size, failed, failures, last=block.first + block.size == budget)
         return False
 
     deadline = Deadline(None)
     bar = Progress(progress, "learn the summary", budget, "simulations")
     with hired(workers, executor):
-        reason = in_order(FromPrior(model, seed, on_error), cut(budget, block_rows(model)), take, deadline, bar)
+        reason = in_order(FromPrior(model, shared.seed, on_error), cut(budget, block_rows(model)), take, deadline, bar)
     if reason != "done":
         raise KeyboardInterrupt(f"{reason} while simulations for the summary were made")
     all_theta, all_rows = np.concatenate(theta), np.concatenate(rows)
@@ -223,7 +209,7 @@ def fit_summary(
         )
     made = with_learnt(model, learnt)
     cost = Cost(simulations=budget, setups=setups, failed=failed, proposals=budget, seconds=deadline.seconds())
-    return Fitted(made, all_theta, all_rows, cost, learnt, seed)
+    return Fitted(made, all_theta, all_rows, cost, learnt, shared.seed)
 
 
 def with_learnt(model: Model, learnt: Learnt) -> Model:

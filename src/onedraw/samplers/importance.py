@@ -21,38 +21,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import one_of, positive, seed_or_fresh, whole_number
+from onedraw.arguments import positive, whole_number
 from onedraw.arrays import Array
-from onedraw.cost import Cost
-from onedraw.engine.blocks import Deadline, cut
-from onedraw.engine.crew import hired
-from onedraw.engine.saving import Saver, begin, checked_segment, recorded_seed
-from onedraw.engine.signals import Stopped, guarded
+from onedraw.engine.blocks import cut
+from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.engine.threads import one_blas_thread
 from onedraw.estimator import AbcAverage
 from onedraw.kernels import EPS_MEANING, Kernel
 from onedraw.model import Model
-from onedraw.posterior import Posterior, Simulations, Status
+from onedraw.posterior import Posterior, Simulations
 from onedraw.prior import Prior
-from onedraw.progress import Progress, Show
-from onedraw.samplers.pilot import learn_distance
+from onedraw.progress import Show
+from onedraw.samplers.opening import Shared, check_model, check_pays, on_engine
 from onedraw.samplers.rounds import (
     Found,
     Ledger,
     Outcome,
     Stage,
-    distance_setting,
     effective,
-    finish,
     kernel_family,
     nothing_found,
-    sequential_posterior,
+    run_in_rounds,
     together,
     tolerance_with,
 )
-from onedraw.samplers.specification import specify
+from onedraw.samplers.specification import distance_setting
 from onedraw.simulator import CHUNK_ROWS, Simulated
+from onedraw.weights import systematic
 
 PLAIN_BLOCK = 16
 """Simulations a block for simulators that are called once a pseudo-sample."""
@@ -203,9 +198,7 @@ def around(theta: Array, weight: Array, prior: Prior, rng: np.random.Generator) 
     smallest = 1e-12 * np.maximum(mean * mean, float(variance.max()) or 1.0)
     deviation = np.sqrt(np.maximum(variance, smallest))
     k = int(min(COMPONENTS, max(1, effective(weight) // 2)))
-    ends = np.cumsum(weight)
-    places = (np.arange(k) + rng.random()) / k * ends[-1]
-    picked = np.minimum(np.searchsorted(ends, places, side="right"), n - 1)
+    picked = systematic(weight, k, rng.random())
     centre = theta[picked]
     near = int(min(n, max(3 * (dim + 1), math.ceil(NEAR * n))))
     free = ~prior.discrete
@@ -271,13 +264,16 @@ def prior_constant(prior: Prior, seed: int) -> tuple[float, float]:
 class Rounds:
     """An importance run as it goes on: all proposals, their simulations, and the components they came from."""
 
-    def __init__(self, estimator: AbcAverage, seed: int, ledger: Ledger, defensive: float) -> None:
-        self.estimator, self.seed, self.ledger, self.defensive = estimator, seed, ledger, defensive
+    def __init__(self, estimator: AbcAverage, arguments: Mapping[str, Any], ledger: Ledger) -> None:
+        check_pays(arguments["budget"], estimator.pseudo_samples, ledger.cost.simulations)
+        self.estimator, self.ledger, self.seed = estimator, ledger, arguments["seed"]
+        self.defensive, self.keep_rows = arguments["defensive"], arguments["keep_rows"]
+        self.target, self.ess = arguments["eps"], arguments["ess"]
         self.prior, self.kernel = estimator.prior, estimator.kernel
-        self.task = Simulate(estimator, seed)
+        self.task = Simulate(estimator, self.seed)
         pseudo_samples = estimator.pseudo_samples
         self.block = max(1, (CHUNK_ROWS if estimator.model.batched else PLAIN_BLOCK) // pseudo_samples)
-        self.constant, self.constant_se = prior_constant(self.prior, seed)
+        self.constant, self.constant_se = prior_constant(self.prior, self.seed)
         self.theta = np.empty((0, self.prior.dim), order="F")
         self.log_prior = np.empty(0)
         self.distances = np.empty((0, pseudo_samples))
@@ -437,15 +433,20 @@ class Rounds:
 
     counted = 0
 
-    def run(self, target: float | None, ess: float | None) -> str:
+    def begun(self) -> bool:
+        """Whether a proposal was simulated."""
+        return len(self.theta) > 0
+
+    def run(self) -> str:
         """Spend each budget in turn: why it ended."""
         reason = "budget"
         for limit in self.ledger.limits:
             assert limit is not None
-            reason = self._spend(limit, target, ess)
+            reason = self._spend(limit)
         return reason
 
-    def _spend(self, limit: int, target: float | None, ess: float | None) -> str:
+    def _spend(self, limit: int) -> str:
+        target, ess = self.target, self.ess
         least = 0.0 if target is None else target
         sizes = round_sizes(self.left(limit), self.prior.dim)
         mixture = None
@@ -462,26 +463,27 @@ class Rounds:
             if number < len(sizes):
                 if self.adaptive and mixture is not None:
                     self.relearn(begin)
-                eps, _, weight = self.near(self.wanted(target, ess), least)
+                eps, _, weight = self.near(self.wanted(), least)
                 if math.isfinite(eps):
                     self.stage(eps, weight, before)
                 if target is not None and ess is not None and eps <= target and effective(weight) >= ess:
                     return "ess"
         return "budget"
 
-    def wanted(self, target: float | None, ess: float | None) -> float:
+    def wanted(self) -> float:
         """The effective number of draws that the final tolerance is to leave."""
+        ess = self.ess
         if ess is None:
             paid = self.ledger.cost.simulations
-            ess = math.sqrt(10 * paid) if target is None else 10.0 * (self.prior.dim + 1)
+            ess = math.sqrt(10 * paid) if self.target is None else 10.0 * (self.prior.dim + 1)
         return min(ess, 0.9 * max(len(self.theta), 1))
 
-    def found(self, resolved: Mapping[str, Any], target: float | None, ess: float | None) -> Found:
-        """The draws at the final tolerance, wherever the run was stopped."""
+    def found(self, reason: str) -> Found:
+        """The draws at the final tolerance, wherever and why ever the run was stopped."""
+        target, notes = self.target, []
         least = 0.0 if target is None else target
-        eps, some, weight = self.near(self.wanted(target, ess), least)
-        notes = []
-        resolved = {**resolved, "distance": distance_setting(self.estimator.model)}
+        eps, some, weight = self.near(self.wanted(), least)
+        resolved = {"distance": distance_setting(self.estimator.model)}
         if self.scales:
             resolved["scales"] = self.scales
         if self.constant_se > 0:
@@ -497,7 +499,7 @@ class Rounds:
             return replace(empty, failures=failures, notes=tuple(notes))
         if target is not None and eps > target:
             notes.append(
-                f"eps = {target:g} left draws worth fewer than {self.wanted(target, ess):.0f}: these are at eps = "
+                f"eps = {target:g} left draws worth fewer than {self.wanted():.0f}: these are at eps = "
                 f"{eps:.4g}; raise the budget"
             )
         keep = weight > 0
@@ -508,8 +510,10 @@ class Rounds:
             resolved, tuple(notes),
         )  # fmt: skip
 
-    def simulations(self) -> Simulations:
-        """All simulations with their weights."""
+    def bank(self) -> Simulations | None:
+        """All simulations with their weights, where summaries are kept."""
+        if not (self.keep_rows and self.proposals):
+            return None
         rows = np.concatenate(self.rows) if self.rows else None
         return Simulations(self.theta, self.distances, self.log_weight(np.arange(len(self.theta))), rows)
 
@@ -544,6 +548,7 @@ def importance(
     max_seconds: float | None = None,
     workers: int | None = None,
     executor: Any = None,
+    engine: str | None = None,
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
@@ -588,7 +593,7 @@ def importance(
     keep_rows
         Keep the summaries of all simulations too: `bank` of the Posterior then has them, with theta, distances and
         weights of every simulation.
-    seed, on_error, max_seconds, workers, executor, timeout, store, segment, progress
+    seed, on_error, max_seconds, workers, executor, engine, timeout, store, segment, progress
         As in every sampler: see `od.rejection`.
 
     >>> import onedraw as od
@@ -601,16 +606,13 @@ def importance(
     >>> abs(post.summary()["theta"].mean - 1.0) < 0.2
     True
     """
-    if not isinstance(model, Model):
-        raise ValueError(f"model must be an od.Model, got {type(model).__name__}")
+    shared = Shared.checked(locals())
+    check_model(model)
     family = kernel_family(kernel)
     model = model.limited(timeout)
     budget = whole_number("budget", budget, "the largest number of simulations")
     pseudo_samples = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
-    if budget < pseudo_samples:
-        raise ValueError(
-            f"budget = {budget} does not pay for one proposal of pseudo_samples = {pseudo_samples} simulations"
-        )
+    check_pays(budget, pseudo_samples)
     if eps is not None:
         eps = positive("eps", eps, EPS_MEANING)
     if ess is not None:
@@ -619,70 +621,13 @@ def importance(
         raise ValueError(f"defensive must lie between 0 and 1, got {defensive!r}: it is the share from the prior")
     if not isinstance(keep_rows, bool):
         raise ValueError(f"keep_rows must be True or False, got {keep_rows!r}")
-    if max_seconds is not None:
-        max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")
-    one_of("on_error", on_error, ("reject", "raise"))
-    seed = seed_or_fresh(recorded_seed(store, seed))
-    segment = checked_segment(segment)
     estimator = AbcAverage(
         model, family, pseudo_samples, on_error=on_error, keep_distances=True, early=False,
         keep_rows=keep_rows or bool(getattr(model.distance, "adapt", False)),
     )  # fmt: skip
+    estimator = on_engine(estimator, shared)
     arguments = {
         "eps": eps, "ess": ess, "pseudo_samples": pseudo_samples, "defensive": float(defensive), "budget": budget,
-        "seed": seed, "on_error": on_error, "keep_rows": keep_rows, "timeout": timeout,
+        "keep_rows": keep_rows, **shared.identity(estimator),
     }  # fmt: skip
-    show = Progress(progress, "importance", budget, "simulations")
-    deadline = Deadline(max_seconds)
-    with (
-        hired(workers, executor) as crew,
-        guarded(terminate=store is not None),
-        begin(store, segment, lambda: specify("importance", estimator, arguments)) as saver,
-        one_blas_thread(),
-        show,
-    ):
-        post = _run(estimator, arguments, saver, deadline, show)
-        return replace(post, cost=post.cost.plus(Cost(surplus=crew.surplus)))
-
-
-def _run(
-    estimator: AbcAverage, arguments: Mapping[str, Any], saver: Saver, deadline: Deadline, show: Progress
-) -> Posterior:
-    model, seed, rounds, ledger, pilot = estimator.model, arguments["seed"], None, None, Cost()
-    try:
-        model, pilot = learn_distance(model, seed, arguments["budget"], arguments["on_error"], show.asked, saver)
-        ledger = Ledger(saver, deadline, show, arguments["budget"], pilot)
-        rounds = Rounds(estimator.with_model(model), seed, ledger, arguments["defensive"])
-        if rounds.left(arguments["budget"]) < 1:
-            raise ValueError(
-                f"budget = {arguments['budget']} does not pay for one proposal of pseudo_samples = "
-                f"{estimator.pseudo_samples} simulations after {pilot.simulations} pilot simulations"
-            )
-        reason = rounds.run(arguments["eps"], arguments["ess"])
-        ledger.refuse_nothing()
-    except Stopped as stopped:
-        reason = stopped.reason
-    resolved = {"distance": distance_setting(model)}
-    cost = pilot if ledger is None else ledger.cost
-    if rounds is None or len(rounds.theta) == 0:
-        found = nothing_found(model.prior.dim, estimator.pseudo_samples, cost, resolved)
-    else:
-        found = rounds.found(resolved, arguments["eps"], arguments["ess"])
-    status = _status(reason, arguments["budget"], found)
-    finish(saver, ledger, found, status)
-    bank = rounds.simulations() if arguments["keep_rows"] and rounds is not None and rounds.proposals else None
-    if rounds is not None:
-        model = rounds.estimator.model
-    return sequential_posterior(
-        "importance", found, model.prior, arguments, cost._replace(seconds=saver.seconds()), status, estimator.kernel,
-        estimator.kernel.name, model, saver.notes, bank,
-    )  # fmt: skip
-
-
-def _status(reason: str, budget: int, found: Found) -> Status:
-    made = f"eps = {found.eps:.4g}, worth {effective(found.weight):,.0f} draws by their weights"
-    if reason == "budget":
-        return Status("budget", f"the budget of {budget:,} simulations is spent: {made}")
-    if reason == "ess":
-        return Status("finished", f"finished: {made}")
-    return Status(reason, f"stopped by max_seconds: {made}" if reason == "max_seconds" else f"{reason}: {made}")
+    return run_in_rounds("importance", shared, estimator, arguments, Rounds)

@@ -28,26 +28,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw import adjust
-from onedraw.adjust import Decision, Estimate, Near, Support, effective, support_of, systematic
-from onedraw.arguments import one_of, positive, seed_or_fresh, whole_number
+from onedraw.adjust import Decision, Estimate, Near, Support, support_of
+from onedraw.arguments import whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.distance import Euclidean
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
-from onedraw.engine.crew import hired
 from onedraw.engine.fingerprint import fingerprint
-from onedraw.engine.saving import Saver, Specification, begin, checked_segment, recorded_seed
-from onedraw.engine.signals import guarded
+from onedraw.engine.saving import Saver, Specification
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.engine.threads import one_blas_thread
+from onedraw.estimator import AbcAverage
+from onedraw.kernels import uniform
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
 from onedraw.progress import Progress, Show
 from onedraw.samplers.fit_summary import Fitted, block_rows, learn, terms_for
+from onedraw.samplers.opening import Shared, on_engine, opened
 from onedraw.samplers.pilot import refuse_hopeless, warn_ignored_rng
 from onedraw.samplers.specification import in_time, model_facts, model_parts
 from onedraw.simulator import Batched, Failure
+from onedraw.weights import effective, systematic
 
 PILOT, PILOT_GROWTH = 200, 0.7
 """Pilot simulations at a budget of 1000, and the power of the budget with which they grow."""
@@ -383,7 +385,7 @@ def _held_out(
         if len(close) == 0:
             continue
         weight = np.exp(near.log_weight[close] - near.log_weight[close].max())
-        picked.append(close[systematic(rng, weight, max(1, number // len(nears)))])
+        picked.append(close[systematic(weight, max(1, number // len(nears)), rng.random())])
     return np.unique(np.concatenate(picked)) if picked else np.empty(0, dtype=np.intp)
 
 
@@ -425,7 +427,7 @@ def aim(bank: Bank, said: Study, seed: int, stage: int) -> Aim:
 def around(free: Array, weight: Array, scale: float, number: int, rng: np.random.Generator) -> Mixture:
     """Normals around draws picked by weight, each with the covariance of its neighbours times `scale`."""
     n, dim = free.shape
-    centre = free[systematic(rng, weight, min(number, n))]
+    centre = free[systematic(weight, min(number, n), rng.random())]
     near = int(min(n, max(2 * dim + 2, n**0.7)))
     root = adjust.local_roots(free, weight, centre, near, min(1.0, (dim + 1) / near))
     return Mixture(centre, root * math.sqrt(scale))
@@ -458,6 +460,7 @@ def infer(
     max_seconds: float | None = None,
     workers: int | None = None,
     executor: Any = None,
+    engine: str | None = None,
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
@@ -481,7 +484,7 @@ def infer(
     draws
         How many draws to return. They are drawn from a smoothed estimate, and worth fewer independent ones: `summary()`
         says how many.
-    on_error, max_seconds, workers, executor, timeout, store, segment, progress
+    on_error, max_seconds, workers, executor, engine, timeout, store, segment, progress
         As in `od.rejection`.
 
     >>> import onedraw as od
@@ -492,6 +495,7 @@ def infer(
     >>> bool(abs(post.summary()["theta"].mean - 1.0) < 0.1), post.cost.simulations
     (True, 2000)
     """
+    shared = Shared.checked(locals())
     fitted = model if isinstance(model, Fitted) else None
     if isinstance(model, Fitted):
         model = model.model
@@ -499,31 +503,23 @@ def infer(
         raise ValueError(f"model must be an od.Model or the result of od.fit_summary, got {type(model).__name__}")
     budget = whole_number("budget", budget, "the largest number of simulations")
     draws = whole_number("draws", draws, "the number of posterior draws")
-    one_of("on_error", on_error, ("reject", "raise"))
     if fitted is not None and fitted.cost.simulations > budget:
         raise ValueError(
             f"budget = {budget} is below the {fitted.cost.simulations} simulations that od.fit_summary has spent: they "
             "count towards it"
         )
-    if max_seconds is not None:
-        max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")
-    seed = seed_or_fresh(recorded_seed(store, seed))
-    segment = checked_segment(segment)
-    Progress(progress, "infer", budget, "simulations")
+    # The kernel is not used: what is put on an engine is the simulator.
+    estimator = on_engine(AbcAverage(model.limited(timeout), uniform(1.0)), shared)
+    model = estimator.model
     arguments = {
-        "parameters": list(model.prior.names), "budget": budget, "draws": draws, "seed": seed, "on_error": on_error,
-        "timeout": timeout,
+        "parameters": list(model.prior.names), "budget": budget, "draws": draws, **shared.identity(estimator),
     }  # fmt: skip
-    model = model.limited(timeout)
-    run = Run(model, fitted, budget, draws, seed, on_error, Deadline(max_seconds), progress)
-    with (
-        hired(workers, executor) as crew,
-        guarded(terminate=store is not None),
-        begin(store, segment, lambda: _specification(model, fitted, arguments)) as saver,
-    ):
-        post = run.all(saver)
-        notes = (*post.notes, *in_time(arguments))
-        return replace(post, cost=post.cost.plus(Cost(surplus=crew.surplus)), notes=notes)
+
+    def run(saver: Saver, deadline: Deadline) -> Posterior:
+        post = Run(model, fitted, budget, draws, shared.seed, on_error, deadline, shared.progress).all(saver)
+        return replace(post, notes=(*post.notes, *in_time(arguments)))
+
+    return opened(shared, lambda: _specification(model, fitted, arguments), run)
 
 
 def _specification(model: Model, fitted: Fitted | None, arguments: Mapping[str, Any]) -> Specification:

@@ -6,7 +6,7 @@ from draws that are then accepted would bend the posterior (docs/theory.md).
 
 import warnings
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,18 @@ HOPELESS = 100
 """Simulations that may all fail before a run stops."""
 
 
+class Piloted(NamedTuple):
+    """Draws from the prior, and what was simulated at them."""
+
+    theta: Array
+    result: Simulated
+
+    @property
+    def simulations(self) -> int:
+        """What the block cost."""
+        return self.result.simulations
+
+
 @dataclass(frozen=True, eq=False)
 class FromPrior:
     """The pure task of a pilot: simulate at draws from the prior."""
@@ -34,10 +46,10 @@ class FromPrior:
     seed: int
     on_error: str
 
-    def __call__(self, block: Block) -> Simulated:
+    def __call__(self, block: Block) -> Piloted:
         rng = Rng(self.seed, Phase.PILOT, block.first)
         theta = self.model.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
-        return self.model.simulate_rows(rng, theta, on_error=self.on_error)
+        return Piloted(theta, self.model.simulate_rows(rng, theta, on_error=self.on_error))
 
 
 def learn_distance(
@@ -65,8 +77,9 @@ def learn_distance(
         first_failure = [Failure(**one) for one in record.scalars["failures"]]
         saved = len(rows)
 
-    def take(block: Block, result: Simulated) -> bool:
+    def take(block: Block, piloted: Piloted) -> bool:
         nonlocal done, failed, setups
+        result = piloted.result
         rows.append(result.rows[:, 0, :])
         failed += result.failed
         setups += result.setups

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import one_of, whole_number
+from onedraw.arguments import whole_number
 from onedraw.arrays import Array, namespace
 from onedraw.engine.lockstep import Info
 from onedraw.engine.streams import Purpose, Rng
@@ -144,6 +144,7 @@ def pseudo_marginal(
     estimator: Any = None,
     workers: int | None = None,
     executor: Any = None,
+    engine: str | None = None,
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
@@ -169,7 +170,7 @@ def pseudo_marginal(
     budget
         The most simulations, pilot and starts included: never passed, and missed by less than one proposal (times
         thin) for each chain. `draws` or `budget` or both: whichever comes first.
-    thin, seed, on_error, max_seconds, workers, executor, timeout, store, segment, progress
+    thin, seed, on_error, max_seconds, workers, executor, engine, timeout, store, segment, progress
         As in every sampler: see `od.rejection`.
     early
         Reject before simulating where no simulation could be accepted. The chain is the same for plain simulators
@@ -190,6 +191,7 @@ def pseudo_marginal(
     >>> post.draws["theta"].shape
     (64, 100)
     """
+    given = locals()
     draws_each = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
     if not isinstance(early, bool):
         raise ValueError(f"early must be True or False, got {early!r}")
@@ -197,7 +199,6 @@ def pseudo_marginal(
         check_model_and_kernel(model, kernel)
         assert model is not None and kernel is not None
         keep = draws_each == 1 if keep_distances is None else bool(keep_distances)
-        on_error = one_of("on_error", on_error, ("reject", "raise"))
         if layout == "draws" and not model.plain:
             raise ValueError("layout='draws' is for plain simulators: others draw their pseudo-samples together anyway")
         estimator = AbcAverage(
@@ -211,15 +212,9 @@ def pseudo_marginal(
     else:
         check_estimator(estimator)
         draws_each = pseudo_samples_of(estimator)
-    request = Request.checked(
-        model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
-        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
-        segment=segment, workers=workers, executor=executor, timeout=timeout,
-        layout=layout,
-    )  # fmt: skip
     return run_chains(
         "pseudo_marginal",
-        request,
+        Request.checked(model, given),
         estimator,
         lambda ready, walk: PseudoMarginal(ready, walk, early, draws_each),
         starting_state,

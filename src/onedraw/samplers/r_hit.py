@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import one_of, whole_number
+from onedraw.arguments import whole_number
 from onedraw.arrays import Array, namespace
 from onedraw.engine.lockstep import Info
 from onedraw.engine.streams import Purpose, Rng
@@ -139,9 +139,8 @@ def race(tries: Tries, eps: float, theta: Array, proposed: Array, runners: Array
         # Who has hit needs no second of the pair.
         here, more = tries.distances(theta, runners, 2 * now.draw + 1)
         distance = xp.where(hit, there, now.distance)
-        return Race(
-            now.draw + 1, runners & ~(here < eps), now.accepted | hit, distance, now.spent.plus(spent).plus(more)
-        )
+        spent = now.spent.plus(spent).plus(more)
+        return Race(now.draw + 1, runners & ~(here < eps), now.accepted | hit, distance, spent)
 
     nobody, far = xp.zeros(n, dtype=bool), xp.full(n, np.inf, dtype=proposed.dtype)
     start = Race(0, runners, nobody, far, tries.nothing(n))
@@ -201,11 +200,9 @@ class RHit:
         log_rho = xp.broadcast_to(proposed.log_ratio, log_u.shape)
         log_rho = log_rho if proposed.held is None else xp.where(proposed.held, -np.inf, log_rho)
         # Where all rows are drawn, those that are out of the question are drawn where the chain is.
-        theta = (
-            proposed.theta
-            if isinstance(rng, Rng)
-            else xp.where((log_rho > -np.inf)[:, None], proposed.theta, state.theta)
-        )
+        theta = proposed.theta
+        if not isinstance(rng, Rng):
+            theta = xp.where((log_rho > -np.inf)[:, None], theta, state.theta)
         tries = Tries(self.estimator, rng)
         if self.hits == 1:
             last = race(tries, self.estimator.kernel.eps, state.theta, theta, log_u <= log_rho, self.max_draws // 2)
@@ -268,6 +265,7 @@ def r_hit(
     max_seconds: float | None = None,
     workers: int | None = None,
     executor: Any = None,
+    engine: str | None = None,
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
@@ -286,18 +284,14 @@ def r_hit(
     >>> od.r_hit(model, od.uniform(0.5), draws=100, chains=64, seed=1).shape
     (64, 100)
     """
+    given = locals()
     check_model_and_kernel(model, kernel)
     if not kernel.indicator:
         raise ValueError(
             f"r_hit counts hits, which the {kernel.name} kernel does not have: use od.uniform(eps), or another sampler"
         )
     hits = whole_number("hits", hits, "the number r of hits that end the draws")
-    on_error = one_of("on_error", on_error, ("reject", "raise"))
-    request = Request.checked(
-        model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
-        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
-        segment=segment, workers=workers, executor=executor, timeout=timeout,
-    )  # fmt: skip
+    request = Request.checked(model, given)
     if max_draws is None:
         affordable = MAX_DRAWS if request.budget is None else request.budget // (10 * request.chains * request.thin)
         max_draws = max(min(MAX_DRAWS, affordable), 100)

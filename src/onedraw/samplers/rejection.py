@@ -14,22 +14,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_fresh, whole_number
+from onedraw.arguments import one_of, whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
-from onedraw.engine.crew import hired
 from onedraw.engine.record import Record
-from onedraw.engine.saving import Saver, begin, checked_segment, recorded_seed
-from onedraw.engine.signals import Stopped, guarded
+from onedraw.engine.saving import Saver
+from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.estimator import AbcAverage, Evaluation, check_model_and_kernel, evaluate, placed
+from onedraw.estimator import AbcAverage, Evaluation, check_model_and_kernel, evaluate
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Simulations, Status
 from onedraw.progress import Progress, Show
+from onedraw.samplers.opening import Shared, check_pays, checked_ends, ended, on_engine, opened
 from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
-from onedraw.samplers.specification import in_time, specify
+from onedraw.samplers.specification import distance_setting, in_time, specify
 from onedraw.simulator import CHUNK_ROWS, Failure, JaxSimulator
 
 PLAIN_BLOCK, DEVICE_BLOCK, DEVICE_VALUES = 16, 2**17, 2**25
@@ -330,6 +330,7 @@ def rejection(
     keep: str = "draws",
     workers: int | None = None,
     executor: Any = None,
+    engine: str | None = None,
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
@@ -363,6 +364,10 @@ def rejection(
         Simulate in so many processes on this machine. The result is the same, byte for byte.
     executor
         Simulate on this `concurrent.futures.Executor` or `dask.distributed.Client` instead (docs/scaling.md).
+    engine
+        What takes the steps: "numpy" (the default), or "jax" for a simulator made by `od.jax_simulator`, which is the
+        default there, with double precision on a CPU and single on a GPU; "jax:float64" or "jax:float32" to choose.
+        The same seed gives the same draws on the same device and versions, not the same as on NumPy.
     timeout
         Seconds that one simulation of a plain simulator or an `od.command` may take. One that takes longer is killed
         and counts as failed, so the posterior is that of a model that always ends in time.
@@ -383,76 +388,66 @@ def rejection(
     >>> post.draws["theta"].shape
     (1, 200)
     """
+    shared = Shared.checked(locals())
     check_model_and_kernel(model, kernel)
-    draws = optional_whole_number("draws", draws, "the number of posterior draws")
-    budget = optional_whole_number("budget", budget, "the largest number of simulations")
+    draws, budget = checked_ends(draws, budget, "the number of posterior draws")
     pseudo_samples = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
-    if draws is None and budget is None:
-        raise ValueError("give draws=, budget= or both: one of them must end the run")
-    if budget is not None and budget < pseudo_samples:
-        raise ValueError(
-            f"budget = {budget} does not pay for one proposal of pseudo_samples = {pseudo_samples} simulations"
-        )
-    if max_seconds is not None:
-        max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")
-    one_of("on_error", on_error, ("reject", "raise"))
-    seed = seed_or_fresh(recorded_seed(store, seed))
+    check_pays(budget, pseudo_samples)
     if keep_distances is None:
         keep_distances = pseudo_samples <= KEPT_PSEUDO_SAMPLES
-    segment = checked_segment(segment)
-    model = model.limited(timeout)
     if one_of("keep", keep, ("draws", "summaries", "all")) == "all" and store is None:
         raise ValueError("keep='all' keeps every simulation in the run's file: say which with store='run.db'")
     estimator = AbcAverage(
-        model, kernel, pseudo_samples, on_error=on_error, keep_distances=keep_distances or keep != "draws", early=False,
-        keep_rows=keep != "draws",
+        model.limited(timeout), kernel, pseudo_samples, on_error=on_error,
+        keep_distances=keep_distances or keep != "draws", early=False, keep_rows=keep != "draws",
     )  # fmt: skip
-    estimator = placed(estimator, None)
-    block = block_size(model, pseudo_samples)
+    estimator = on_engine(estimator, shared)
     arguments = {
-        "pseudo_samples": pseudo_samples, "draws": draws, "budget": budget, "seed": seed, "on_error": on_error,
-        "keep_distances": keep_distances, "keep": keep, "block": block, "timeout": timeout,
+        "pseudo_samples": pseudo_samples, "draws": draws, "budget": budget, "keep_distances": keep_distances,
+        "keep": keep, "block": block_size(model, pseudo_samples), **shared.identity(estimator),
     }  # fmt: skip
-    deadline = Deadline(max_seconds)
-    with (
-        hired(workers, executor) as crew,
-        guarded(terminate=store is not None),
-        begin(store, segment, lambda: specify("rejection", estimator, arguments)) as saver,
-    ):
-        try:
-            model, pilot_cost = learn_distance(model, seed, budget, on_error, progress, saver)
-        except Stopped as stopped:
-            found = Basket(0).collected(draws, model.prior.dim, stopped.reason, 0.0)
-            pilot_cost = Cost()
-        else:
-            proposals = None if budget is None else (budget - pilot_cost.simulations) // pseudo_samples
-            if proposals == 0:
-                raise ValueError(
-                    f"budget = {budget} does not pay for one proposal of pseudo_samples = {pseudo_samples} simulations "
-                    f"after {pilot_cost.simulations} pilot simulations"
-                )
-            if saver.last("ready") is None:
-                saver.put("ready", {"distance": _distance_setting(model)})
-            total, unit = (proposals, "proposals") if draws is None else (draws, "draws")
-            found = collect(
-                estimator.with_model(model),
-                seed=seed,
-                phase=Phase.RUN,
-                draws=draws,
-                proposals=proposals,
-                block=block,
-                deadline=deadline,
-                progress=Progress(progress, "rejection", total, unit),
-                saver=saver,
-                keep=keep,
-            )
-        cost = pilot_cost.plus(found.cost)._replace(seconds=saver.seconds(), surplus=crew.surplus)
-        status = _status(found.reason, len(found.theta), draws, budget, found.cost.proposals)
-        saver.finish(status.reason, status.message)
-        named = {**arguments, "kernel": kernel.name, "eps": kernel.eps}
-        return posterior_of(
-            found, model.prior, named, cost, status, kernel, _distance_setting(model), model, saver.notes
+    return opened(
+        shared,
+        lambda: specify("rejection", estimator, arguments),
+        lambda saver, deadline: _run(estimator, arguments, shared, saver, deadline),
+    )
+
+
+def _run(
+    estimator: AbcAverage, arguments: Mapping[str, Any], shared: Shared, saver: Saver, deadline: Deadline
+) -> Posterior:
+    model, kernel, pseudo_samples = estimator.model, estimator.kernel, estimator.pseudo_samples
+    draws, budget, pilot_cost = arguments["draws"], arguments["budget"], Cost()
+    try:
+        model, pilot_cost = learn_distance(model, shared.seed, budget, shared.on_error, shared.progress, saver)
+    except Stopped as stopped:
+        found = Basket(0).collected(draws, model.prior.dim, stopped.reason, 0.0)
+    else:
+        check_pays(budget, pseudo_samples, pilot_cost.simulations)
+        proposals = None if budget is None else (budget - pilot_cost.simulations) // pseudo_samples
+        if saver.last("ready") is None:
+            saver.put("ready", {"distance": distance_setting(model)})
+        total, unit = (proposals, "proposals") if draws is None else (draws, "draws")
+        found = collect(
+            estimator.with_model(model),
+            seed=shared.seed,
+            phase=Phase.RUN,
+            draws=draws,
+            proposals=proposals,
+            block=arguments["block"],
+            deadline=deadline,
+            progress=Progress(shared.progress, "rejection", total, unit),
+            saver=saver,
+            keep=arguments["keep"],
         )
+    cost = pilot_cost.plus(found.cost)._replace(seconds=saver.seconds())
+    kept = len(found.theta)
+    finished = found.reason == "enough" or (found.reason == "done" and kept == draws)
+    reason = "finished" if finished else {"done": "budget"}.get(found.reason, found.reason)
+    status = ended(reason, budget, f"{kept:,} draws", f" after {found.cost.proposals:,} proposals")
+    saver.finish(status.reason, status.message)
+    named = {**arguments, "kernel": kernel.name, "eps": kernel.eps}
+    return posterior_of(found, model.prior, named, cost, status, kernel, distance_setting(model), model, saver.notes)
 
 
 def posterior_of(
@@ -511,16 +506,6 @@ def _shaped(distances: Array, kept: int, pseudo_samples: int) -> Array:
     return shaped[:, :, 0] if pseudo_samples == 1 else shaped
 
 
-def _status(reason: str, kept: int, draws: int | None, budget: int | None, made: int) -> Status:
-    if reason == "enough" or (reason == "done" and draws is not None and kept == draws):
-        return Status("finished", f"finished: {kept:,} draws")
-    if reason == "done":
-        return Status("budget", f"the budget of {budget:,} simulations is spent: {kept:,} draws")
-    if reason == "max_seconds":
-        return Status("max_seconds", f"stopped by max_seconds after {made:,} proposals: {kept:,} draws")
-    return Status(reason, f"{reason} after {made:,} proposals: {kept:,} draws")
-
-
 def _notes(found: Collected, kept: int, eps: float) -> tuple[str, ...]:
     notes = []
     if kept == 0:
@@ -531,9 +516,3 @@ def _notes(found: Collected, kept: int, eps: float) -> tuple[str, ...]:
             f"failed {found.failures[0]}"
         )
     return tuple(notes)
-
-
-def _distance_setting(model: Model) -> Any:
-    scale = getattr(model.distance, "scale", None)
-    name = getattr(model.distance, "__name__", type(model.distance).__name__).lower()
-    return name if scale is None else {"name": name, "scale": np.asarray(scale).tolist()}

@@ -7,9 +7,9 @@ back one by one, in order, and every decision comes out as before.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,16 +19,21 @@ from onedraw.engine.blocks import Deadline, in_order
 from onedraw.engine.record import Record, StoreError
 from onedraw.engine.saving import Saver
 from onedraw.engine.signals import Stopped
+from onedraw.engine.threads import one_blas_thread
+from onedraw.estimator import AbcAverage
 from onedraw.kernels import Kernel, uniform
 from onedraw.model import Model
-from onedraw.posterior import Posterior, Status
+from onedraw.posterior import Posterior, Simulations, Status
 from onedraw.progress import Progress
-from onedraw.samplers.pilot import refuse_hopeless, warn_ignored_rng
-from onedraw.samplers.specification import in_time
+from onedraw.samplers.opening import Shared, ended, opened
+from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
+from onedraw.samplers.specification import distance_setting, in_time, specify
 from onedraw.simulator import Failure
 
 FAILURES_KEPT = 20
 COUNTS = ("simulations", "setups", "skipped", "failed", "proposals")
+REACHED = ("eps", "exact", "collapsed", "ess")
+"""Reasons of a run that ends by itself before its budget is spent."""
 
 
 class Stage(NamedTuple):
@@ -196,6 +201,7 @@ def effective(weight: Array) -> float:
     >>> effective(np.array([1.0, 1.0, 0.0]))
     2.0
     """
+    # A product, where `weights.effective` takes a power: they may differ in their last bit, and proposals rest on it.
     total = float(weight.sum())
     return total * total / float((weight * weight).sum()) if total > 0 else 0.0
 
@@ -345,6 +351,69 @@ def cost_of_segments(records: Iterable[Record], pilot: Cost) -> Cost:
     return pilot
 
 
+class Sequential(Protocol):
+    """What `run_in_rounds` asks of a sequential sampler, which is made from an estimator, arguments and a ledger."""
+
+    estimator: AbcAverage
+    """As it is now: its distance may be learnt again on the way."""
+
+    def begun(self) -> bool:
+        """Whether there is a draw."""
+
+    def run(self) -> str:
+        """Spend each budget in turn: why it ended."""
+
+    def found(self, reason: str) -> Found:
+        """What there is, wherever the run was stopped."""
+
+    def bank(self) -> Simulations | None:
+        """All simulations, where they are to be kept."""
+
+
+def run_in_rounds(
+    algorithm: str,
+    shared: Shared,
+    estimator: AbcAverage,
+    arguments: Mapping[str, Any],
+    make: Callable[[AbcAverage, Mapping[str, Any], Ledger], Sequential],
+) -> Posterior:
+    """Run a sequential sampler, which `make` builds once the distance is ready."""
+    show = Progress(shared.progress, algorithm, arguments["budget"], "simulations")
+
+    def run(saver: Saver, deadline: Deadline) -> Posterior:
+        model, budget, cost = estimator.model, arguments["budget"], Cost()
+        sampler: Sequential | None = None
+        ledger: Ledger | None = None
+        try:
+            model, cost = learn_distance(model, shared.seed, budget, shared.on_error, shared.progress, saver)
+            ledger = Ledger(saver, deadline, show, budget, cost)
+            sampler = make(estimator.with_model(model), arguments, ledger)
+            reason = sampler.run()
+            ledger.refuse_nothing()
+        except Stopped as stopped:
+            reason = stopped.reason
+        cost = cost if ledger is None else ledger.cost
+        if sampler is None or not sampler.begun():
+            resolved = {"distance": distance_setting(model)}
+            found = nothing_found(model.prior.dim, estimator.pseudo_samples, cost, resolved)
+        else:
+            found = sampler.found(reason)
+        made = f"eps = {found.eps:.4g}, worth {effective(found.weight):,.0f} draws by their weights"
+        status = ended("finished" if reason in REACHED else reason, budget, made)
+        finish(saver, ledger, found, status)
+        return sequential_posterior(
+            algorithm, found, model.prior, arguments, cost._replace(seconds=saver.seconds()), status, estimator.kernel,
+            estimator.kernel.name, model if sampler is None else sampler.estimator.model, saver.notes,
+            None if sampler is None else sampler.bank(),
+        )  # fmt: skip
+
+    def shown(saver: Saver, deadline: Deadline) -> Posterior:
+        with one_blas_thread(), show:
+            return run(saver, deadline)
+
+    return opened(shared, lambda: specify(algorithm, estimator, arguments), shown)
+
+
 def finish(saver: Saver, ledger: Ledger | None, found: Found, status: Status) -> None:
     """Save what was found and how the session ended, unless the file says so already."""
     if saver.store is None:
@@ -367,7 +436,7 @@ def sequential_posterior(
     kernel_name: str,
     model: Model | None,
     notes: tuple[str, ...] = (),
-    bank: Any = None,
+    bank: Simulations | None = None,
 ) -> Posterior:
     """The Posterior of what a sequential run has found; of `prior` only the columns' names and types are used.
 
@@ -408,10 +477,3 @@ def sequential_posterior(
         path=found.path,
         bank=bank,
     )
-
-
-def distance_setting(model: Model) -> Any:
-    """The distance as a run's settings have it, with what it has learnt."""
-    scale = getattr(model.distance, "scale", None)
-    name = getattr(model.distance, "__name__", type(model.distance).__name__).lower()
-    return name if scale is None else {"name": name, "scale": np.asarray(scale).tolist()}

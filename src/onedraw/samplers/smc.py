@@ -25,42 +25,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_fresh, whole_number
+from onedraw.arguments import optional_whole_number, positive, whole_number
 from onedraw.arrays import Array
-from onedraw.cost import Cost
-from onedraw.engine.blocks import Deadline, cut
-from onedraw.engine.crew import hired
-from onedraw.engine.saving import Saver, begin, checked_segment, recorded_seed
-from onedraw.engine.signals import Stopped, guarded
+from onedraw.engine.blocks import cut
+from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.engine.threads import one_blas_thread
 from onedraw.estimator import AbcAverage, Evaluation, evaluate
 from onedraw.kernels import EPS_MEANING, Kernel
 from onedraw.model import Model
-from onedraw.posterior import Posterior, Status
+from onedraw.posterior import Posterior
 from onedraw.prior import Prior
-from onedraw.progress import Progress, Show
+from onedraw.progress import Show
 from onedraw.proposal import RandomWalk, random_walk
-from onedraw.samplers.pilot import learn_distance
+from onedraw.samplers.opening import Shared, check_model, on_engine
 from onedraw.samplers.pseudo_marginal import PseudoMarginal, State
 from onedraw.samplers.rounds import (
+    REACHED,
     Found,
     Ledger,
     Outcome,
     Stage,
-    distance_setting,
     effective,
-    finish,
     kernel_family,
     nothing_found,
     reweighted,
-    sequential_posterior,
+    run_in_rounds,
     together,
     tolerance_keeping,
     tolerance_with,
 )
-from onedraw.samplers.specification import specify
+from onedraw.samplers.specification import distance_setting
 from onedraw.simulator import Failure, Simulated
+from onedraw.weights import systematic
 
 PLAIN_BLOCK, BATCHED_BLOCK = 16, 16_384
 """Particles a block: they share the streams of proposals and uniforms, so this is part of a run's identity."""
@@ -74,8 +70,6 @@ SHARE = 0.5
 """Effective number of particles, as a share of the chains, down to which the tolerance is lowered."""
 WORTHWHILE = 0.95
 """A tolerance is lowered so that at most this share of the weight is left, or not at all."""
-ENDS = ("eps", "exact", "collapsed", "budget")
-"""Why a run ends by itself."""
 DEFAULT_PARTICLES = {True: 4096, False: 500}
 """Where there is no budget to tell, for batched simulators and for others."""
 
@@ -125,7 +119,8 @@ class WithRows:
 
     def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
         """As the average within, all M draws at once."""
-        rows = np.arange(len(theta)) if log_needed is None else np.flatnonzero(log_needed <= 0.0)
+        every = log_needed is None or self.inner.engine is not None
+        rows = np.arange(len(theta)) if every else np.flatnonzero(log_needed <= 0.0)
         width = self.inner.pseudo_samples * (1 + self.inner.model.observed_row.size)
         wide, log_estimate = np.full((len(theta), width), np.inf), np.full(len(theta), -np.inf)
         if rows.size == 0:
@@ -220,17 +215,6 @@ def occupation(chain: Array, time: Array, chains: int, begin: int, end: int) -> 
     return first - begin, spent
 
 
-def systematic(weight: Array, count: int, u: float) -> Array:
-    """Indices of `count` draws by weight, at equal distances along the sum of the weights from a uniform u on.
-
-    >>> systematic(np.array([0.5, 0.0, 0.5]), 4, 0.5)
-    array([0, 0, 2, 2])
-    """
-    ends = np.cumsum(weight)
-    places = (np.arange(count) + u) / count * ends[-1]
-    return np.minimum(np.searchsorted(ends, places, side="right"), int(np.flatnonzero(weight)[-1]))
-
-
 def spread(particles: Particles, prior: Prior) -> Array:
     """The covariance of particles, its correlations shrunk a little so that few particles give a full one."""
     mean = particles.weight @ particles.theta
@@ -263,13 +247,15 @@ class Chains(NamedTuple):
 class Sequence:
     """A sequential run as it goes on: particles at a tolerance, and chains that move them."""
 
-    def __init__(self, estimator: AbcAverage, particles: int, seed: int, ledger: Ledger, least: float) -> None:
-        self.estimator, self.count, self.seed, self.ledger, self.least = estimator, particles, seed, ledger, least
+    def __init__(self, estimator: AbcAverage, arguments: Mapping[str, Any], ledger: Ledger) -> None:
+        self.estimator, self.ledger = estimator, ledger
+        self.count, self.seed, self.target = arguments["particles"], arguments["seed"], arguments["eps"]
+        self.least = arguments["least_acceptance"]
         self.kernel = estimator.kernel
         batched = estimator.model.batched
         self.block = BATCHED_BLOCK if batched else PLAIN_BLOCK
         self.longest = BATCHED_STEPS if batched else PLAIN_STEPS
-        self.task = Moves(estimator, seed)
+        self.task = Moves(estimator, self.seed)
         self.eps = math.inf
         self.particles: Particles | None = None
         self.chains: Chains | None = None
@@ -495,14 +481,21 @@ class Sequence:
                 return "budget"
             self.move(steps)
 
-    def run(self, target: float | None) -> str:
+    def begun(self) -> bool:
+        """Whether there are particles."""
+        return self.particles is not None
+
+    def bank(self) -> None:
+        """Simulations that were rejected are not kept."""
+
+    def run(self) -> str:
         """Follow the falling tolerance under each budget in turn: why it ended."""
         reason = "budget"
         for limit in self.ledger.limits:
             if self.particles is None:
                 self.draw()
-            reason = self._until(target, limit)
-            if reason in ("eps", "collapsed", "exact"):
+            reason = self._until(self.target, limit)
+            if reason in REACHED:
                 break
         return reason
 
@@ -541,11 +534,11 @@ class Sequence:
     def _reached(self, target: float | None) -> bool:
         return target is not None and self.eps <= target
 
-    def found(self, resolved: Mapping[str, Any], reason: str, target: float | None) -> Found:
+    def found(self, reason: str) -> Found:
         """What the run has found, wherever it was stopped."""
         assert self.particles is not None
-        notes = []
-        resolved = {**resolved, "distance": distance_setting(self.estimator.model)}
+        target, notes = self.target, []
+        resolved = {"distance": distance_setting(self.estimator.model)}
         if self.scales:
             resolved["scales"] = self.scales
         if math.isinf(self.eps):
@@ -556,7 +549,7 @@ class Sequence:
             notes.append("every simulation failed: there are no draws")
             empty = nothing_found(self.estimator.prior.dim, self.estimator.pseudo_samples, self.ledger.cost, resolved)
             return replace(empty, failures=tuple(self.ledger.failures), notes=tuple(notes))
-        if not self.path or self.path[-1].eps != self.eps or reason not in ENDS:
+        if not self.path or self.path[-1].eps != self.eps or reason not in (*REACHED, "budget"):
             if self.path and self.path[-1].eps == self.eps:
                 self.path.pop()
             self.settle()
@@ -616,6 +609,7 @@ def smc(
     max_seconds: float | None = None,
     workers: int | None = None,
     executor: Any = None,
+    engine: str | None = None,
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
@@ -649,7 +643,7 @@ def smc(
         M, the pseudo-samples of one estimate. One is within a factor two of the best (docs/theory.md, L5).
     least_acceptance
         The acceptance rate of moves below which the run ends.
-    seed, on_error, max_seconds, workers, executor, timeout, store, segment, progress
+    seed, on_error, max_seconds, workers, executor, engine, timeout, store, segment, progress
         As in every sampler: see `od.rejection`.
 
     >>> import onedraw as od
@@ -662,8 +656,8 @@ def smc(
     >>> abs(post.summary()["theta"].mean - 1.0) < 0.2
     True
     """
-    if not isinstance(model, Model):
-        raise ValueError(f"model must be an od.Model, got {type(model).__name__}")
+    shared = Shared.checked(locals())
+    check_model(model)
     family = kernel_family(kernel)
     model = model.limited(timeout)
     budget = optional_whole_number("budget", budget, "the largest number of simulations")
@@ -682,65 +676,10 @@ def smc(
             "simulations each: raise it, or ask for fewer particles"
         )
     least_acceptance = positive("least_acceptance", least_acceptance, "the acceptance rate at which the run ends")
-    if max_seconds is not None:
-        max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")
-    one_of("on_error", on_error, ("reject", "raise"))
-    seed = seed_or_fresh(recorded_seed(store, seed))
-    segment = checked_segment(segment)
     estimator = AbcAverage(model, family, pseudo_samples, on_error=on_error, keep_distances=True)
+    estimator = on_engine(estimator, shared)
     arguments = {
-        "eps": eps, "particles": particles, "pseudo_samples": pseudo_samples, "budget": budget, "seed": seed,
-        "on_error": on_error, "least_acceptance": least_acceptance, "timeout": timeout,
+        "eps": eps, "particles": particles, "pseudo_samples": pseudo_samples, "budget": budget,
+        "least_acceptance": least_acceptance, **shared.identity(estimator),
     }  # fmt: skip
-    show = Progress(progress, "smc", budget, "simulations")
-    deadline = Deadline(max_seconds)
-    with (
-        hired(workers, executor) as crew,
-        guarded(terminate=store is not None),
-        begin(store, segment, lambda: specify("smc", estimator, arguments)) as saver,
-        one_blas_thread(),
-        show,
-    ):
-        post = _run(estimator, arguments, saver, deadline, show)
-        return replace(post, cost=post.cost.plus(Cost(surplus=crew.surplus)))
-
-
-def _run(
-    estimator: AbcAverage, arguments: Mapping[str, Any], saver: Saver, deadline: Deadline, show: Progress
-) -> Posterior:
-    model, seed = estimator.model, arguments["seed"]
-    sequence: Sequence | None = None
-    ledger: Ledger | None = None
-    pilot = Cost()
-    try:
-        model, pilot = learn_distance(model, seed, arguments["budget"], arguments["on_error"], show.asked, saver)
-        ledger = Ledger(saver, deadline, show, arguments["budget"], pilot)
-        sequence = Sequence(
-            estimator.with_model(model), arguments["particles"], seed, ledger, arguments["least_acceptance"]
-        )
-        reason = sequence.run(arguments["eps"])
-        ledger.refuse_nothing()
-    except Stopped as stopped:
-        reason = stopped.reason
-    cost = pilot if ledger is None else ledger.cost
-    resolved = {"distance": distance_setting(model)}
-    if sequence is None or sequence.particles is None:
-        found = nothing_found(model.prior.dim, estimator.pseudo_samples, cost, resolved)
-    else:
-        found = sequence.found(resolved, reason, arguments["eps"])
-        model = sequence.estimator.model
-    status = _status(reason, arguments, found)
-    finish(saver, ledger, found, status)
-    return sequential_posterior(
-        "smc", found, model.prior, arguments, cost._replace(seconds=saver.seconds()), status, estimator.kernel,
-        estimator.kernel.name, model, saver.notes,
-    )  # fmt: skip
-
-
-def _status(reason: str, arguments: Mapping[str, Any], found: Found) -> Status:
-    made = f"eps = {found.eps:.4g}, worth {effective(found.weight):,.0f} draws by their weights"
-    if reason == "budget":
-        return Status("budget", f"the budget of {arguments['budget']:,} simulations is spent: {made}")
-    if reason in ("eps", "exact", "collapsed"):
-        return Status("finished", f"finished: {made}")
-    return Status(reason, f"stopped by max_seconds: {made}" if reason == "max_seconds" else f"{reason}: {made}")
+    return run_in_rounds("smc", shared, estimator, arguments, Sequence)

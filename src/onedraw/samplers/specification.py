@@ -99,6 +99,13 @@ def distance_name(distance: Any) -> str:
     return name if type(distance).__module__ == "onedraw.distance" else OWN
 
 
+def distance_setting(model: Model) -> Any:
+    """The distance as a run's settings have it, with what it has learnt."""
+    scale = getattr(model.distance, "scale", None)
+    name = getattr(model.distance, "__name__", type(model.distance).__name__).lower()
+    return name if scale is None else {"name": name, "scale": np.asarray(scale).tolist()}
+
+
 def kernel_name(kernel: Kernel) -> str:
     """The name of a built-in kernel."""
     made = KERNELS.get(kernel.name)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import optional_whole_number, positive, seed_or_fresh, whole_number
+from onedraw.arguments import optional_whole_number, positive, whole_number
 from onedraw.arrays import Array
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Deadline
@@ -36,10 +36,12 @@ from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.kernels import Kernel, uniform
 from onedraw.model import Model
 from onedraw.posterior import Posterior
-from onedraw.progress import Progress, Show
+from onedraw.progress import Show
+from onedraw.samplers.opening import Shared, check_model
 from onedraw.samplers.pilot import learn_distance
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.rejection import block_size, rejection
+from onedraw.simulator import JaxSimulator
 
 PRECISION = 0.02
 """Relative standard error of eps aimed at where neither a precision nor a budget is given."""
@@ -141,6 +143,7 @@ class Search:
     distances: Array
     """Of the first stage's simulations, sorted; failed ones are missing."""
     pilot: int
+    engine: str | None = None
     small: bool = False
     """Whether the budget is less than a few blocks of a batched simulator: then starts must cost less."""
 
@@ -152,7 +155,9 @@ class Search:
         if not self.small:
             # Half a block is soon drawn where a run is many blocks long.
             affordable = max(affordable, 0.5 * min(block_size(self.model, 1), simulations))
-        return int(np.clip(affordable * self.mean_weight(eps), self.fewest, CHAINS[self.model.batched][1]))
+        chains = int(np.clip(affordable * self.mean_weight(eps), self.fewest, CHAINS[self.model.batched][1]))
+        # Each number of chains is a program of its own on a device, so there are few.
+        return 1 << (chains.bit_length() - 1) if isinstance(self.model.simulate, JaxSimulator) else chains
 
     @property
     def fewest(self) -> int:
@@ -196,6 +201,7 @@ class Search:
             budget=budget,
             seed=_seed_of_run(self.seed, len(path)),
             keep_distances=False,
+            engine=self.engine,
             progress=self.progress,
         )
         if post.status.reason == "interrupted":
@@ -431,6 +437,7 @@ def tolerance_for(
     budget: int | None = None,
     precision: float | None = None,
     seed: int | None = None,
+    engine: str | None = None,
     progress: Show = None,
 ) -> Tolerance:
     """The eps at which Algorithm 2 accepts a given share of its proposals.
@@ -451,7 +458,7 @@ def tolerance_for(
         The most simulations, never passed. Without a precision all of them are used.
     precision
         The relative standard error of eps at which the search may end; 0.02 where there is no budget either.
-    seed, progress
+    seed, engine, progress
         As in every sampler.
 
     >>> import onedraw as od
@@ -462,8 +469,8 @@ def tolerance_for(
     >>> abs(found.eps - 0.2397) < 4 * found.std_error
     True
     """
-    if not isinstance(model, Model):
-        raise ValueError(f"model must be an od.Model, got {type(model).__name__}")
+    shared = Shared.checked(locals())
+    check_model(model)
     target = _checked_rate(acceptance_rate)
     kernel = _checked_kernel(kernel)
     pseudo_samples = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
@@ -481,12 +488,11 @@ def tolerance_for(
         raise ValueError(
             f"budget = {budget} is too small for a search with M = {pseudo_samples}: give at least {smallest}"
         )
-    show = Progress(progress, "", None).asked
-    seed = seed_or_fresh(seed)
+    seed, show = shared.seed, shared.progress
     began = Deadline(None)
-    model, cost = learn_distance(model, seed, budget, "reject", show)
+    model, cost = learn_distance(model, seed, budget, shared.on_error, show)
     search, pilot_cost = _with_pilot(
-        Search(model, kernel, pseudo_samples, proposal, chains, target, seed, show, np.empty(0), 0, small),
+        Search(model, kernel, pseudo_samples, proposal, chains, target, seed, show, np.empty(0), 0, engine, small),
         None if budget is None else budget - cost.simulations,
     )
     cost = cost.plus(pilot_cost)
@@ -562,7 +568,8 @@ def _with_pilot(search: Search, budget: int | None) -> tuple[Search, Cost]:
     if budget is not None:
         count = max(1, min(count, budget // 20))
     seed = _seed_of_run(search.seed, MOST_ROUGH + 10)
-    found = rejection(search.model, uniform(np.finfo(float).max), budget=count, seed=seed, progress=search.progress)
+    found = rejection(search.model, uniform(np.finfo(float).max), budget=count, seed=seed, engine=search.engine,
+                      progress=search.progress)  # fmt: skip
     if found.status.reason == "interrupted":
         raise KeyboardInterrupt
     assert found.distances is not None

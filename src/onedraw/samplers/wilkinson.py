@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import one_of
 from onedraw.arrays import Array, namespace
 from onedraw.engine.lockstep import Info
 from onedraw.engine.streams import Purpose, Rng
@@ -88,6 +87,7 @@ def wilkinson(
     early: bool = True,
     workers: int | None = None,
     executor: Any = None,
+    engine: str | None = None,
     timeout: float | None = None,
     store: Any = None,
     segment: float = 30.0,
@@ -102,18 +102,13 @@ def wilkinson(
     >>> od.wilkinson(model, od.gaussian(0.5), draws=100, chains=64, seed=1).shape
     (64, 100)
     """
+    given = locals()
     check_model_and_kernel(model, kernel)
     if not isinstance(early, bool):
         raise ValueError(f"early must be True or False, got {early!r}")
-    on_error = one_of("on_error", on_error, ("reject", "raise"))
-    request = Request.checked(
-        model, draws=draws, chains=chains, budget=budget, thin=thin, seed=seed, on_error=on_error,
-        max_seconds=max_seconds, progress=progress, start=start, proposal=proposal, store=store,
-        segment=segment, workers=workers, executor=executor, timeout=timeout,
-    )  # fmt: skip
     return run_chains(
         "wilkinson",
-        request,
+        Request.checked(model, given),
         AbcAverage(model, kernel, 1, on_error=on_error),
         lambda ready, walk: Wilkinson(ready, walk, early),
         starting_state,
