@@ -140,16 +140,12 @@ class AbcAverage:
             drawn, log_estimate = self._in_groups(rng, theta, together)
         # What is rejected whatever it gives has not failed.
         bad = drawn.bad if log_needed is None else drawn.bad & (log_needed <= 0.0)[:, None]
-        return Evaluation(
-            log_estimate,
-            drawn.distances if self.keep_distances else None,
-            n * draws,
-            failed=bad.sum(axis=1),
-            failures=(device.Bad(theta, bad),),
-            rows=drawn.rows if self.keep_rows else None,
-        )  # type: ignore[arg-type]
+        distances: Any = drawn.distances if self.keep_distances else None
+        failures: Any = (device.Bad(theta, bad),)
+        rows = drawn.rows if self.keep_rows else None
+        return Evaluation(log_estimate, distances, n * draws, failed=bad.sum(axis=1), failures=failures, rows=rows)
 
-    def _in_groups(self, rng: Any, theta: Array, together: int) -> tuple[Any, Array]:
+    def _in_groups(self, rng: Any, theta: Array, together: int) -> tuple[Any, Any]:
         """All M pseudo-samples, `together` of them at once, summed up on the way."""
         import jax.numpy as jnp
         from jax import lax
@@ -386,8 +382,10 @@ class FunctionEstimator:
         wrong = ~(log_estimate < np.inf) if self.log_bound is None else ~(log_estimate <= self.log_bound + 1e-6)
         wrong = wrong if log_needed is None else wrong & (log_needed < np.inf)
         kept = xp.where(wrong, -np.inf, log_estimate)
-        simulations = theta.shape[0] * self.simulations
-        return Evaluation(kept, None, simulations, failed=wrong.astype(int), failures=(Bad(theta, wrong[:, None]),))  # type: ignore[arg-type]
+        nothing: Any = None
+        failures: Any = (Bad(theta, wrong[:, None]),)
+        failed: Any = wrong.astype(int)
+        return Evaluation(kept, nothing, theta.shape[0] * self.simulations, failed=failed, failures=failures)
 
     def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
         """The function at the rows that are worth it."""

@@ -168,7 +168,8 @@ class ParticleFilter:
                 told = f"returned shape {log_weight.shape} for states of shape {x.shape}"
                 raise SimulationError(f"log_observation {told}: it is called as {self._form('log_observation')}")
             bad = ~(log_weight < jnp.inf) & ~unseen[time]
-            found = weigh(jnp.where(bad, -jnp.inf, jnp.where(unseen[time], 0.0, log_weight)))
+            kept: Any = jnp.where(bad, -jnp.inf, jnp.where(unseen[time], 0.0, log_weight))
+            found = weigh(kept)
             return found.shares, found.log_mean, bad.sum(axis=1)
 
         def later(carry: tuple[Any, ...], time: Any) -> tuple[tuple[Any, ...], None]:
@@ -188,10 +189,12 @@ class ParticleFilter:
             told = f"returned shape {x.shape} for shape ({n}, {particles})"
             raise SimulationError(f"initial {told}: it is called as {self._form('initial')}")
         carry, _ = lax.scan(later, (x, *weighed(x, jnp.asarray(0))), jnp.arange(1, times))
-        log_estimate, failed = carry[2], carry[3]
+        log_estimate = carry[2]
+        failed: Any = carry[3]
         failed = failed if log_needed is None else jnp.where(log_needed < jnp.inf, failed, 0)
-        failures = (Bad(theta, (failed > 0)[:, None]),)
-        return Evaluation(log_estimate, None, n * self.simulations, failed=failed, failures=failures)  # type: ignore[arg-type]
+        nothing: Any = None
+        failures: Any = (Bad(theta, (failed > 0)[:, None]),)
+        return Evaluation(log_estimate, nothing, n * self.simulations, failed=failed, failures=failures)
 
     def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
         """The public form (see `Estimator`)."""

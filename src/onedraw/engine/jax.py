@@ -277,7 +277,7 @@ def register(kind: type, numbers: tuple[str, ...], fixed: tuple[str, ...]) -> No
 
     def unflatten(aux: Any, children: Any) -> Any:
         own, held = aux
-        made = object.__new__(kind)
+        made: Any = object.__new__(kind)
         for name, child, mark in zip(numbers, children, own, strict=True):
             object.__setattr__(made, name, child if mark is None else mark.value)
         for name, one in zip(fixed, held, strict=True):
@@ -695,7 +695,7 @@ def proposals(task: Any, engine: Engine, block: Any) -> Any:
         taken = room // 16 if kept <= room // 16 else room
         summaries = result.rows if task.keep == "summaries" else None
         some = _taken((theta, result.log_estimate, result.distances, summaries), accepted, room=taken)
-        here = [None if part is None else host(part)[:kept] for part in some]
+        here: list[Any] = [None if part is None else host(part)[:kept] for part in some]
         failed = int(np.asarray(result.failed).sum())
         failures = first_failure(estimator, rng, result.failures, getattr(estimator, "on_error", "")) if failed else ()
         simulations = block.size * estimator.simulations

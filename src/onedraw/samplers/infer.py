@@ -510,16 +510,16 @@ def infer(
         )
     # The kernel is not used: what is put on an engine is the simulator.
     estimator = on_engine(AbcAverage(model.limited(timeout), uniform(1.0)), shared)
-    model = estimator.model
+    placed: Model = estimator.model
     arguments = {
-        "parameters": list(model.prior.names), "budget": budget, "draws": draws, **shared.identity(estimator),
+        "parameters": list(placed.prior.names), "budget": budget, "draws": draws, **shared.identity(estimator),
     }  # fmt: skip
 
     def run(saver: Saver, deadline: Deadline) -> Posterior:
-        post = Run(model, fitted, budget, draws, shared.seed, on_error, deadline, shared.progress).all(saver)
+        post = Run(placed, fitted, budget, draws, shared.seed, on_error, deadline, shared.progress).all(saver)
         return replace(post, notes=(*post.notes, *in_time(arguments)))
 
-    return opened(shared, lambda: _specification(model, fitted, arguments), run)
+    return opened(shared, lambda: _specification(placed, fitted, arguments), run)
 
 
 def _specification(model: Model, fitted: Fitted | None, arguments: Mapping[str, Any]) -> Specification:

@@ -119,8 +119,9 @@ class WithRows:
 
     def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
         """As the average within, all M draws at once."""
-        every = log_needed is None or self.inner.engine is not None
-        rows = np.arange(len(theta)) if every else np.flatnonzero(log_needed <= 0.0)
+        rows = np.arange(len(theta))
+        if log_needed is not None and self.inner.engine is None:
+            rows = np.flatnonzero(log_needed <= 0.0)
         width = self.inner.pseudo_samples * (1 + self.inner.model.observed_row.size)
         wide, log_estimate = np.full((len(theta), width), np.inf), np.full(len(theta), -np.inf)
         if rows.size == 0:
