@@ -19,7 +19,7 @@ from onedraw.arrays import Array, namespace
 from onedraw.engine.blocks import Deadline, in_order
 from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Purpose, Rng
-from onedraw.kernels import Kernel
+from onedraw.kernels import Kernel, log_share
 from onedraw.model import Model
 from onedraw.prior import FAMILIES, Prior
 from onedraw.progress import Progress
@@ -133,14 +133,22 @@ class AbcAverage:
 
         n, draws, width = theta.shape[0], self.pseudo_samples, self.model.recipe.width
         together = device.groups(draws, n, width)
+        nothing: Any = None
         if together == draws:
             drawn = device.draw(self.model, rng, theta, 0, draws, draws)
+            if self.kernel.indicator and 1 < draws < 2**15 and not self.keep_distances and not self.keep_rows:
+                # One sum for hits and failures: two would draw every pseudo-sample twice.
+                total = ((drawn.distances < self.kernel.eps) + (drawn.bad.astype(np.int32) << 16)).sum(axis=1)
+                log_estimate, failed = log_share(total & 0xFFFF, draws), total >> 16
+                failed = failed if log_needed is None else namespace(theta).where(log_needed <= 0.0, failed, 0)
+                shown: Any = (device.Bad(theta, drawn.bad),)
+                return Evaluation(log_estimate, nothing, n * draws, failed=failed, failures=shown)
             log_estimate = self.kernel.log_average(drawn.distances)
         else:
             drawn, log_estimate = self._in_groups(rng, theta, together)
         # What is rejected whatever it gives has not failed.
         bad = drawn.bad if log_needed is None else drawn.bad & (log_needed <= 0.0)[:, None]
-        distances: Any = drawn.distances if self.keep_distances else None
+        distances = drawn.distances if self.keep_distances else nothing
         failures: Any = (device.Bad(theta, bad),)
         rows = drawn.rows if self.keep_rows else None
         return Evaluation(log_estimate, distances, n * draws, failed=bad.sum(axis=1), failures=failures, rows=rows)

@@ -56,8 +56,7 @@ class Kernel:
         xp = namespace(distances)
         with np.errstate(divide="ignore"):
             if self.indicator:
-                hits = xp.count_nonzero(distances < self.eps, axis=-1)
-                return xp.log(hits / distances.shape[-1])
+                return log_share(xp.count_nonzero(distances < self.eps, axis=-1), distances.shape[-1])
             log_weight = self.log_weight(distances)
             largest = log_weight.max(axis=-1)
             shift = xp.where(xp.isfinite(largest), largest, 0.0)
@@ -67,6 +66,11 @@ class Kernel:
     def with_eps(self, eps: float) -> "Kernel":
         """The same kernel at another tolerance."""
         return Kernel(self.name, positive("eps", eps, EPS_MEANING), self.profile, self.support, self.indicator)
+
+
+def log_share(hits: Array, draws: int) -> Array:
+    """log of the mean of an indicator that was 1 so often."""
+    return namespace(hits).log(hits / draws)
 
 
 def uniform(eps: float) -> Kernel:

@@ -667,7 +667,7 @@ def _proposals(
         rest = jnp.where(accepted | ~asked, jnp.inf, result.distances[:, 0])
         nearest, place = lax.top_k(-rest, min(neighbours, room))
         near = theta[place], -nearest
-    return theta, result, accepted, accepted.sum(), near
+    return theta, result, accepted, accepted.sum(), result.failed.sum(), near
 
 
 @partial(jax.jit, static_argnames=("room",))
@@ -686,17 +686,16 @@ def proposals(task: Any, engine: Engine, block: Any) -> Any:
     with engine.active():
         room = padded(block.size)
         current().surplus += (room - block.size) * estimator.simulations
-        theta, result, accepted, count, near = _proposals(
+        theta, result, accepted, count, failed, near = _proposals(
             estimator, Name.of(rng), np.asarray(task.log_bound, engine.dtype), np.int32(block.size), room=room,
             neighbours=task.neighbours, engine=engine,
         )  # fmt: skip
-        kept = int(count)
+        kept, failed = (int(one) for one in jax.device_get((count, failed)))
         # Few sizes, since each is a program of its own.
-        taken = room // 16 if kept <= room // 16 else room
+        taken = next(room // share for share in (64, 16, 4, 1) if kept <= room // share)
         summaries = result.rows if task.keep == "summaries" else None
         some = _taken((theta, result.log_estimate, result.distances, summaries), accepted, room=taken)
-        here: list[Any] = [None if part is None else host(part)[:kept] for part in some]
-        failed = int(np.asarray(result.failed).sum())
+        here: list[Any] = [None if part is None else host(part)[:kept] for part in jax.device_get(some)]
         failures = first_failure(estimator, rng, result.failures, getattr(estimator, "on_error", "")) if failed else ()
         simulations = block.size * estimator.simulations
         spent = Evaluation(np.empty(0), np.empty((0, 0)), simulations, failed=failed, failures=failures)

@@ -4,6 +4,7 @@ An accepted draw of Algorithm 1 with its pseudo-samples is exactly a stationary 
 burn-in. For M > 1 it is enough to accept with one pseudo-sample, keep it, and add M - 1 fresh ones (docs/theory.md).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from onedraw.estimator import AbcAverage, Evaluation, evaluate, joined
 from onedraw.posterior import Posterior
 from onedraw.prior import Prior
 from onedraw.progress import Progress, Show
-from onedraw.samplers.rejection import Collected, block_size, collect
+from onedraw.samplers.rejection import DEVICE_VALUES, Collected, block_size, collect
 from onedraw.simulator import Failure
 
 PLAIN_BLOCK, BATCHED_BLOCK, DEVICE_BLOCK = 1, 16_384, 2**22
@@ -133,7 +134,7 @@ def _by_rejection(
     # Few, since among few proposals the nearest many would be most of the prior.
     wanted = max(12, 5 * estimator.prior.dim)
     # Whole blocks are paid for, so few chains are looked for in small ones.
-    size = min(block_size(cheap.model, 1), max(64, 16 * chains)) if abc else 64
+    size = min(_largest_block(cheap), max(64, 16 * chains)) if abc else 64
     found = collect(
         cheap,
         seed=seed,
@@ -150,16 +151,29 @@ def _by_rejection(
     return _completed(estimator, found, seed) if here.complete(chains) else here
 
 
+def _largest_block(estimator: AbcAverage) -> int:
+    """Proposals a block at the most: where millions of chains start, a device should not be asked too often."""
+    size = block_size(estimator.model, 1)
+    return size if estimator.engine is None else min(2**21, max(size, DEVICE_VALUES // estimator.model.recipe.width))
+
+
 def _completed(estimator: Any, found: Collected, seed: int) -> Start:
     """Starting states from draws with one pseudo-sample each: the other M - 1 are drawn afresh."""
     log_estimate = found.log_estimate
     if isinstance(estimator, AbcAverage) and estimator.pseudo_samples > 1:
-        rest = replace(estimator, pseudo_samples=estimator.pseudo_samples - 1, keep_distances=True, early=False)
+        later = estimator.pseudo_samples - 1
+        # What is not kept stays on the device.
+        keep = estimator.keep_distances or estimator.engine is None
+        rest = replace(estimator, pseudo_samples=later, keep_distances=keep, early=False)
         more = estimates(rest, seed, Phase.FILL, np.asfortranarray(found.theta))
-        found.distances = np.concatenate([found.distances, more.distances], axis=1)
         found.cost = found.cost.plus(Cost(simulations=more.simulations, setups=more.setups, failed=more.failed))
         found.failures = (*found.failures, *more.failures)
-        log_estimate = estimator.kernel.log_average(found.distances)
+        if keep:
+            found.distances = np.concatenate([found.distances, more.distances], axis=1)
+            log_estimate = estimator.kernel.log_average(found.distances)
+        else:
+            total = np.logaddexp(log_estimate, more.log_estimate + math.log(later))
+            log_estimate = np.minimum(total - math.log(later + 1), 0.0)
     if not keeps_distances(estimator):
         found.distances = np.empty((len(found.theta), 0))
     return _as_start(found, log_estimate)

@@ -45,6 +45,8 @@ from onedraw.simulator import JaxSimulator
 
 PRECISION = 0.02
 """Relative standard error of eps aimed at where neither a precision nor a budget is given."""
+EVERYTHING = 3e38
+"""A tolerance that lets every distance through, also as a number of single precision."""
 PILOT = {True: 10_000, False: 400}
 """Prior simulations of the first stage, for batched simulators and for others."""
 CHAINS = {True: (32, 4096), False: (4, 64)}
@@ -568,7 +570,7 @@ def _with_pilot(search: Search, budget: int | None) -> tuple[Search, Cost]:
     if budget is not None:
         count = max(1, min(count, budget // 20))
     seed = _seed_of_run(search.seed, MOST_ROUGH + 10)
-    found = rejection(search.model, uniform(np.finfo(float).max), budget=count, seed=seed, engine=search.engine,
+    found = rejection(search.model, uniform(EVERYTHING), budget=count, seed=seed, engine=search.engine,
                       progress=search.progress)  # fmt: skip
     if found.status.reason == "interrupted":
         raise KeyboardInterrupt

@@ -1,6 +1,7 @@
 """The `study` command: the paper's simulation study, simulated, exact and compared point by point."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -25,9 +26,23 @@ import click
     show_default=True,
     help="Folder of the results. Finished points found there are used again.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["numpy", "numba", "jax"]),
+    default="numpy",
+    show_default=True,
+    help="What runs the chains; numba and jax are extras.",
+)
 @click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one a core]")
 def study(
-    figure: str, iterations: int | None, quick: bool, kernel: str, seed: int, out: Path, workers: int | None
+    figure: str,
+    iterations: int | None,
+    quick: bool,
+    kernel: str,
+    seed: int,
+    out: Path,
+    engine: Literal["numpy", "numba", "jax"],
+    workers: int | None,
 ) -> None:
     """Reproduce the paper's simulation study and check every point against its exact value.
 
@@ -45,6 +60,7 @@ def study(
             kernel="gaussian" if kernel == "gaussian" else "uniform",
             seed=seed,
             figures=settings.FIGURES if figure == "all" else (figure,),
+            engine=engine,
         )
         workers = workers or run.usable_cores()
         out.mkdir(parents=True, exist_ok=True)
@@ -57,7 +73,7 @@ def study(
         )
         if missing < len(tasks):
             click.echo(f"{len(tasks) - missing} of them are finished in {out / run.CHECKPOINT}.")
-        if missing:
+        if missing and engine != "jax":
             click.echo(f"This will take about {run.duration(run.forecast_seconds(plan, workers, done))}.")
         results = run.run_study(plan, out, workers=workers)
     except run.StudyError as error:

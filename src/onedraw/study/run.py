@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,6 +37,7 @@ from onedraw.study.settings import (
     FIGURES,
     ITERATIONS,
     EfficiencySetting,
+    Engine,
     Kernel,
     Point,
     Toy,
@@ -48,6 +50,8 @@ LEAST_ITERATIONS = {"1L": 1000, "1R": 300_000, "2L": 300_000, "2R": 300_000}
 CHAINS, SIDE_BY_SIDE = (2000, 8000), 128_000
 """Fewest and most chains in figure 1L, and the pseudo-samples that all of them draw in one step: enough for array code
 to be fast, few enough to stay in the cache."""
+DEVICE_CHAINS = 8192
+"""The same on a device, for every M: few enough that their starting points are soon found."""
 CHECKPOINT, TABLE = "points.jsonl", "study.csv"
 COLUMNS = ("figure", "series", "pseudo_samples", "simulated", "std_error", "exact")
 
@@ -76,6 +80,7 @@ class Plan:
     kernel: Kernel = "uniform"
     seed: int = 1
     figures: tuple[str, ...] = FIGURES
+    engine: Engine = "numpy"
 
     def __post_init__(self) -> None:
         for figure in self.figures:
@@ -89,7 +94,8 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """What must agree for finished points to be used again."""
-        return {"study": 1, "iterations": self.iterations, "kernel": self.kernel, "seed": self.seed}
+        named = {"study": 1, "iterations": self.iterations, "kernel": self.kernel, "seed": self.seed}
+        return named if self.engine == "numpy" else {**named, "engine": self.engine}
 
 
 class Outcome(NamedTuple):
@@ -149,25 +155,47 @@ class Study:
         return sum(one.seconds for one in self.outcomes) + sum(one.seconds for one in self.matched)
 
 
-def toy_model(toy: Toy) -> od.Model:
-    """The study's model as a user would write it."""
-    from scipy import stats
-
+def toy_model(toy: Toy, engine: Engine = "numpy") -> od.Model:
+    """The study's model as a user of that engine would write it."""
     sigma = toy.sigma_y
+    if engine == "jax":
+        import jax
+
+        # As a Partial the noise is a number that may change, and not a part of the program.
+        partial: Any = jax.tree_util.Partial
+        return od.Model(prior(), od.jax_simulator(partial(simulate_on_jax, sigma=np.float64(sigma))), toy.y_obs)
 
     @od.batched
     def simulate(rng: np.random.Generator, theta: Any) -> Any:
         return theta + sigma * rng.standard_normal(theta.size)
 
-    return od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=toy.y_obs)
+    return od.Model(prior(), simulate, observed=toy.y_obs)
 
 
-def chains_and_draws(iterations: int, pseudo_samples: int = 1) -> tuple[int, int]:
+def simulate_on_jax(key: Any, theta: Any, sigma: Any) -> Any:
+    """One pseudo-sample of the toy."""
+    import jax
+
+    return theta + sigma * jax.random.normal(key, dtype=theta.dtype)
+
+
+@cache
+def prior() -> od.Prior:
+    """One object for all points: a prior is a part of the programs that JAX compiles."""
+    from scipy import stats
+
+    return od.Prior(theta=stats.norm(0, 1))
+
+
+def chains_and_draws(iterations: int, pseudo_samples: int = 1, engine: Engine = "numpy") -> tuple[int, int]:
     """Chains and draws of each whose product is `iterations`, or the next number above it that can be cut evenly.
 
     >>> chains_and_draws(5_000_000), chains_and_draws(5_000_000, 64)
     ((8000, 625), (2000, 2500))
     """
+    if engine == "jax":
+        chains = min(DEVICE_CHAINS, 1 << max(0, (iterations // 50).bit_length() - 1))
+        return chains, math.ceil(iterations / chains)
     most = min(int(np.clip(SIDE_BY_SIDE // pseudo_samples, *CHAINS)), max(1, iterations // 50))
     for chains in range(most, most // 2, -1):
         if iterations % chains == 0:
@@ -187,12 +215,12 @@ def kernel_function(kernel: str) -> Callable[[float], od.Kernel]:
 
 
 def rate_per_pseudo_sample(
-    toy: Toy, kernel: od.Kernel, pseudo_samples: int, iterations: int, seed: int
+    toy: Toy, kernel: od.Kernel, pseudo_samples: int, iterations: int, seed: int, engine: Engine = "numpy"
 ) -> tuple[float, float, int]:
     """Simulated acceptance rate over M, its standard error, and the simulations it took."""
-    chains, draws = chains_and_draws(iterations, pseudo_samples)
+    chains, draws = chains_and_draws(iterations, pseudo_samples, engine)
     post = od.pseudo_marginal(
-        toy_model(toy),
+        toy_model(toy, engine),
         kernel,
         proposal=od.independence(),
         chains=chains,
@@ -214,13 +242,13 @@ def run_point(plan: Plan, index: int) -> Outcome:
     kernel, seed = kernel_function(plan.kernel), seed_of(plan, index)
     if point.eps is not None:
         value, error, simulations = rate_per_pseudo_sample(
-            point.toy, kernel(point.eps), point.pseudo_samples, plan.iterations, seed
+            point.toy, kernel(point.eps), point.pseudo_samples, plan.iterations, seed, plan.engine
         )
     else:
         assert point.acceptance_rate is not None
         try:
             found = tolerance_for(
-                toy_model(point.toy),
+                toy_model(point.toy, plan.engine),
                 point.acceptance_rate,
                 kernel=kernel,
                 pseudo_samples=point.pseudo_samples,
@@ -245,7 +273,7 @@ def run_matched(plan: Plan, index: int, eps: float, count: int) -> Matched:
     toy = Toy()
     gaussian_eps = tolerance(acceptance_rate(toy, eps, 1), toy, 1, "gaussian")
     value, error, simulations = rate_per_pseudo_sample(
-        toy, od.gaussian(gaussian_eps), count, plan.iterations, seed_of(plan, len(points()) + index)
+        toy, od.gaussian(gaussian_eps), count, plan.iterations, seed_of(plan, len(points()) + index), plan.engine
     )
     return Matched(
         eps,
@@ -364,13 +392,11 @@ def _executor(workers: int) -> Iterator[Executor | None]:
     pool.shutdown()
 
 
-def _results(tasks: Sequence[Task], pool: Executor | None) -> Iterator[tuple[Task, Any]]:
-    """Each task with its result, as they finish."""
-    if pool is None:
-        for task in tasks:
-            yield task, _do(task)
-        return
-    futures = {pool.submit(_do, task): task for task in tasks}
+def _results(here: Sequence[Task], there: Sequence[Task], pool: Executor | None) -> Iterator[tuple[Task, Any]]:
+    """Each task with its result, as they finish: those for this process, and those for the workers."""
+    futures = {} if pool is None else {pool.submit(_do, task): task for task in there}
+    for task in here if pool is not None else (*here, *there):
+        yield task, _do(task)
     for future in as_completed(futures):
         yield futures[future], future.result()
 
@@ -394,7 +420,9 @@ def run_study(plan: Plan, out: Path, *, workers: int = 1, progress: Show = None)
         Progress(progress, "study", len(missing) + len(curves), "points") as bar,
         checkpoint.open("a", encoding="utf-8", newline="\n") as file,
     ):
-        for count, (task, result) in enumerate(_results([*missing, *curves], pool), start=1):
+        # One process has the device; the others meanwhile compute what is exact.
+        here, there = (missing, curves) if plan.engine == "jax" else ([], [*missing, *curves])
+        for count, (task, result) in enumerate(_results(here, there, pool), start=1):
             if isinstance(result, EfficiencyCurve):
                 found[task.key] = result
             else:
@@ -425,7 +453,7 @@ def forecast_seconds(plan: Plan, workers: int, done: Iterable[str] = ()) -> floa
 
     def seconds(count: int) -> float:
         began = time.perf_counter()
-        rate_per_pseudo_sample(Toy(), kernel_function(plan.kernel)(EPS_1L[0]), count, steps, seed=0)
+        rate_per_pseudo_sample(Toy(), kernel_function(plan.kernel)(EPS_1L[0]), count, steps, 0, plan.engine)
         return (time.perf_counter() - began) / steps
 
     with one_blas_thread():

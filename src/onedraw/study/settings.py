@@ -15,6 +15,7 @@ from typing import Literal
 Figure = Literal["1L", "1R", "2L", "2R"]
 Kernel = Literal["uniform", "gaussian"]
 Proposal = Literal["independence", "random_walk"]
+Engine = Literal["numpy", "numba", "jax"]
 
 FIGURES: tuple[Figure, ...] = ("1L", "1R", "2L", "2R")
 PSEUDO_SAMPLES: tuple[int, ...] = tuple(2**power for power in range(7))

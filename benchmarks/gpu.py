@@ -1,0 +1,189 @@
+"""The JAX engine on one GPU: python -m benchmarks gpu [--small for a trial on a CPU]. Needs the extra `jax`.
+
+Absolute speeds, since a GPU is a machine of one's own; hand-written loops in the same run stand beside them.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from scipy import stats
+
+import onedraw as od
+from benchmarks.timing import report
+
+EPS, Y_OBS = 0.5, 2.0
+
+
+def toy() -> od.Model:
+    simulate = od.jax_simulator(lambda key, theta: theta + jax.random.normal(key, dtype=theta.dtype))
+    return od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=Y_OBS)
+
+
+def by_hand(chains, pseudo_samples, thin, kept):
+    """The chain as one would write it in JAX: draws in bulk, one step in `thin` recorded."""
+
+    def step(number, carry):
+        theta, log_estimate, moves, key = carry
+        first, second, third = jax.random.split(jax.random.fold_in(key, number), 3)
+        proposed = jax.random.normal(first, (chains,))
+        noise = jax.random.normal(second, (pseudo_samples, chains))
+        log_new = jnp.log((jnp.abs(proposed + noise - Y_OBS) < EPS).mean(axis=0))
+        moved = log_new >= log_estimate - jax.random.exponential(third, (chains,))
+        return jnp.where(moved, proposed, theta), jnp.where(moved, log_new, log_estimate), moves + moved, key
+
+    @jax.jit
+    def run(carry):
+        def keep(carry, number):
+            carry = lax.fori_loop(0, thin, lambda k, inner: step(number * thin + k, inner), carry)
+            return carry, carry[0]
+
+        return lax.scan(keep, carry, jnp.arange(kept))
+
+    start = jnp.ones(chains), jnp.zeros(chains), jnp.zeros(chains, jnp.int32), jax.random.key(1)
+    return lambda: jax.block_until_ready(run(start))
+
+
+def seconds_of(job, repeats=2):
+    job()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        job()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def chains(small):
+    """Pseudo-samples a second through the public API, starts and all, recording one step in a thousand."""
+    rows, model = [], toy()
+    for pseudo_samples, side_by_side, kept in ((64, 2**20, 4), (1, 2**22, 32)):
+        thin = 1000
+        if small:
+            side_by_side, kept, thin = 2**10, 2, 50
+        settings = {
+            "chains": side_by_side, "draws": kept, "thin": thin, "pseudo_samples": pseudo_samples, "seed": 1,
+            "proposal": od.independence(), "keep_distances": False, "progress": False,
+        }  # fmt: skip
+        work = side_by_side * kept * thin * pseudo_samples
+        api = seconds_of(lambda s=settings: od.pseudo_marginal(model, od.uniform(EPS), **s))
+        hand = seconds_of(by_hand(side_by_side, pseudo_samples, thin, kept))
+        speed = work / api
+        rows += [
+            (f"M = {pseudo_samples}: pseudo-samples a second", f"{speed:.3g}", ">= 1e11" if pseudo_samples == 64 else "",
+             None if small or pseudo_samples == 1 else speed >= 1e11),
+            (f"M = {pseudo_samples}: of a hand-written loop ({work / hand:.3g})", f"{hand / api:.2f}",
+             ">= 0.7" if pseudo_samples == 1 else "", None if small or pseudo_samples == 64 else hand / api >= 0.7),
+        ]  # fmt: skip
+    return report("Chains on the toy, one step in a thousand recorded", rows)
+
+
+def study(small):
+    """All points of the study, the second time, when every program is compiled."""
+    from onedraw.study import run
+
+    iterations = 300_000 if small else 5_000_000
+    plan = run.Plan(iterations=iterations, engine="jax", figures=("1L",) if small else run.FIGURES)
+    for turn in ("with compilation", "after compilation"):
+        began = time.perf_counter()
+        outcomes = [task.function(*task.arguments) for task in run.point_tasks(plan)]
+        seconds = time.perf_counter() - began
+        print(f"  study, {turn}: {len(outcomes)} points, {seconds:.2f} s", flush=True)
+    agreed = run.agreement([one for one in outcomes if isinstance(one, run.Outcome)])
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "study.csv").write_text(run.table([o for o in outcomes if isinstance(o, run.Outcome)]))
+    rows = [
+        (f"{iterations:,} iterations a point, seconds", f"{seconds:.2f}", "< 5", None if small else seconds < 5),
+        ("points within 4 standard errors", f"{agreed.within_4} of {agreed.points}", "all", agreed.fine),
+        ("chi-squared", f"{agreed.chi_squared:.1f}", "", None),
+    ]
+    return report("The study", rows)
+
+
+STEPS, TAU = 200, 0.05
+
+
+def lotka_volterra():
+    """Tau-leaping predators and prey; every tenth state is observed."""
+
+    def on_jax(key, birth, eat, death):
+        def leap(state, key):
+            prey, hunters = state
+            rates = jnp.stack([birth * prey, eat * prey * hunters, death * hunters]) * TAU
+            born, eaten, dead = jax.random.poisson(key, rates).astype(birth.dtype)
+            prey, hunters = jnp.maximum(prey + born - eaten, 0.0), jnp.maximum(hunters + eaten - dead, 0.0)
+            return (prey, hunters), jnp.stack([prey, hunters])
+
+        begin = jnp.asarray(50.0, birth.dtype), jnp.asarray(100.0, birth.dtype)
+        return lax.scan(leap, begin, jax.random.split(key, STEPS))[1][9::10]
+
+    @od.batched
+    def on_numpy(rng, birth, eat, death):
+        prey, hunters = np.full(birth.size, 50.0), np.full(birth.size, 100.0)
+        kept = []
+        for step in range(STEPS):
+            born = rng.poisson(birth * prey * TAU)
+            eaten = rng.poisson(eat * prey * hunters * TAU)
+            dead = rng.poisson(death * hunters * TAU)
+            prey, hunters = np.maximum(prey + born - eaten, 0), np.maximum(hunters + eaten - dead, 0)
+            if step % 10 == 9:
+                kept.append(np.stack([prey, hunters], axis=1))
+        return np.stack(kept, axis=1)
+
+    prior = od.Prior(birth=stats.uniform(0.3, 0.4), eat=stats.uniform(0.002, 0.001), death=stats.uniform(0.2, 0.2))
+    theta = np.array([[0.5, 0.0025, 0.3]])
+    observed = on_numpy(np.random.default_rng(1), *theta.T)[0]
+    return prior, {"jax": od.jax_simulator(on_jax), "numpy": on_numpy}, observed, {"summary": None}
+
+
+def g_and_k():
+    """A thousand draws of a g-and-k distribution, summed up by seven quantiles."""
+    at = np.array([62, 125, 250, 375, 500, 625, 750, 875, 937])
+
+    def quantiles(z, a, b, g, k, xp):
+        return a + b * (1 + 0.8 * xp.tanh(g * z / 2)) * (1 + z * z) ** k * z
+
+    def on_jax(key, a, b, g, k):
+        z = jax.random.normal(key, (1000,), a.dtype)
+        return jnp.sort(quantiles(z, a, b, g, k, jnp))[at]
+
+    @od.batched
+    def on_numpy(rng, a, b, g, k):
+        z = rng.standard_normal((a.size, 1000))
+        return np.sort(quantiles(z, *(one[:, None] for one in (a, b, g, k)), np), axis=1)[:, at]
+
+    prior = od.Prior(a=stats.uniform(0, 5), b=stats.uniform(0.1, 5), g=stats.uniform(0, 5), k=stats.uniform(0, 1))
+    observed = on_numpy(np.random.default_rng(1), *np.array([[3.0, 1.0, 2.0, 0.5]]).T)[0]
+    return prior, {"jax": od.jax_simulator(on_jax), "numpy": on_numpy}, observed, {}
+
+
+def real_models(small):
+    """Simulations a second of Algorithm 1 on both engines of this machine."""
+    rows = []
+    for name, made in (("Lotka-Volterra, 200 leaps", lotka_volterra()), ("g-and-k, n = 1000", g_and_k())):
+        prior, simulators, observed, more = made
+        speeds = {}
+        for engine, simulator in simulators.items():
+            model = od.Model(prior, simulator, observed, **more)
+            budget = {"jax": 2**22, "numpy": 2**16}[engine] if not small else 2**12
+            job = lambda m=model, b=budget: od.rejection(m, od.uniform(1.0), budget=b, seed=1, progress=False)  # noqa: E731
+            speeds[engine] = budget / seconds_of(job, 1)
+        gain = speeds["jax"] / speeds["numpy"]
+        rows.append((f"{name}: simulations a second", f"{speeds['jax']:.3g}", "", None))
+        rows.append((f"{name}: times the NumPy engine ({speeds['numpy']:.3g}, one core)", f"{gain:.1f}", "", None))
+    return report("Models with real work, by rejection", rows)
+
+
+def main(arguments: list[str] | None = None) -> bool:
+    small = "--small" in (sys.argv if arguments is None else arguments)
+    print(f"JAX {jax.__version__} on {jax.devices()[0].device_kind}")
+    return all([chains(small), real_models(small), study(small)])
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)
