@@ -478,7 +478,10 @@ def placed(estimator: Any, engine: Any) -> Any:
             f"engine={engine!r} has no JAX form of this prior: it takes {', '.join(FAMILIES)} with bounded densities "
             "(where= may be used); leave engine= out, or use one of these"
         )
-    from onedraw.engine.jax import Engine
+    try:
+        from onedraw.engine.jax import Engine
+    except ImportError as error:
+        raise ValueError(f'engine={engine!r} needs JAX: install it with pip install "onedraw[jax]"') from error
 
     chosen = Engine.named(engine or "jax")
     if isinstance(inner, AbcAverage):

@@ -309,18 +309,20 @@ class Held:
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Held):
+        if not isinstance(other, Held) or type(self.value) is not type(other.value):
             return False
-        if self.value is other.value:
-            return True
-        same = type(self.value) is type(other.value) and isinstance(self.value, PLAIN)
-        return same and bool(self.value == other.value)
+        if isinstance(self.value, tuple):
+            # Part by part: what users gave is not asked whether it is equal.
+            return [Held(part) for part in self.value] == [Held(part) for part in other.value]
+        return self.value is other.value or (isinstance(self.value, PLAIN) and bool(self.value == other.value))
 
     def __hash__(self) -> int:
+        if isinstance(self.value, tuple):
+            return hash(tuple(Held(part) for part in self.value))
         return hash(self.value) if isinstance(self.value, PLAIN) else id(self.value)
 
 
-PLAIN = (bool, int, float, str, tuple, frozenset)
+PLAIN = (bool, int, float, str, frozenset)
 
 
 def simulator_key(simulator: Any, words: tuple[Any, Any], counter: Any) -> Any:
@@ -435,7 +437,7 @@ def evaluate(estimator: Any, engine: Engine, rng: Rng, theta: Array, log_needed:
         found = _evaluated(estimator, Name.of(rng), with_padding(theta, room), needed, engine=engine)
         log_estimate, distances, failed, bad, rows = jax.tree.map(lambda part: part[:n], found)
         count = int(np.asarray(failed).sum())
-        failures = first_failure(estimator, rng, bad, getattr(estimator, "on_error", "reject")) if count else ()
+        failures = first_failure(estimator, rng, bad) if count else ()
         return Evaluation(
             host(log_estimate),
             NO_DISTANCES if distances is None else host(distances),
@@ -460,9 +462,11 @@ class Bad(NamedTuple):
     """(n, M)"""
 
 
-def first_failure(estimator: Any, rng: Rng, bad: Any, on_error: str) -> tuple[Any, ...]:
+def first_failure(estimator: Any, rng: Rng, bad: Any) -> tuple[Any, ...]:
     """The first failure of a step, for its report; a SimulationError where the run is to stop at it."""
     from onedraw.simulator import Failure, SimulationError
+
+    on_error = getattr(getattr(estimator, "estimator", estimator), "on_error", "reject")
 
     (found,) = bad
     mask = np.asarray(found.mask)
@@ -533,7 +537,7 @@ class Sums(NamedTuple):
     failed: Any
     """(n,)"""
     turns: Any
-    """Simulations of each chain where their number is not known beforehand."""
+    """Simulations of each chain where their number is not known beforehand, otherwise 0."""
     capped: Any
 
 
@@ -545,19 +549,27 @@ def _steps(
     """`kept` x `thin` steps, with room for as many kept draws; `full` where that is how many there are."""
     block = DeviceRng.block_of(name.words)
     n = state.theta.shape[0]
+    each = 0
+    """Simulations of each chain in a step, where that is known."""
 
     def step(number: Any, carry: tuple[Any, Sums]) -> tuple[Any, Sums]:
+        nonlocal each
         state, sums = carry
         state, info = sampler.step(DeviceRng(block, number, engine.dtype), state)
         place = 0 if batches == 1 else ((number - begin).astype(jnp.int32) * batches) // (end - begin).astype(jnp.int32)
         held = sums.held
         if not isinstance(info.proposals, int):
             held = held.at[place].add(~info.proposals)
+        turns = sums.turns
+        if isinstance(info.simulations, int):
+            each = info.simulations // n
+        else:
+            turns = turns + info.simulations
         return state, Sums(
             sums.accepted.at[place].add(info.accepted) if batches > 1 else sums.accepted + info.accepted,
             held,
             sums.failed + jnp.asarray(info.failed, jnp.int32),
-            sums.turns + jnp.asarray(info.simulations // n, jnp.uint32),
+            turns,
             sums.capped + jnp.asarray(info.capped, jnp.int32),
         )
 
@@ -579,7 +591,7 @@ def _steps(
             return carry, shown(carry[0])
 
         (state, sums), draws = lax.scan(one, carry, jnp.arange(room))
-        return state, sums, draws
+        return state, sums, draws, jnp.uint32(each)
 
     def into(turn: Any, everything: Any) -> Any:
         carry, draws = everything
@@ -588,7 +600,7 @@ def _steps(
 
     empty = jax.tree.map(lambda row: jnp.zeros((room, *row.shape), row.dtype), shown(state))
     (state, sums), draws = lax.fori_loop(0, kept, into, (carry, empty))
-    return state, sums, draws
+    return state, sums, draws, jnp.uint32(each)
 
 
 def room_for(state: Any) -> int:
@@ -609,7 +621,7 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
         kept, room = leg.steps // task.thin, room_for(state)
         # A loop whose length is known beforehand saves a GPU a wait in every turn; on a CPU it would only be compiled.
         full = kept == room and jax.default_backend() != "cpu"
-        state, sums, (theta, distances) = _steps(
+        state, sums, (theta, distances), each = _steps(
             task.sampler, Name.of(rng), state, begin, end, np.int32(kept), room=room, full=full, thin=task.thin,
             batches=task.batches, keep_distances=task.keep_distances, engine=engine,
         )  # fmt: skip
@@ -618,7 +630,8 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
         steps = np.arange(leg.first_step, leg.first_step + leg.steps)
         places = (steps - task.stretch[0]) * task.batches // (task.stretch[1] - task.stretch[0])
         made = np.bincount(places, minlength=task.batches)[:, None] - held
-        tally = Tally(accepted, made, int(sums.turns) * n, capped=int(sums.capped))
+        simulations = (int(sums.turns) + leg.steps * int(each)) * n
+        tally = Tally(accepted, made, simulations, capped=int(sums.capped))
         tally.failed = int(np.asarray(sums.failed).sum())
         if tally.failed:
             tally.failures = list(_find_failure(task, engine, leg))
@@ -634,16 +647,12 @@ def _one_step(sampler: Any, name: Name, state: Any, *, engine: Engine) -> Any:
 def _find_failure(task: Any, engine: Engine, leg: Any) -> tuple[Any, ...]:
     """The first failure of a leg: its steps taken again one by one, up to the one that failed."""
     estimator = task.sampler.estimator
-    on_error = getattr(getattr(estimator, "estimator", estimator), "on_error", "reject")
     state = jax.tree.map(lambda part: jnp.asarray(part, engine.dtype), leg.state)
     for number in range(leg.first_step, leg.first_step + leg.steps):
         rng = Rng(task.seed, Phase.RUN, leg.block.first, number)
         state, failed, bad = _one_step(task.sampler, Name.of(rng), state, engine=engine)
-        failed = np.asarray(failed)
-        if failed.any():
-            # Loops of unknown length do not say at which draw.
-            bad = bad or (Bad(state.theta, failed[:, None] > 0),)
-            return first_failure(estimator, rng, bad, on_error)
+        if np.asarray(failed).any():
+            return first_failure(estimator, rng, bad)
     return ()
 
 
@@ -697,7 +706,7 @@ def proposals(task: Any, engine: Engine, block: Any) -> Any:
         some = _taken((theta, result.log_estimate, result.distances, summaries), accepted, room=taken)
         here: list[Any] = [None if part is None else host(part)[:kept] for part in some]
         failed = int(np.asarray(result.failed).sum())
-        failures = first_failure(estimator, rng, result.failures, getattr(estimator, "on_error", "")) if failed else ()
+        failures = first_failure(estimator, rng, result.failures) if failed else ()
         simulations = block.size * estimator.simulations
         spent = Evaluation(np.empty(0), np.empty((0, 0)), simulations, failed=failed, failures=failures)
         near_theta, near_distance = np.empty((0, theta.shape[1])), np.empty(0)
