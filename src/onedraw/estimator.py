@@ -138,7 +138,7 @@ class AbcAverage:
             drawn = device.draw(self.model, rng, theta, 0, draws, draws)
             if self.kernel.indicator and 1 < draws < 2**15 and not self.keep_distances and not self.keep_rows:
                 # One sum for hits and failures: two would draw every pseudo-sample twice.
-                total = ((drawn.distances < self.kernel.eps) + (drawn.bad.astype(np.int32) << 16)).sum(axis=1)
+                total = namespace(theta).where(drawn.bad, 2**16, drawn.distances < self.kernel.eps).sum(axis=1)
                 log_estimate, failed = log_share(total & 0xFFFF, draws), total >> 16
                 failed = failed if log_needed is None else namespace(theta).where(log_needed <= 0.0, failed, 0)
                 shown: Any = (device.Bad(theta, drawn.bad),)
@@ -486,7 +486,10 @@ def placed(estimator: Any, engine: Any) -> Any:
             f"engine={engine!r} has no JAX form of this prior: it takes {', '.join(FAMILIES)} with bounded densities "
             "(where= may be used); leave engine= out, or use one of these"
         )
-    from onedraw.engine.jax import Engine
+    try:
+        from onedraw.engine.jax import Engine
+    except ImportError as error:
+        raise ValueError(f'engine={engine!r} needs JAX: install it with pip install "onedraw[jax]"') from error
 
     chosen = Engine.named(engine or "jax")
     if isinstance(inner, AbcAverage):

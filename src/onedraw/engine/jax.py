@@ -36,7 +36,7 @@ PRECISIONS = ("float32", "float64")
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 """The constant of Threefry's key schedule for 32-bit words."""
-LONGEST = 64
+LONGEST = 1024
 """Draws of each chain that a leg keeps on the device at the most."""
 VALUES = 2**25
 """Numbers of raw data that a step holds at once; beyond that the M pseudo-samples are drawn in groups."""
@@ -170,9 +170,18 @@ class Name(NamedTuple):
 class DeviceRng:
     """The random streams of one block at one step: `engine.streams.Rng` for arrays on a device."""
 
-    def __init__(self, block: tuple[Any, Any], step: Any, dtype: Any) -> None:
-        self.block, self.dtype = block, dtype
-        self.words = threefry(block, jnp.asarray(step, jnp.uint32), jnp.uint32(0))
+    def __init__(self, words: tuple[Any, Any], dtype: Any) -> None:
+        self.words, self.dtype = words, dtype
+
+    @staticmethod
+    def of(name: Name, dtype: Any) -> "DeviceRng":
+        """The streams that a name stands for."""
+        return DeviceRng(DeviceRng.at(DeviceRng.block_of(name.words), name.step), dtype)
+
+    @staticmethod
+    def at(block: tuple[Any, Any], step: Any) -> tuple[Any, Any]:
+        """The key of a block's step, or the keys of several."""
+        return threefry(block, jnp.asarray(step, jnp.uint32), jnp.uint32(0))
 
     @staticmethod
     def block_of(words: Any) -> tuple[Any, Any]:
@@ -309,18 +318,20 @@ class Held:
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Held):
+        if not isinstance(other, Held) or type(self.value) is not type(other.value):
             return False
-        if self.value is other.value:
-            return True
-        same = type(self.value) is type(other.value) and isinstance(self.value, PLAIN)
-        return same and bool(self.value == other.value)
+        if isinstance(self.value, tuple):
+            # Part by part: what users gave is not asked whether it is equal.
+            return [Held(part) for part in self.value] == [Held(part) for part in other.value]
+        return self.value is other.value or (isinstance(self.value, PLAIN) and bool(self.value == other.value))
 
     def __hash__(self) -> int:
+        if isinstance(self.value, tuple):
+            return hash(tuple(Held(part) for part in self.value))
         return hash(self.value) if isinstance(self.value, PLAIN) else id(self.value)
 
 
-PLAIN = (bool, int, float, str, tuple, frozenset)
+PLAIN = (bool, int, float, str, frozenset)
 
 
 def simulator_key(simulator: Any, words: tuple[Any, Any], counter: Any) -> Any:
@@ -347,7 +358,10 @@ def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: 
     def one(counter: Any, row: Any) -> tuple[Any, Any, Any]:
         summary = simulated(model.recipe, model.simulate, words, counter, row, rng.dtype)
         distance = distance_of(model, summary, observed)
-        bad = ~jnp.isfinite(summary).all() | ~(distance >= 0)
+        # Our own distances are not finite where a summary is not; others are looked at more closely.
+        bad = ~(distance < jnp.inf)
+        if not hasattr(model.distance, "learnt"):
+            bad = bad | ~jnp.isfinite(summary).all() | (distance < 0)
         return jnp.where(bad, jnp.inf, distance), bad, summary
 
     return Drawn(*_mapped(one, theta, first, count, every))
@@ -418,7 +432,7 @@ def with_padding(array: Array, rows: int) -> Array:
 
 @partial(jax.jit, static_argnames=("engine",))
 def _evaluated(estimator: Any, name: Name, theta: Any, log_needed: Any, *, engine: Engine) -> Any:
-    rng = DeviceRng(DeviceRng.block_of(name.words), name.step, engine.dtype)
+    rng = DeviceRng.of(name, engine.dtype)
     result = estimator.on_device(rng, theta.astype(engine.dtype), log_needed)
     return result.log_estimate, result.distances, result.failed, result.failures, result.rows
 
@@ -435,7 +449,7 @@ def evaluate(estimator: Any, engine: Engine, rng: Rng, theta: Array, log_needed:
         found = _evaluated(estimator, Name.of(rng), with_padding(theta, room), needed, engine=engine)
         log_estimate, distances, failed, bad, rows = jax.tree.map(lambda part: part[:n], found)
         count = int(np.asarray(failed).sum())
-        failures = first_failure(estimator, rng, bad, getattr(estimator, "on_error", "reject")) if count else ()
+        failures = first_failure(estimator, rng, bad) if count else ()
         return Evaluation(
             host(log_estimate),
             NO_DISTANCES if distances is None else host(distances),
@@ -460,9 +474,11 @@ class Bad(NamedTuple):
     """(n, M)"""
 
 
-def first_failure(estimator: Any, rng: Rng, bad: Any, on_error: str) -> tuple[Any, ...]:
+def first_failure(estimator: Any, rng: Rng, bad: Any) -> tuple[Any, ...]:
     """The first failure of a step, for its report; a SimulationError where the run is to stop at it."""
     from onedraw.simulator import Failure, SimulationError
+
+    on_error = getattr(getattr(estimator, "estimator", estimator), "on_error", "reject")
 
     (found,) = bad
     mask = np.asarray(found.mask)
@@ -477,7 +493,7 @@ def first_failure(estimator: Any, rng: Rng, bad: Any, on_error: str) -> tuple[An
 
 @partial(jax.jit, static_argnames=("recipe", "draws", "engine"))
 def _rows(simulator: Any, name: Name, theta: Any, chunk: Any, *, recipe: "Held", draws: int, engine: Engine) -> Any:
-    words = DeviceRng(DeviceRng.block_of(name.words), name.step, engine.dtype).named(Purpose.SIMULATE, chunk)
+    words = DeviceRng.of(name, engine.dtype).named(Purpose.SIMULATE, chunk)
 
     def one(counter: Any, row: Any) -> Any:
         return simulated(recipe.value, simulator, words, counter, row, engine.dtype)
@@ -533,7 +549,7 @@ class Sums(NamedTuple):
     failed: Any
     """(n,)"""
     turns: Any
-    """Simulations of each chain where their number is not known beforehand."""
+    """Simulations of each chain where their number is not known beforehand, otherwise 0."""
     capped: Any
 
 
@@ -545,27 +561,43 @@ def _steps(
     """`kept` x `thin` steps, with room for as many kept draws; `full` where that is how many there are."""
     block = DeviceRng.block_of(name.words)
     n = state.theta.shape[0]
+    each = 0
+    """Simulations of each chain in a step, where that is known."""
 
-    def step(number: Any, carry: tuple[Any, Sums]) -> tuple[Any, Sums]:
+    def step(number: Any, words: tuple[Any, Any], carry: tuple[Any, Sums]) -> tuple[Any, Sums]:
+        nonlocal each
         state, sums = carry
-        state, info = sampler.step(DeviceRng(block, number, engine.dtype), state)
+        state, info = sampler.step(DeviceRng(words, engine.dtype), state)
         place = 0 if batches == 1 else ((number - begin).astype(jnp.int32) * batches) // (end - begin).astype(jnp.int32)
         held = sums.held
         if not isinstance(info.proposals, int):
             held = held.at[place].add(~info.proposals)
+        turns = sums.turns
+        if isinstance(info.simulations, int):
+            each = info.simulations // n
+        else:
+            turns = turns + info.simulations
         return state, Sums(
             sums.accepted.at[place].add(info.accepted) if batches > 1 else sums.accepted + info.accepted,
             held,
             sums.failed + jnp.asarray(info.failed, jnp.int32),
-            sums.turns + jnp.asarray(info.simulations // n, jnp.uint32),
+            turns,
             sums.capped + jnp.asarray(info.capped, jnp.int32),
         )
 
+    # The keys of many steps at once: a small program for each would cost a GPU more than the step.
+    every = DeviceRng.at(block, name.step + lax.iota(jnp.uint32, room)) if thin == 1 else None
+
     def thinned(carry: tuple[Any, Sums], turn: Any) -> tuple[Any, Sums]:
         first = name.step + jnp.asarray(turn, jnp.uint32) * jnp.uint32(thin)
-        if thin == 1:
-            return step(first, carry)
-        return lax.fori_loop(0, thin, lambda k, inner: step(first + jnp.asarray(k, jnp.uint32), inner), carry)
+        if every is not None:
+            return step(first, (every[0][turn], every[1][turn]), carry)
+        words = DeviceRng.at(block, first + lax.iota(jnp.uint32, thin))
+
+        def one_of(k: Any, inner: tuple[Any, Sums]) -> tuple[Any, Sums]:
+            return step(first + jnp.asarray(k, jnp.uint32), (words[0][k], words[1][k]), inner)
+
+        return lax.fori_loop(0, thin, one_of, carry)
 
     def shown(state: Any) -> tuple[Any, Any]:
         return state.theta, state.distances if keep_distances else None
@@ -579,7 +611,7 @@ def _steps(
             return carry, shown(carry[0])
 
         (state, sums), draws = lax.scan(one, carry, jnp.arange(room))
-        return state, sums, draws
+        return state, sums, draws, jnp.uint32(each)
 
     def into(turn: Any, everything: Any) -> Any:
         carry, draws = everything
@@ -588,7 +620,7 @@ def _steps(
 
     empty = jax.tree.map(lambda row: jnp.zeros((room, *row.shape), row.dtype), shown(state))
     (state, sums), draws = lax.fori_loop(0, kept, into, (carry, empty))
-    return state, sums, draws
+    return state, sums, draws, jnp.uint32(each)
 
 
 def room_for(state: Any) -> int:
@@ -609,7 +641,7 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
         kept, room = leg.steps // task.thin, room_for(state)
         # A loop whose length is known beforehand saves a GPU a wait in every turn; on a CPU it would only be compiled.
         full = kept == room and jax.default_backend() != "cpu"
-        state, sums, (theta, distances) = _steps(
+        state, sums, (theta, distances), each = _steps(
             task.sampler, Name.of(rng), state, begin, end, np.int32(kept), room=room, full=full, thin=task.thin,
             batches=task.batches, keep_distances=task.keep_distances, engine=engine,
         )  # fmt: skip
@@ -618,7 +650,8 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
         steps = np.arange(leg.first_step, leg.first_step + leg.steps)
         places = (steps - task.stretch[0]) * task.batches // (task.stretch[1] - task.stretch[0])
         made = np.bincount(places, minlength=task.batches)[:, None] - held
-        tally = Tally(accepted, made, int(sums.turns) * n, capped=int(sums.capped))
+        simulations = (int(sums.turns) + leg.steps * int(each)) * n
+        tally = Tally(accepted, made, simulations, capped=int(sums.capped))
         tally.failed = int(np.asarray(sums.failed).sum())
         if tally.failed:
             tally.failures = list(_find_failure(task, engine, leg))
@@ -627,23 +660,19 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
 
 @partial(jax.jit, static_argnames=("engine",))
 def _one_step(sampler: Any, name: Name, state: Any, *, engine: Engine) -> Any:
-    state, info = sampler.step(DeviceRng(DeviceRng.block_of(name.words), name.step, engine.dtype), state)
+    state, info = sampler.step(DeviceRng.of(name, engine.dtype), state)
     return state, info.failed, info.failures
 
 
 def _find_failure(task: Any, engine: Engine, leg: Any) -> tuple[Any, ...]:
     """The first failure of a leg: its steps taken again one by one, up to the one that failed."""
     estimator = task.sampler.estimator
-    on_error = getattr(getattr(estimator, "estimator", estimator), "on_error", "reject")
     state = jax.tree.map(lambda part: jnp.asarray(part, engine.dtype), leg.state)
     for number in range(leg.first_step, leg.first_step + leg.steps):
         rng = Rng(task.seed, Phase.RUN, leg.block.first, number)
         state, failed, bad = _one_step(task.sampler, Name.of(rng), state, engine=engine)
-        failed = np.asarray(failed)
-        if failed.any():
-            # Loops of unknown length do not say at which draw.
-            bad = bad or (Bad(state.theta, failed[:, None] > 0),)
-            return first_failure(estimator, rng, bad, on_error)
+        if np.asarray(failed).any():
+            return first_failure(estimator, rng, bad)
     return ()
 
 
@@ -656,7 +685,7 @@ def _proposals(
 ) -> Any:
     from onedraw.samplers.rejection import passes
 
-    rng = DeviceRng(DeviceRng.block_of(name.words), name.step, engine.dtype)
+    rng = DeviceRng.of(name, engine.dtype)
     theta = estimator.prior.sample(rng.bulk(Purpose.PRIOR), room)
     asked = jnp.arange(room) < size
     result = estimator.on_device(rng, theta, jnp.where(asked, -jnp.inf, jnp.inf))
@@ -690,18 +719,21 @@ def proposals(task: Any, engine: Engine, block: Any) -> Any:
             estimator, Name.of(rng), np.asarray(task.log_bound, engine.dtype), np.int32(block.size), room=room,
             neighbours=task.neighbours, engine=engine,
         )  # fmt: skip
-        kept, failed = (int(one) for one in jax.device_get((count, failed)))
-        # Few sizes, since each is a program of its own.
-        taken = next(room // share for share in (64, 16, 4, 1) if kept <= room // share)
         summaries = result.rows if task.keep == "summaries" else None
-        some = _taken((theta, result.log_estimate, result.distances, summaries), accepted, room=taken)
-        here: list[Any] = [None if part is None else host(part)[:kept] for part in jax.device_get(some)]
-        failures = first_failure(estimator, rng, result.failures, getattr(estimator, "on_error", "")) if failed else ()
+        arrays = theta, result.log_estimate, result.distances, summaries
+        # What was accepted comes back with the count, unless it is more than there was room for.
+        taken = _taken(arrays, accepted, room=max(1, room // 16))
+        some, kept, failed, near = jax.device_get((taken, count, failed, near))
+        if kept > room // 16:
+            some = jax.device_get(_taken(arrays, accepted, room=room))
+        here: list[Any] = [None if part is None else host(part)[:kept] for part in some]
+        failed = int(failed)
+        failures = first_failure(estimator, rng, result.failures) if failed else ()
         simulations = block.size * estimator.simulations
         spent = Evaluation(np.empty(0), np.empty((0, 0)), simulations, failed=failed, failures=failures)
         near_theta, near_distance = np.empty((0, theta.shape[1])), np.empty(0)
         if near is not None:
-            finite = np.isfinite(np.asarray(near[1]))
+            finite = np.isfinite(near[1])
             near_theta, near_distance = host(near[0])[finite], host(near[1])[finite]
         bank = {}
         if result.rows is not None and task.keep == "all":

@@ -29,9 +29,9 @@ from onedraw.estimator import AbcAverage
 from onedraw.kernels import Kernel
 from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
-from onedraw.prior import Prior
+from onedraw.prior import FAMILIES, Prior
 from onedraw.progress import Progress
-from onedraw.proposal import resolve
+from onedraw.proposal import Independence, Lazy, resolve
 from onedraw.samplers.opening import Shared, checked_ends, ended, on_engine, opened
 from onedraw.samplers.pilot import learn_distance, warn_ignored_rng
 from onedraw.samplers.specification import in_time, specify
@@ -125,6 +125,7 @@ def run_chains(
     can take. `also` are arguments of the run that its settings do not show.
     """
     estimator = on_engine(_in_time(estimator, request.shared.timeout), request.shared)
+    _check_proposal(request.proposal, estimator)
     arguments = {
         **settings, **(also or {}), "draws": request.draws, "budget": request.budget, "chains": request.chains,
         "thin": request.thin, **request.shared.identity(estimator), "layout": request.layout,
@@ -319,7 +320,9 @@ def _segments(
     walk = Walk(sampler, request.seed, request.thin, batches, (done, done + steps), distances is not None)
     cuts = [rounds.taken]
     """Where legs begin, by step of the round; the clock decides, and no number depends on it."""
-    length = request.thin
+    # A leg must be worth asking a device for.
+    growth = 4 if walk.engine is None else 8
+    length = request.thin if walk.engine is None else growth * request.thin
 
     def leg_of(lane: int, leg: int, last: Walked | None) -> Leg | None:
         if cuts[leg] == steps:
@@ -349,7 +352,7 @@ def _segments(
         if saver.due((now - saved) // request.thin * step_bytes):
             save()
         aim = crew.piece if crew.remote else LOOK_SECONDS / len(blocks)
-        longest = min(aim * (now - taken) / max(seconds, 1e-9), 4 * (now - taken))
+        longest = min(aim * (now - taken) / max(seconds, 1e-9), growth * (now - taken))
         length = max(1, round(longest / request.thin)) * request.thin
 
     try:
@@ -613,6 +616,19 @@ def _in_time(estimator: Any, timeout: float | None) -> Any:
     if not isinstance(inner, AbcAverage):
         raise ValueError(f"timeout = {timeout!r} is for simulators, and this run has an estimator of your own")
     return estimator.with_model(inner.model.limited(timeout))
+
+
+def _check_proposal(proposal: Any, estimator: Any) -> None:
+    """A ValueError where a proposal draws from what an engine on a device has no formulas for."""
+    inner = proposal.proposal if isinstance(proposal, Lazy) else proposal
+    if getattr(estimator, "engine", None) is None or not isinstance(inner, Independence) or inner.distribution is None:
+        return
+    distribution = inner.resolved(estimator.prior, lambda: np.empty(0)).distribution
+    if not distribution.on_device:
+        raise ValueError(
+            f"engine='{estimator.engine}' has no JAX form of the proposal's distribution {inner.distribution!r}: it "
+            f"takes {', '.join(FAMILIES)} with bounded densities, or write the proposal as a function with jax.numpy"
+        )
 
 
 def _model_and_kernel(estimator: Any) -> tuple[Model | None, Kernel | None]:

@@ -23,7 +23,7 @@ from onedraw.model import Model
 from onedraw.progress import Progress, Show
 from onedraw.samplers.opening import Shared, check_model
 from onedraw.samplers.pilot import FromPrior, Piloted, refuse_hopeless
-from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Batched, Failure, summarise_observed
+from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Batched, Failure, JaxSimulator, summarise_observed
 
 PLAIN_BLOCK = 32
 """Simulations a block for simulators that are called once a pseudo-sample."""
@@ -176,6 +176,11 @@ def fit_summary(
     budget = whole_number("budget", budget, "the number of simulations to learn from", least=10)
     if terms is not None:
         one_of("terms", terms, TERMS)
+    if isinstance(model.simulate, JaxSimulator):
+        raise ValueError(
+            "od.fit_summary composes NumPy functions, which no program for a device can hold: use od.infer, which "
+            "learns from the simulations of an od.jax_simulator by itself, or write the summary with jax.numpy"
+        )
     theta: list[Array] = []
     rows: list[Array] = []
     failures: list[Failure] = []

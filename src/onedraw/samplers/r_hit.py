@@ -52,13 +52,21 @@ class Spent(NamedTuple):
     """What draws cost: numbers that add."""
 
     simulations: Any = 0
+    """On a device of each chain, all of which draw when one does."""
     setups: Any = 0
     failed: Any = 0
     """On a device of each chain, (n,)."""
+    place: Any = None
+    """On a device (n, dim), where a chain's last failure was."""
 
     def plus(self, other: "Spent") -> "Spent":
         """The two added."""
-        return Spent(*(a + b for a, b in zip(self, other, strict=True)))
+        place = self.place
+        if place is not None:
+            place = namespace(place).where((other.failed > 0)[:, None], other.place, place)
+        return Spent(
+            self.simulations + other.simulations, self.setups + other.setups, self.failed + other.failed, place
+        )
 
 
 class Tries:
@@ -70,13 +78,13 @@ class Tries:
         self.failures: list[Failure] = []
         self.ignored_rng = False
 
-    def nothing(self, chains: int) -> Spent:
-        """What no draws cost."""
+    def nothing(self, theta: Array) -> Spent:
+        """What no draws at theta cost."""
         if self.here:
             return Spent()
         import jax.numpy as jnp
 
-        return Spent(jnp.int32(0), 0, jnp.zeros(chains, jnp.int32))
+        return Spent(jnp.uint32(0), 0, jnp.zeros(len(theta), jnp.int32), theta)
 
     def distances(self, theta: Array, runners: Array, number: Any) -> tuple[Array, Spent]:
         """Distances (n,) of one pseudo-sample at theta where it is wanted, inf elsewhere, and what they cost.
@@ -87,10 +95,9 @@ class Tries:
         if not self.here:
             from onedraw.engine import jax as device
 
-            xp, n = namespace(theta), theta.shape[0]
+            xp = namespace(theta)
             drawn = device.draw(model, self.rng, theta, 0, 1, 1, number + 1)
-            # All rows are drawn, so all of them count.
-            spent = Spent(xp.int32(n), 0, (drawn.bad[:, 0] & runners).astype(xp.int32))
+            spent = Spent(xp.uint32(1), 0, (drawn.bad[:, 0] & runners).astype(xp.int32), theta)
             return xp.where(runners, drawn.distances[:, 0], np.inf), spent
         rows = np.flatnonzero(runners)
         distances = np.full(len(theta), np.inf)
@@ -143,7 +150,7 @@ def race(tries: Tries, eps: float, theta: Array, proposed: Array, runners: Array
         return Race(now.draw + 1, runners & ~(here < eps), now.accepted | hit, distance, spent)
 
     nobody, far = xp.zeros(n, dtype=bool), xp.full(n, np.inf, dtype=proposed.dtype)
-    start = Race(0, runners, nobody, far, tries.nothing(n))
+    start = Race(0, runners, nobody, far, tries.nothing(theta))
     last: Race = tries.repeated(pair, lambda now: now.runners.any() & (now.draw < most), start)
     return last
 
@@ -177,7 +184,7 @@ def count_hits(tries: Tries, eps: float, theta: Array, runners: Array, hits: int
         )  # fmt: skip
 
     far = xp.full(n, np.inf, dtype=theta.dtype)
-    start = Count(0, runners, xp.zeros(n, dtype=int), far, far, tries.nothing(n))
+    start = Count(0, runners, xp.zeros(n, dtype=int), far, far, tries.nothing(theta))
     last: Count = tries.repeated(one_more, lambda now: now.runners.any(), start)
     return last
 
@@ -214,6 +221,11 @@ class RHit:
             chosen(accepted, proposed.log_prior, state.log_prior),
             chosen(accepted, distance[:, None], state.distances),
         )
+        failures: Any = tuple(tries.failures)
+        if not isinstance(rng, Rng):
+            from onedraw.engine.jax import Bad
+
+            failures = (Bad(spent.place, (spent.failed > 0)[:, None]),)
         return state, Info(
             accepted,
             proposals_of(proposed),
@@ -221,7 +233,7 @@ class RHit:
             spent.setups,
             0,
             spent.failed,
-            tuple(tries.failures),
+            failures,
             tries.ignored_rng,
             int(capped) if isinstance(rng, Rng) else capped,
         )

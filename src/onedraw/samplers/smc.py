@@ -119,17 +119,24 @@ class WithRows:
 
     def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
         """As the average within, all M draws at once."""
-        rows = np.arange(len(theta))
-        if log_needed is not None and self.inner.engine is None:
-            rows = np.flatnonzero(log_needed <= 0.0)
+        rows = np.arange(len(theta)) if log_needed is None else np.flatnonzero(log_needed <= 0.0)
         width = self.inner.pseudo_samples * (1 + self.inner.model.observed_row.size)
         wide, log_estimate = np.full((len(theta), width), np.inf), np.full(len(theta), -np.inf)
         if rows.size == 0:
             return Evaluation(log_estimate, wide, 0)
-        part = replace(self.inner, keep_rows=True)._in_chunks(rng, theta[rows], rows)
+        inner = replace(self.inner, keep_rows=True)
+        if self.inner.engine is None or log_needed is None:
+            part = inner._in_chunks(rng, theta[rows], rows)
+        else:
+            # A device simulates all rows, those that nothing is wanted of where something is.
+            there = theta.copy()
+            there[log_needed > 0.0] = theta[rows[0]]
+            part, rows = inner.evaluate(rng, there, log_needed), np.arange(len(theta))
         assert part.rows is not None
         log_estimate[rows] = part.log_estimate
         wide[rows] = np.concatenate([part.distances, part.rows.reshape(rows.size, -1)], axis=1)
+        if log_needed is not None:
+            log_estimate[log_needed > 0.0] = -np.inf
         return part._replace(log_estimate=log_estimate, distances=wide, rows=None)
 
 

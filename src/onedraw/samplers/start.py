@@ -19,11 +19,12 @@ from onedraw.engine.saving import Saver
 from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, evaluate, joined
+from onedraw.model import Model
 from onedraw.posterior import Posterior
 from onedraw.prior import Prior
 from onedraw.progress import Progress, Show
 from onedraw.samplers.rejection import DEVICE_VALUES, Collected, block_size, collect
-from onedraw.simulator import Failure
+from onedraw.simulator import Failure, JaxSimulator
 
 PLAIN_BLOCK, BATCHED_BLOCK, DEVICE_BLOCK = 1, 16_384, 2**22
 """Chains a block, for simulators that are called once a pseudo-sample, for others, and on a device."""
@@ -188,7 +189,7 @@ def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, bu
     every = np.column_stack([start.draws[name].reshape(-1) for name in start.names]).astype(float)
     rng = Rng(seed, Phase.RESAMPLE).bulk(Purpose.MOVE)
     weights = np.full(len(every), 1.0) if start.weights is None else start.weights.reshape(-1)
-    known = isinstance(estimator, AbcAverage) and start.model is estimator.model and start.distances is not None
+    known = isinstance(estimator, AbcAverage) and _same(start.model, estimator.model) and start.distances is not None
     if not known or start.distances is None or start.distances.ndim != 2 or start.kernel is None:
         pool = every[rng.choice(len(every), max(chains, 1000), p=weights / weights.sum())]
         return _at_points(pool[:chains], pool, estimator, seed, budget, "the earlier posterior's")
@@ -210,6 +211,15 @@ def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, bu
         chains, Cost(), (), "enough", every[pick],
     )  # fmt: skip
     return _completed(estimator, found, seed)
+
+
+def _same(one: Model | None, other: Model) -> bool:
+    """Whether two models are one; a run on a device has a copy of its model that is placed there."""
+    if one is None or not isinstance(one.simulate, JaxSimulator) or not isinstance(other.simulate, JaxSimulator):
+        return one is other
+    parts = [(model.prior, model.simulate.function, model.summary, model.distance) for model in (one, other)]
+    same = all(a is b for a, b in zip(*parts, strict=True))
+    return same and np.array_equal(one.observed_row, other.observed_row)
 
 
 class Points(NamedTuple):

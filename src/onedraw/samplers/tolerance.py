@@ -51,6 +51,8 @@ PILOT = {True: 10_000, False: 400}
 """Prior simulations of the first stage, for batched simulators and for others."""
 CHAINS = {True: (32, 4096), False: (4, 64)}
 """The fewest and the most chains of a run, for batched simulators and for others."""
+DEVICE_CHAINS = 256
+"""The fewest on a device, where a step of many costs no more than one of few."""
 FEW_CHAINS = 8
 """The fewest where a budget pays for few simulations of a batched simulator."""
 START_SHARE = 0.1
@@ -164,6 +166,8 @@ class Search:
     @property
     def fewest(self) -> int:
         """The fewest chains of a run."""
+        if self.chains is None and isinstance(self.model.simulate, JaxSimulator) and not self.small:
+            return DEVICE_CHAINS
         return self.chains or (FEW_CHAINS if self.small else CHAINS[self.model.batched][0])
 
     def mean_weight(self, eps: float) -> float:
