@@ -148,7 +148,7 @@ class AbcAverage:
             drawn, log_estimate = self._in_groups(rng, theta, together)
         # What is rejected whatever it gives has not failed.
         bad = drawn.bad if log_needed is None else drawn.bad & (log_needed <= 0.0)[:, None]
-        distances = drawn.distances if self.keep_distances else nothing
+        distances = namespace(theta).where(drawn.bad, np.inf, drawn.distances) if self.keep_distances else nothing
         failures: Any = (device.Bad(theta, bad),)
         rows = drawn.rows if self.keep_rows else None
         return Evaluation(log_estimate, distances, n * draws, failed=bad.sum(axis=1), failures=failures, rows=rows)

@@ -36,7 +36,7 @@ PRECISIONS = ("float32", "float64")
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 """The constant of Threefry's key schedule for 32-bit words."""
-LONGEST = 1024
+LONGEST = 512
 """Draws of each chain that a leg keeps on the device at the most."""
 VALUES = 2**25
 """Numbers of raw data that a step holds at once; beyond that the M pseudo-samples are drawn in groups."""
@@ -343,7 +343,7 @@ class Drawn(NamedTuple):
     """Pseudo-samples at n rows of theta, m each."""
 
     distances: Any
-    """(n, m); inf where a simulation failed."""
+    """(n, m); no kernel counts those of failed simulations."""
     bad: Any
     """(n, m) which failed."""
     rows: Any
@@ -354,6 +354,9 @@ def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: 
     """Pseudo-samples first .. first + count - 1 of `every` at each row of theta (n, dim)."""
     words = rng.named(Purpose.SIMULATE, chunk)
     observed = jnp.asarray(model.observed_row, rng.dtype)
+    # What a row has in common is computed once; otherwise it becomes a part of every pseudo-sample's program.
+    barrier: Any = lax.optimization_barrier
+    theta = barrier(theta)
 
     def one(counter: Any, row: Any) -> tuple[Any, Any, Any]:
         summary = simulated(model.recipe, model.simulate, words, counter, row, rng.dtype)
@@ -362,7 +365,8 @@ def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: 
         bad = ~(distance < jnp.inf)
         if not hasattr(model.distance, "learnt"):
             bad = bad | ~jnp.isfinite(summary).all() | (distance < 0)
-        return jnp.where(bad, jnp.inf, distance), bad, summary
+            distance = jnp.where(bad, jnp.inf, distance)
+        return distance, bad, summary
 
     return Drawn(*_mapped(one, theta, first, count, every))
 
@@ -447,8 +451,11 @@ def evaluate(estimator: Any, engine: Engine, rng: Rng, theta: Array, log_needed:
         current().surplus += (room - n) * estimator.simulations
         needed = None if log_needed is None else with_padding(np.asarray(log_needed, engine.dtype), room)
         found = _evaluated(estimator, Name.of(rng), with_padding(theta, room), needed, engine=engine)
-        log_estimate, distances, failed, bad, rows = jax.tree.map(lambda part: part[:n], found)
-        count = int(np.asarray(failed).sum())
+        bad = found[3]
+        # Cut here: on a device each length would be a program of its own.
+        fetched = jax.device_get((*found[:3], found[4]))
+        log_estimate, distances, failed, rows = jax.tree.map(lambda part: part[:n], fetched)
+        count = int(failed.sum())
         failures = first_failure(estimator, rng, bad) if count else ()
         return Evaluation(
             host(log_estimate),
@@ -513,7 +520,7 @@ def simulate_rows(recipe: Any, rng: Rng, theta: Array, pseudo_samples: int, chun
             recipe.simulator, Name.of(rng), with_padding(theta, room), np.uint32(chunk), recipe=fixed,
             draws=pseudo_samples, engine=engine,
         )  # fmt: skip
-        return host(rows[: len(theta)])
+        return host(rows)[: len(theta)]
 
 
 def tried(function: Any, prior: Any) -> bool:
@@ -623,10 +630,16 @@ def _steps(
     return state, sums, draws, jnp.uint32(each)
 
 
-def room_for(state: Any) -> int:
-    """Draws of all chains that a leg keeps on the device at the most: each number of them is a program of its own."""
+def most_kept(state: Any) -> int:
+    """Draws of all chains that a leg keeps on the device at the most."""
     width = state.theta.shape[1] + state.distances.shape[1]
     return max(1, min(LONGEST, VALUES // (state.theta.shape[0] * width)))
+
+
+def room_for(kept: int, most: int) -> int:
+    """Room for so many draws: of few sizes, since each is a program of its own, and little of it unused."""
+    least = 64 if jax.default_backend() == "cpu" else 8
+    return min(most, max(least, 8 ** math.ceil(math.log(kept, 8) - 1e-9)))
 
 
 def walk(task: Any, engine: Engine, leg: Any) -> Any:
@@ -638,7 +651,8 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
     with engine.active():
         state = jax.tree.map(lambda part: jnp.asarray(part, engine.dtype), leg.state)
         begin, end = (np.uint32(one) for one in task.stretch)
-        kept, room = leg.steps // task.thin, room_for(state)
+        kept = leg.steps // task.thin
+        room = room_for(kept, most_kept(state))
         # A loop whose length is known beforehand saves a GPU a wait in every turn; on a CPU it would only be compiled.
         full = kept == room and jax.default_backend() != "cpu"
         state, sums, (theta, distances), each = _steps(
@@ -655,7 +669,7 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
         tally.failed = int(np.asarray(sums.failed).sum())
         if tally.failed:
             tally.failures = list(_find_failure(task, engine, leg))
-        return state, np.asarray(theta[:kept]), None if distances is None else np.asarray(distances[:kept]), tally
+        return state, np.asarray(theta)[:kept], None if distances is None else np.asarray(distances)[:kept], tally
 
 
 @partial(jax.jit, static_argnames=("engine",))

@@ -408,9 +408,9 @@ class Walk:
         """Steps of a leg that is to take about so many."""
         if self.engine is None:
             return steps
-        from onedraw.engine.jax import room_for
+        from onedraw.engine.jax import most_kept
 
-        return min(steps, room_for(state) * self.thin)
+        return min(steps, most_kept(state) * self.thin)
 
     def __call__(self, leg: Leg) -> Walked:
         if self.engine is not None:

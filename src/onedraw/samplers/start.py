@@ -135,7 +135,7 @@ def _by_rejection(
     # Few, since among few proposals the nearest many would be most of the prior.
     wanted = max(12, 5 * estimator.prior.dim)
     # Whole blocks are paid for, so few chains are looked for in small ones.
-    size = min(_largest_block(cheap), max(64, 16 * chains)) if abc else 64
+    size = min(_largest_block(cheap), max(64, (16 if cheap.engine is None else 64) * chains)) if abc else 64
     found = collect(
         cheap,
         seed=seed,
