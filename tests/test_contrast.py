@@ -14,6 +14,7 @@ from onedraw.contrast import figure, page, problems, run
 from onedraw.contrast.problems import line_of
 from onedraw.contrast.run import Contrast, Plan, Task, longest_stall, run_filter, run_process, run_tails, run_task
 from onedraw.contrast.shapes import ratio, shapes_of
+from onedraw.drawing import svg_of
 from onedraw.engine.streams import Rng
 from onedraw.estimator import evaluate
 from onedraw.samplers.pseudo_marginal import PseudoMarginal
@@ -187,7 +188,7 @@ def test_every_line_can_be_drawn(toy_line):
             point = toy_line[min(place, 6)]._replace(line=line.key, number=number)
             lines.append(stuck._replace(line=line.key, number=number) if place == 0 else point)
     contrast = Contrast(Plan(), tuple(lines), 1, 1.0)
-    assert figure.svg_of(figure.draw_contrast(contrast)).count('<g id="axes_') == 6
+    assert svg_of(figure.draw_contrast(contrast), figure.NAME).count('<g id="axes_') == 6
     assert "below" in page.render(contrast)
 
 

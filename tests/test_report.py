@@ -20,6 +20,7 @@ from onedraw.engine.store import StoreError
 from onedraw.report import binning, page, plots, tolerances
 from onedraw.report.verdict import judge
 from onedraw.summary import Row
+from onedraw.weights import effective
 
 from .browser import Browser, needs_chromium
 
@@ -328,8 +329,8 @@ def test_tolerances_go_from_the_run_to_what_its_draws_carry(accepted, chains):
     for post in (accepted, chains):
         found = tolerances.tolerances(post)
         assert found[0] == post.settings["eps"] and list(found) == sorted(set(found), reverse=True)
-        assert tolerances.worth(post.at(found[-1]).weights) >= 0.8 * tolerances.FEWEST_DRAWS
-        assert tolerances.worth(post.at(found[-1] / 1.5).weights) < tolerances.FEWEST_DRAWS
+        assert effective(post.at(found[-1]).weights) >= 0.8 * tolerances.FEWEST_DRAWS
+        assert effective(post.at(found[-1] / 1.5).weights) < tolerances.FEWEST_DRAWS
         assert all(eps == float(f"{eps:.3g}") for eps in found[1:])
     with pytest.raises(ValueError, match="keep_distances"):
         tolerances.tolerances(replace(accepted, distances=None))

@@ -4,18 +4,12 @@ from pathlib import Path
 
 import click
 
+from onedraw.commands.studies import drawn, options
+
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Smaller runs, T = 100 alone in panel 4: about three minutes.")
-@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=1, show_default=True)
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("contrast-output"),
-    show_default=True,
-    help="Folder of the results.",
-)
-@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one a core]")
+@options("contrast-output")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON, too.")
 def contrast(quick: bool, seed: int, out: Path, workers: int | None, as_json: bool) -> None:
     """Efficiency per unit of cost against M: inside ABC, with a shared set-up, and in particle MCMC.
@@ -39,15 +33,11 @@ def contrast(quick: bool, seed: int, out: Path, workers: int | None, as_json: bo
     except KeyboardInterrupt:
         click.echo("\nInterrupted: nothing is kept.", err=True)
         raise SystemExit(130) from None
-    try:
+    with drawn("contrast.json"):
         from onedraw.contrast import figure, page
 
         figure.write_figure(found, out)
         written = page.write_page(found, out)
-    except ImportError as error:
-        raise click.ClickException(
-            f"contrast.json is written; the rest needs matplotlib and jinja2 ({error}): pip install 'onedraw[report]'"
-        ) from error
     shapes = shapes_of(found)
     for shape in shapes:
         click.echo(f"{'as theory says' if shape.holds else 'NOT SEEN'}: {shape.statement}; {shape.number}", err=as_json)

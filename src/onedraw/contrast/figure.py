@@ -6,24 +6,26 @@ well as in shade. A triangle that points down is an upper limit: there kappa was
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Any
 
+from onedraw import drawing
 from onedraw.contrast.problems import LINES
 from onedraw.contrast.run import Contrast, Measured
 from onedraw.contrast.shapes import best_of
-from onedraw.study.figures import MARKER, STYLE
+from onedraw.drawing import DASHED, MARKER, ORANGE, counts_on_x, plain_numbers, styled
 
+NAME = "contrast"
+"""Of the files, and in the ids of the drawing."""
 STYLES: dict[str, dict[str, Any]] = {
     "toy": {"color": "#000000", "marker": "o", "linestyle": "-"},
     "g-and-k": {"color": "#000000", "marker": "o", "linestyle": "-"},
     "process": {"color": "#000000", "marker": "o", "linestyle": "-"},
     "filter-100": {"color": "#000000", "marker": "o", "linestyle": "-"},
-    "filter-400": {"color": "#d55e00", "marker": "s", "linestyle": (0, (4, 2))},
+    "filter-400": {"color": ORANGE, "marker": "s", "linestyle": DASHED},
     "tails": {"color": "#000000", "marker": "o", "linestyle": "-"},
-    "hits": {"color": "#d55e00", "marker": "D", "linestyle": (0, (4, 2))},
+    "hits": {"color": ORANGE, "marker": "D", "linestyle": DASHED},
 }
 """Black and vermilion differ in grey too, and to colour-blind eyes."""
 
@@ -62,20 +64,6 @@ def draw_line(axes: Any, line: tuple[Measured, ...], label: str) -> None:
     )  # fmt: skip
 
 
-def _numbers_on_x(axes: Any, numbers: list[int], label: str) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(numbers, [str(number) for number in numbers])
-    axes.minorticks_off()
-    axes.set_xlabel(label)
-
-
-def _plain_numbers(axes: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
 def draw_efficiency(axes: Any, panel: str, contrast: Contrast) -> None:
     """A panel of efficiency per unit of cost."""
     here = [line for line in LINES if line.panel == panel and contrast.line(line.key)]
@@ -85,8 +73,8 @@ def draw_efficiency(axes: Any, panel: str, contrast: Contrast) -> None:
     axes.axhline(1.0, color="0.6", linewidth=0.7, linestyle=":", zorder=1)
     axes.set_yscale("log")
     axes.set_ylim(0.008, 2.5)
-    _plain_numbers(axes)
-    _numbers_on_x(axes, numbers, AXES[panel])
+    plain_numbers(axes)
+    counts_on_x(axes, numbers, AXES[panel])
     axes.set_ylabel(f"effective draws a {UNITS[panel]},\nover the most")
     axes.set_title(TITLES[panel], loc="left")
     if len(here) > 1:
@@ -104,15 +92,15 @@ def draw_stalls(axes: Any, contrast: Contrast) -> None:
         ecolor="0.35", elinewidth=0.9, capsize=1.8, linewidth=1.4, markerfacecolor=style["color"], label="fixed M",
         **style, **MARKER,
     )  # fmt: skip
-    for point, dashes in zip(hits, ((0, (4, 2)), (0, (1, 1.5))), strict=False):
+    for point, dashes in zip(hits, (DASHED, (0, (1, 1.5))), strict=False):
         color = STYLES["hits"]["color"]
         axes.axhspan(point.stall.low, point.stall.high, color=color, alpha=0.15, linewidth=0)
         axes.axhline(
             point.stall.value, color=color, linestyle=dashes, linewidth=1.6, label=f"r-hit, r = {point.number}"
         )
     axes.set_yscale("log")
-    _plain_numbers(axes)
-    _numbers_on_x(axes, [point.number for point in fixed], "pseudo-samples M")
+    plain_numbers(axes)
+    counts_on_x(axes, [point.number for point in fixed], "pseudo-samples M")
     axes.set_ylabel("longest stall, draws")
     axes.set_title(TITLES["5"], loc="left")
     axes.legend(loc="upper right")
@@ -120,13 +108,12 @@ def draw_stalls(axes: Any, contrast: Contrast) -> None:
 
 def draw_contrast(contrast: Contrast) -> Any:
     """The figure, with a panel for each kind of problem that was run."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     panels = list(dict.fromkeys(line.panel for line in LINES if contrast.line(line.key)))
     columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
-    with rc_context({**STYLE, "svg.hashsalt": "contrast"}):
+    with styled({"svg.hashsalt": NAME}):
         figure = Figure(figsize=(4.1 * columns, 3.3 * rows), layout="constrained")
         for place, panel in enumerate(panels):
             axes = figure.add_subplot(rows, columns, place + 1)
@@ -154,23 +141,6 @@ def _explain(axes: Any) -> None:
     )  # fmt: skip
 
 
-def svg_of(figure: Any) -> str:
-    """The figure as SVG text."""
-    from matplotlib import rc_context
-
-    buffer = io.StringIO()
-    with rc_context({**STYLE, "svg.hashsalt": "contrast"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
-
-
 def write_figure(contrast: Contrast, out: Path) -> list[Path]:
     """Write contrast.svg and contrast.png; returns their paths."""
-    from matplotlib import rc_context
-
-    figure = draw_contrast(contrast)
-    svg, png = out / "contrast.svg", out / "contrast.png"
-    svg.write_text(svg_of(figure), encoding="utf-8")
-    with rc_context(STYLE):
-        figure.savefig(png, dpi=140, metadata={"Software": None})
-    return [svg, png]
+    return drawing.write_figure(draw_contrast(contrast), out, NAME, dpi=140)

@@ -6,11 +6,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-from onedraw.contrast.figure import draw_contrast, svg_of
+from onedraw.contrast.figure import NAME, draw_contrast
 from onedraw.contrast.problems import LINES
 from onedraw.contrast.run import Contrast, Measured
 from onedraw.contrast.shapes import shapes_of
-from onedraw.study.run import duration, machine, write_whole
+from onedraw.drawing import svg_of
+from onedraw.pages import filled, write_whole
+from onedraw.study.run import duration, machine
 from onedraw.theory.efficiency import Estimate
 
 
@@ -39,7 +41,7 @@ def content_of(contrast: Contrast) -> dict[str, Any]:
     """Everything the template shows."""
     from markupsafe import Markup
 
-    svg = svg_of(draw_contrast(contrast))
+    svg = svg_of(draw_contrast(contrast), NAME)
     shapes = shapes_of(contrast)
     return {
         "plan": contrast.plan,
@@ -66,20 +68,9 @@ def content_of(contrast: Contrast) -> dict[str, Any]:
 
 def render(contrast: Contrast) -> str:
     """The page as text."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(content_of(contrast))
+    return filled(Path(__file__).parent, content_of(contrast))
 
 
 def write_page(contrast: Contrast, out: Path) -> Path:
     """Write index.html; returns its path."""
-    path = out / "index.html"
-    write_whole(path, render(contrast))
-    return path
+    return write_whole(out / "index.html", render(contrast))

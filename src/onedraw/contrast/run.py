@@ -25,9 +25,10 @@ from onedraw.arrays import Array
 from onedraw.contrast import problems
 from onedraw.contrast.problems import LINES, QUICK, Line, line_of
 from onedraw.engine.threads import one_blas_thread
+from onedraw.pages import write_whole
 from onedraw.posterior import Posterior
 from onedraw.progress import Progress, Show
-from onedraw.study.run import toy_model, write_whole
+from onedraw.study.run import toy_model
 from onedraw.study.settings import Toy
 from onedraw.theory.efficiency import Estimate, Variances, chain_simulations, estimate, variances
 from onedraw.theory.prices import Timed, time_steps

@@ -26,6 +26,7 @@ from onedraw.engine.fingerprint import fingerprint
 from onedraw.engine.saving import changed_parts, versions
 from onedraw.engine.store import Store
 from onedraw.model import Model
+from onedraw.pages import filled, write_whole
 from onedraw.posterior import Posterior
 from onedraw.progress import clock, number
 from onedraw.report import plots
@@ -112,12 +113,9 @@ def write_report(
     path = Path(path)
     content = content_of(post, predictive, source)
     text = render(content)
-    fresh = path.with_name(path.name + ".part")
     try:
-        fresh.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(fresh, path)
+        write_whole(path, text)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
     return Written(path, content["verdict"])
 
@@ -135,17 +133,9 @@ def _refuse_another(model: Model, source: Source) -> None:
 def render(content: Mapping[str, Any]) -> str:
     """The page as text."""
     try:
-        import jinja2
+        return filled(Path(__file__).parent, content)
     except ImportError as error:
         raise ImportError("a report needs jinja2 and matplotlib: pip install 'onedraw[report]'") from error
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(content)
 
 
 def content_of(post: Posterior, predictive: int | None = None, source: Source | None = None) -> dict[str, Any]:

@@ -13,33 +13,18 @@ import numpy as np
 
 from onedraw.arguments import whole_number
 from onedraw.arrays import Array
+from onedraw.drawing import BLUE, DASHED, ORANGE, SKY, plain_numbers, styled
 from onedraw.posterior import Posterior
 from onedraw.report.binning import density_of, edges_of, marginals_of
 from onedraw.theory.advise import Advice, Gain
 from onedraw.theory.bounds import Certificate
+from onedraw.weights import effective
 
-BLUE, ORANGE, SKY = "#0072b2", "#d55e00", "#56b4e9"
-"""Colours that eyes without red or green tell apart, of different greys."""
 CHAINS: tuple[tuple[str, Any], ...] = (
     ("black", "-"), (BLUE, "-"), (ORANGE, (0, (4, 1))), (SKY, "-"), ("0.55", (0, (2, 1))), ("#009e73", "-"),
 )  # fmt: skip
-DASHED = (0, (4, 2))
 MOST_PAIRS, MOST_SUMMARIES, MOST_POINTS = 6, 30, 1500
 LONGEST_NAME = 24
-
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.formatter.useoffset": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "svg.fonttype": "path",
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
 
 __all__ = ["efficiency", "marginals", "pairs", "path", "predictive", "traces"]
 
@@ -97,7 +82,7 @@ def pairs(post: Posterior, names: Sequence[str] | None = None) -> Any:
     kept = slice(None) if weights is None else np.flatnonzero(weights)
     flat = {name: values.reshape(-1)[kept] for name, values in columns.items()}
     weight = np.ones(flat[names[0]].size) if weights is None else weights[kept]
-    worth = float(weight.sum() ** 2 / (weight**2).sum())
+    worth = effective(weight)
     edges = {name: _close_edges(values, worth) for name, values in flat.items()}
     with _styled():
         from matplotlib.figure import Figure
@@ -250,7 +235,7 @@ def path(post: Posterior) -> Any:
         for axes, values, label in zip(places, (eps, rate), ("tolerance ε", "accepted share"), strict=False):
             axes.plot(simulations, values, color=BLUE, marker="o", markersize=3.5, linewidth=1.2)
             axes.set_yscale("log")
-            _plain_numbers(axes)
+            plain_numbers(axes, subs=(1.0, 2.0, 5.0), numticks=8)
             axes.set_ylabel(label)
         places[-1].set_xlabel("simulations")
     return figure
@@ -371,10 +356,9 @@ def _short(name: str, longest: int = LONGEST_NAME) -> str:
 
 def _styled() -> Any:
     try:
-        from matplotlib import rc_context
+        return styled({"axes.formatter.useoffset": False})
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'onedraw[report]'") from error
-    return rc_context(STYLE)
 
 
 def _figure(panels: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
@@ -393,12 +377,3 @@ def _columns(panels: int) -> int:
 def _legend_above(figure: Any, axes: Any) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
-
-
-def _plain_numbers(axes: Any) -> None:
-    """Ticks of a logarithmic axis as plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=8))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -13,6 +13,7 @@ from onedraw.arrays import Array
 from onedraw.posterior import Posterior
 from onedraw.report.binning import Marginal, density_of
 from onedraw.summary import Row
+from onedraw.weights import effective
 
 POSITIONS = 33
 """Positions of the slider."""
@@ -31,15 +32,6 @@ class Position(NamedTuple):
     density: dict[str, Array]
 
 
-def worth(weights: Array) -> float:
-    """How many equal weights these are like.
-
-    >>> worth(np.array([0.5, 0.25, 0.25]))
-    2.6666666666666665
-    """
-    return float(weights.sum() ** 2 / (weights**2).sum())
-
-
 def tolerances(post: Posterior, positions: int = POSITIONS) -> tuple[float, ...]:
     """Tolerances from the run's own down to the smallest that leaves enough draws, in equal ratios.
 
@@ -54,7 +46,7 @@ def tolerances(post: Posterior, positions: int = POSITIONS) -> tuple[float, ...]
         except ValueError:
             return 0.0
         assert weights is not None
-        return worth(weights)
+        return effective(weights)
 
     top = kernel.eps
     now = float(post.settings.get("eps") or top)
@@ -82,5 +74,5 @@ def positions_of(post: Posterior, marginals: dict[str, Marginal]) -> list[Positi
             continue
         assert there.weights is not None
         density = {name: density_of(post.draws[name], there.weights, one.edges) for name, one in marginals.items()}
-        found.append(Position(eps, worth(there.weights), there.summary().rows, density))
+        found.append(Position(eps, effective(there.weights), there.summary().rows, density))
     return found

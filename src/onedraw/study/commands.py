@@ -5,6 +5,8 @@ from typing import Literal
 
 import click
 
+from onedraw.commands.studies import drawn, options
+
 
 @click.command()
 @click.option(
@@ -18,14 +20,7 @@ import click
 @click.option("--iterations", type=click.IntRange(min=1), help="Steps a point.  [default: 5,000,000]")
 @click.option("--quick", is_flag=True, help="A tenth of the steps: done in a minute or two.")
 @click.option("--kernel", type=click.Choice(["uniform", "gaussian"]), default="uniform", show_default=True)
-@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=1, show_default=True)
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("study-output"),
-    show_default=True,
-    help="Folder of the results. Finished points found there are used again.",
-)
+@options("study-output", " Finished points found there are used again.")
 @click.option(
     "--engine",
     type=click.Choice(["numpy", "numba", "jax"]),
@@ -33,7 +28,6 @@ import click
     show_default=True,
     help="What runs the chains; numba and jax are extras.",
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one a core]")
 def study(
     figure: str,
     iterations: int | None,
@@ -82,15 +76,11 @@ def study(
         click.echo(f"\nInterrupted. Finished points are kept in {out}: the same command goes on from there.", err=True)
         raise SystemExit(130) from None
 
-    try:
+    with drawn("study.csv"):
         from onedraw.study import figures, page
 
         figures.write_figures(results, out)
         written = page.write_page(results, out)
-    except ImportError as error:
-        raise click.ClickException(
-            f"study.csv is written; the rest needs matplotlib and jinja2 ({error}): pip install 'onedraw[report]'"
-        ) from error
     agreed = run.agreement(results.outcomes)
     claims = claims_of(results)
     reproduced = sum(claim.reproduced for claim in claims)

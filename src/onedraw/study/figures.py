@@ -6,7 +6,6 @@ on any axes, so that the files show two panels side by side and the page shows t
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from onedraw.drawing import MARKER, counts_on_x, plain_numbers, styled, svg_of, write_figure
 from onedraw.study.claims import Line, lines_of
 from onedraw.study.efficiency import EfficiencyCurve, cost_floor, parallel_cost, serial_cost
 from onedraw.study.run import Study
@@ -24,26 +24,11 @@ Draw = Callable[[Any], None]
 MARKERS = ("o", "s", "^", "D", "v", "P")
 """One a line: greys alone are hard to tell apart."""
 
-MARKER: dict[str, Any] = {"markersize": 4.5, "markeredgecolor": "0.15", "markeredgewidth": 0.6}
-
 BARS = 2.0
 """Length of the error bars in standard errors."""
 
 PAGE_PANEL = (4.4, 3.3)
 """Size of a panel on the page in inches: smaller than in the files, so that its text is larger on a phone."""
-
-STYLE = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "svg.fonttype": "path",
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
 
 SYMBOLS = {"eps": "ε", "discount": "δ", "y_obs": r"$y_{\mathrm{obs}}$", "sigma_y": r"$\sigma_y$"}
 
@@ -65,20 +50,11 @@ def label_of(series_label: str) -> str:
     return f"{SYMBOLS[name]} = {value}"
 
 
-def _axis_of_m(axes: Any) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(PSEUDO_SAMPLES, [str(count) for count in PSEUDO_SAMPLES])
-    axes.minorticks_off()
-    axes.set_xlabel("pseudo-samples M")
-
-
-def _plain_numbers(axes: Any) -> None:
-    """Ticks of a logarithmic axis as plain numbers: 0.005, not 5·10⁻³."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+def _logarithmic(axes: Any) -> None:
+    """Both axes: M, and plain numbers."""
+    axes.set_yscale("log")
+    plain_numbers(axes, subs=(1.0, 2.0, 5.0))
+    counts_on_x(axes, PSEUDO_SAMPLES, "pseudo-samples M")
 
 
 def draw_paper_panel(axes: Any, figure: str, lines: dict[str, Line]) -> None:
@@ -113,9 +89,7 @@ def draw_paper_panel(axes: Any, figure: str, lines: dict[str, Line]) -> None:
         )
     if normalised:
         axes.axhline(1.0, color="0.6", linewidth=0.7, linestyle=":", zorder=1)
-    axes.set_yscale("log")
-    _plain_numbers(axes)
-    _axis_of_m(axes)
+    _logarithmic(axes)
     axes.set_ylabel(unit)
     axes.set_title(title, loc="left")
     _legend(axes)
@@ -146,9 +120,7 @@ def draw_cost_panel(axes: Any, curve: EfficiencyCurve) -> None:
         axes.plot(curve.pseudo_samples, floor, color=str(grey), linewidth=1.1, linestyle=(0, (3, 2)), zorder=2)
     axes.plot([], [], color="0.3", linewidth=1.1, linestyle=(0, (3, 2)), label="least possible")
     axes.axhline(1.0, color="0.6", linewidth=0.7, linestyle=":", zorder=1)
-    axes.set_yscale("log")
-    _plain_numbers(axes)
-    _axis_of_m(axes)
+    _logarithmic(axes)
     axes.set_ylabel(r"$v(f,Q_M)\,c_M\ /\ v(f,Q_1)$")
     axes.set_title(f"Cost of accuracy, {PROPOSALS[curve.proposal]}, ε = {curve.eps:.3g}", loc="left")
     _legend(axes)
@@ -162,9 +134,7 @@ def draw_parallel_panel(axes: Any, curves: Sequence[EfficiencyCurve]) -> None:
         axes.plot(curve.pseudo_samples, one_chain, color=grey, linewidth=1.4, marker="o", label=f"(a) {name}", **MARKER)
     # (b) is 1/M whatever the proposal.
     axes.plot(curve.pseudo_samples, many_chains, "--", color="0.3", marker="s", label="(b) either", **MARKER)
-    axes.set_yscale("log")
-    _plain_numbers(axes)
-    _axis_of_m(axes)
+    _logarithmic(axes)
     axes.set_ylabel("time / time of one chain, M = 1")
     axes.set_title(f"On M processors, ε = {curves[0].eps:.3g}", loc="left")
     _legend(axes)
@@ -199,45 +169,29 @@ def _parallel(curves: Sequence[EfficiencyCurve]) -> Draw:
 
 def _drawn(panels: Sequence[tuple[str, Draw]], columns: int, salt: str, size: tuple[float, float] = (5.0, 3.5)) -> Any:
     """A matplotlib Figure with the panels in rows of `columns`, each of a size in inches."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     rows = -(-len(panels) // columns)
-    with rc_context({**STYLE, "svg.hashsalt": salt}):
+    with styled({"svg.hashsalt": salt}):
         figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
         for index, (_, draw) in enumerate(panels):
             draw(figure.add_subplot(rows, columns, index + 1))
     return figure
 
 
-def _svg(figure: Any, salt: str) -> str:
-    from matplotlib import rc_context
-
-    buffer = io.StringIO()
-    with rc_context({**STYLE, "svg.hashsalt": salt}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
-
-
 def write_figures(study: Study, out: Path) -> list[Path]:
     """Write figure1 to figure3 as .svg and .png; returns the paths."""
-    from matplotlib import rc_context
-
     written = []
     for name, panels in panels_of(study).items():
         figure = _drawn(panels, 3 if name == "figure3" else len(panels), name)
-        svg, png = out / f"{name}.svg", out / f"{name}.png"
-        svg.write_text(_svg(figure, name), encoding="utf-8")
-        with rc_context(STYLE):
-            figure.savefig(png, dpi=160, metadata={"Software": None})
-        written += [svg, png]
+        written += write_figure(figure, out, name, dpi=160)
     return written
 
 
 def inline_panels(study: Study) -> dict[str, list[str]]:
     """Each panel as an SVG element for a page, by figure; ids are made unique over the page."""
     return {
-        name: [_for_page(_svg(_drawn([panel], 1, panel[0], PAGE_PANEL), panel[0]), panel[0]) for panel in panels]
+        name: [_for_page(svg_of(_drawn([panel], 1, panel[0], PAGE_PANEL), panel[0]), panel[0]) for panel in panels]
         for name, panels in panels_of(study).items()
     }
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from onedraw.pages import filled, write_whole
 from onedraw.study.claims import claims_of
 from onedraw.study.efficiency import parallel_cost
 from onedraw.study.figures import inline_panels
-from onedraw.study.run import Outcome, Study, agreement, duration, machine, write_whole
+from onedraw.study.run import Outcome, Study, agreement, duration, machine
 from onedraw.study.settings import FIGURES
 
 TITLES = {
@@ -103,20 +104,9 @@ def content_of(study: Study) -> dict[str, Any]:
 
 def render(study: Study) -> str:
     """The page as text."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(content_of(study))
+    return filled(Path(__file__).parent, content_of(study))
 
 
 def write_page(study: Study, out: Path) -> Path:
     """Write index.html; returns its path."""
-    path = out / "index.html"
-    write_whole(path, render(study))
-    return path
+    return write_whole(out / "index.html", render(study))

@@ -27,6 +27,7 @@ import numpy as np
 
 import onedraw as od
 from onedraw.engine.threads import one_blas_thread
+from onedraw.pages import write_whole
 from onedraw.progress import Progress, Show
 from onedraw.samplers.tolerance import tolerance_for
 from onedraw.study.efficiency import EfficiencyCurve, efficiency_curve
@@ -359,13 +360,6 @@ def _described(identity: Any) -> str:
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
     write_whole(path, "".join(line + "\n" for line in lines))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a crash leaves either the old one or the new one."""
-    fresh = path.with_name(path.name + ".part")
-    fresh.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(fresh, path)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
