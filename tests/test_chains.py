@@ -507,6 +507,38 @@ def test_a_hopeless_start_suggests_an_eps():
         od.pseudo_marginal(toy("plain"), od.uniform(1e-3), draws=5, chains=2, start={"theta": -6.0}, seed=1)
 
 
+class Spent:
+    prepared = drawn = failed = 0
+
+
+def count_and_prepare(theta):
+    Spent.prepared += 1
+    return theta
+
+
+def count_and_draw(rng, theta, m):
+    Spent.drawn += m
+    values = theta + rng.standard_normal(m)
+    if values[0] > 2.5:
+        Spent.failed += m
+        raise RuntimeError("beyond the model")
+    return values
+
+
+@pytest.mark.parametrize("pseudo_samples", [1, 3])
+def test_tries_at_given_points_are_in_the_cost(pseudo_samples):
+    """One try at a point hardly ever hits, so the start's own sums are most of the cost."""
+    Spent.prepared = Spent.drawn = Spent.failed = 0
+    model = od.Model(od.Prior(theta=stats.norm()), od.staged(count_and_prepare, count_and_draw), 2.0)
+    post = od.pseudo_marginal(
+        model, od.uniform(0.02), draws=1, chains=4, start={"theta": 1.0}, pseudo_samples=pseudo_samples, early=False,
+        proposal=od.random_walk(0.1), seed=3,
+    )  # fmt: skip
+    assert Spent.prepared > 40 and Spent.failed > 0
+    assert (post.cost.simulations, post.cost.setups, post.cost.failed) == (Spent.drawn, Spent.prepared, Spent.failed)
+    assert len(post.failures) == min(20, Spent.failed // pseudo_samples)
+
+
 def test_a_budget_spent_before_all_chains_start():
     post = od.pseudo_marginal(toy("plain", y_obs=9.0), od.uniform(0.01), draws=10, budget=500, seed=1)
     assert post.shape == (4, 0) and post.status.reason == "budget"

@@ -1,5 +1,6 @@
 """Demands that every sampler must meet, whatever its algorithm."""
 
+import contextlib
 import dataclasses
 import inspect
 
@@ -8,12 +9,15 @@ import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.engine.crew import Here
 from onedraw.runs import SAMPLERS
 from onedraw.samplers import chains as chains_module
+from onedraw.samplers import opening
 from onedraw.samplers.opening import IDENTITY, Shared
 from tests.reference import Exact, toy
 
 KERNEL = od.uniform(0.8)
+WITH_KERNEL = ("rejection", "pseudo_marginal", "wilkinson", "r_hit")
 CHAINS = {
     "pseudo_marginal": od.pseudo_marginal,
     "pseudo_marginal, M=3": lambda *a, **k: od.pseudo_marginal(*a, pseudo_samples=3, **k),
@@ -262,9 +266,24 @@ def test_shared_arguments_are_checked_before_any_simulation(name, wrong, message
         raise AssertionError("simulated")
 
     model = od.Model(od.Prior(theta=stats.norm()), never, 2.0)
-    kernel = {"kernel": KERNEL} if name in ("rejection", "pseudo_marginal", "wilkinson", "r_hit") else {}
+    kernel = {"kernel": KERNEL} if name in WITH_KERNEL else {}
     with pytest.raises(ValueError, match=message):
         SAMPLERS[name][0](**({"model": model, "budget": 500, **kernel} | wrong))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_what_the_crew_has_thrown_away_is_in_the_cost(name, monkeypatch):
+    @contextlib.contextmanager
+    def wasteful(workers, executor):
+        crew = Here()
+        yield crew
+        assert crew.surplus == 17
+
+    monkeypatch.setattr(Here, "surplus", 17)
+    monkeypatch.setattr(opening, "hired", wasteful)
+    kernel = {"kernel": KERNEL} if name in WITH_KERNEL else {}
+    post = SAMPLERS[name][0](model=toy("plain"), budget=400, seed=1, **kernel)
+    assert post.cost.surplus == 17 and post.cost.simulations <= 400
 
 
 BOUNDED = od.Model(od.Prior(a=stats.uniform(0, 1), b=stats.uniform(0, 1)), lambda rng, a, b: rng.normal(a + b), 1.0)

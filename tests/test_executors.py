@@ -371,20 +371,42 @@ def test_lanes_end_whole_when_time_is_up(threads):
     assert len(done) - 3 * len(legs) <= 6
 
 
-def test_enough_ends_the_rest_and_counts_it(threads):
-    class Counted(int):
-        simulations = 7
+class Counted(int):
+    """A result that has cost seven simulations."""
 
-    taken = []
+    simulations = 7
+
+
+def test_enough_ends_the_rest_and_counts_it(threads):
+    done, taken = [], []
+
+    def task(block):
+        # While this one is waited for, those behind it are done in vain.
+        time.sleep(0.1 if block.first == 5 else 0.0)
+        done.append(block.first)
+        return Counted(block.first)
 
     def take(block, result):
         taken.append(block.first)
         return block.first == 5
 
     with hired(None, threads) as crew:
-        assert in_order(lambda block: Counted(block.first), cut(None, 1), take, Deadline(None), SILENT) == "enough"
+        assert in_order(task, cut(None, 1), take, Deadline(None), SILENT) == "enough"
         assert taken == list(range(6))
-        assert crew.surplus % 7 == 0
+        assert crew.surplus == 7 * (len(done) - 6) > 0
+
+
+def test_legs_that_are_not_used_are_counted(threads):
+    crew, done, legs = Crew(threads), [], []
+
+    def task(piece):
+        time.sleep(0.2 if piece[0] == 0 else 0.005)
+        done.append(piece)
+        return Counted(piece[1])
+
+    reason = in_lanes(crew, task, 3, lambda lane, leg, last: (lane, leg), lambda *leg: legs.append(leg), Deadline(0.5))
+    assert reason == "max_seconds"
+    assert crew.surplus == 7 * (len(done) - 3 * len(legs)) > 0
 
 
 def test_max_seconds_and_signals_with_workers(tmp_path):

@@ -1,6 +1,8 @@
 """A budget in, a posterior out: its accuracy, its honesty, its budget, and runs that are broken off."""
 
 import pickle
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,6 +153,21 @@ def test_the_summary_says_what_was_done(linear):
     assert path[-1, 0] > path[0, 0] and path[-1, 1] < path[0, 1]
 
 
+@pytest.mark.parametrize("dim", [1, 2, 4])
+def test_the_promise_of_ten_times_the_budget(dim):
+    """Distances whose i-th nearest of n is (i / n)^(1 / dim): ten times as many bring it down by 10^(1 / dim)."""
+    away = (np.arange(1, 10_001) * 0.6180339887498949 % 1.0) ** (1 / dim)
+    run = Run(LINEAR, None, 10_000, 100, 1, "reject", None, None)
+    run.bank = Bank(PRIOR, support_of(PRIOR), [np.zeros((10_000, 2))], [away[:, None]], [])
+    run.ends = [800, 2000, 5000, 10_000]
+    said = SimpleNamespace(distance=lambda rows: rows[:, 0], found=SimpleNamespace(places=range(150), eps=0.2))
+    path, promise = run._path(said)
+    assert [end for end, _ in path] == run.ends
+    assert np.allclose([eps for _, eps in path], (151 / np.array(run.ends)) ** (1 / dim), rtol=0.03 / dim)
+    told = float(re.search(r"from 0.2 to about ([0-9.]+) for as many draws, or ten times the draws", promise)[1])
+    assert told == pytest.approx(0.2 * 10 ** (-1 / dim), rel=0.06)
+
+
 def test_data_that_the_model_cannot_produce_are_named(quick):
     post = od.infer(od.Model(PRIOR, shifted, [30.0, 30.0]), budget=1200, seed=1)
     assert "the data are farther from the simulations than 100 %" in str(post.notes)
@@ -277,21 +294,22 @@ def told(post):
     return [array.tobytes() for array in arrays], rest, post.effective, post.acceptance_rate
 
 
-@pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
-def test_records_that_are_lost_are_computed_again(kind, tmp_path, quick):
-    """A run that saves at every chance is cut off behind any of its records, as a kill would."""
+@pytest.mark.parametrize(("kind", "segment"), [("batched", 1e-9), ("plain", 1e-9), ("staged", 1e-9), ("staged", 30.0)])
+def test_records_that_are_lost_are_computed_again(kind, segment, tmp_path, quick):
+    """A run that saves at every chance, or a stage at a time, is cut off behind any of its records, as a kill would."""
     simulators = {"batched": od.batched(lambda rng, theta: theta + rng.standard_normal(len(theta))), "plain": simulate,
                   "staged": od.staged(lambda theta: theta, staged_draw)}  # fmt: skip
     model = od.Model(od.Prior(theta=stats.norm()), simulators[kind], 2.0)
     path = tmp_path / "run.db"
-    whole = od.infer(model, budget=1000, seed=5, draws=200, store=path, segment=1e-9)
+    whole = od.infer(model, budget=1000, seed=5, draws=200, store=path, segment=segment)
     assert told(od.infer(model, budget=1000, seed=5, draws=200)) == told(whole) == told(od.open(path))
     with Store(path) as file:
         number = file.count()
-    for left in (number - 1, number - 3, number // 2, 1):
+    # Behind the check but without the end, and behind others.
+    for left in (number - 1, number - 2, number - 3, number // 2, 1):
         with Store(path, write=True) as file:
             file.drop_after(left)
-        assert told(od.resume(path, model, segment=1e-9)) == told(whole)
+        assert told(od.resume(path, model, segment=segment)) == told(whole)
 
 
 def test_more_draws_cost_nothing(tmp_path, quick):

@@ -194,6 +194,10 @@ class TestParts:
         counts = np.bincount(systematic(weight, 200, rng.random()), minlength=50)
         assert (np.abs(counts - 200 * weight / weight.sum()) < 1 + 1e-9).all() and (counts[::7] == 0).all()
 
+    def test_one_draw_is_systematic_too(self):
+        picks = [int(systematic(np.array([0.3, 0.0, 0.7]), 1, u)[0]) for u in (np.arange(100) + 0.5) / 100]
+        assert np.bincount(picks).tolist() == [30, 0, 70]
+
     def test_reweighting_is_the_ratio_of_averages(self):
         distances = np.array([[0.1, 0.9], [0.6, 0.7], [2.0, 3.0]])
         ratio = reweighted(od.uniform(1.0), 0.8, 0.65, distances, np.array([0.2, 0.4, 0.4]))

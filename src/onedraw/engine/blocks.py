@@ -109,13 +109,15 @@ def _in_order(
         while turn in ended:
             done, group = ended.pop(turn), sent.pop(turn)
             turn += 1
-            for block, result in zip(group, done.results, strict=False):
+            for place, (block, result) in enumerate(zip(group, done.results, strict=False)):
                 used, simulations = used + 1, simulations + int(getattr(result, "simulations", 0))
                 if take(block, result):
-                    rest = [one for other in ended.values() for one in other.results]
+                    rest = [*done.results[place + 1 :], *(one for other in ended.values() for one in other.results)]
+                    # Before the sum: `drop` adds to the surplus what it can count.
+                    lost = crew.drop()
                     crew.surplus += sum(int(getattr(one, "simulations", 0)) for one in rest)
                     # What cannot be counted is put down as the blocks before it.
-                    crew.surplus += crew.drop() * len(group) * simulations // used
+                    crew.surplus += lost * len(group) * simulations // used
                     return "enough"
             if done.error is not None:
                 crew.drop(kill=True)
