@@ -151,7 +151,7 @@ def run_chains(
         return replace(made, facts={**made.facts, "settings": list(settings), "start": _start_setting(request.start)})
 
     with (
-        hired(request.workers, request.executor) as crew,
+        hired(request.workers, request.executor, threads=_compiled(estimator)) as crew,
         guarded(terminate=request.store is not None),
         begin(request.store, request.segment, specification) as saver,
     ):
@@ -620,6 +620,12 @@ def _in_time(estimator: Any, timeout: float | None) -> Any:
     if not isinstance(inner, AbcAverage):
         raise ValueError(f"timeout = {timeout!r} is for simulators, and this run has an estimator of your own")
     return estimator.with_model(inner.model.limited(timeout))
+
+
+def _compiled(estimator: Any) -> bool:
+    """Whether the simulator of an estimator is compiled."""
+    inner = getattr(estimator, "estimator", estimator)
+    return isinstance(inner, AbcAverage) and inner.model.compiled
 
 
 def _model_and_kernel(estimator: Any) -> tuple[Model | None, Kernel | None]:

@@ -16,6 +16,7 @@ import numpy as np
 from onedraw.adjust import RIDGE, Support, support_of
 from onedraw.arguments import one_of, seed_or_fresh, whole_number
 from onedraw.arrays import Array
+from onedraw.compiled import Compiled
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
 from onedraw.engine.crew import hired
@@ -117,6 +118,8 @@ class ComposedBatch:
 
     def __call__(self, values: Any) -> Array:
         n = len(next(iter(values.values())) if isinstance(values, dict) else values)
+        if isinstance(self.inner, Compiled):
+            return self.learnt(self.flatten_batch([self.inner(one) for one in values], n))
         return self.learnt(self.flatten_batch(values if self.inner is None else self.inner(values), n))
 
 
@@ -207,7 +210,7 @@ def fit_summary(
 
     deadline = Deadline(None)
     bar = Progress(progress, "learn the summary", budget, "simulations")
-    with hired(workers, executor):
+    with hired(workers, executor, threads=model.compiled):
         reason = in_order(FromPrior(model, seed, on_error), cut(budget, block_rows(model)), take, deadline, bar)
     if reason != "done":
         raise KeyboardInterrupt(f"{reason} while simulations for the summary were made")
@@ -229,7 +232,7 @@ def fit_summary(
 def with_learnt(model: Model, learnt: Learnt) -> Model:
     """The model with the learnt summary behind its own, and Euclidean distance."""
     layout = model.recipe.layout
-    whole = isinstance(model.simulate, Batched) and (model.summary is None or isinstance(model.summary, Batched))
+    whole = model.batched and (model.summary is None or isinstance(model.summary, Batched | Compiled))
     summary: Any = Composed(model.summary, layout.flatten, learnt)
     if whole:
         summary = Batched(ComposedBatch(model.summary, layout.flatten_batch, learnt))

@@ -635,7 +635,7 @@ def importance(
     show = Progress(progress, "importance", budget, "simulations")
     deadline = Deadline(max_seconds)
     with (
-        hired(workers, executor) as crew,
+        hired(workers, executor, threads=model.compiled) as crew,
         guarded(terminate=store is not None),
         begin(store, segment, lambda: specify("importance", estimator, arguments)) as saver,
         one_blas_thread(),

@@ -517,7 +517,7 @@ def infer(
     model = model.limited(timeout)
     run = Run(model, fitted, budget, draws, seed, on_error, Deadline(max_seconds), progress)
     with (
-        hired(workers, executor) as crew,
+        hired(workers, executor, threads=model.compiled) as crew,
         guarded(terminate=store is not None),
         begin(store, segment, lambda: _specification(model, fitted, arguments)) as saver,
     ):

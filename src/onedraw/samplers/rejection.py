@@ -399,7 +399,7 @@ def rejection(
     }  # fmt: skip
     deadline = Deadline(max_seconds)
     with (
-        hired(workers, executor) as crew,
+        hired(workers, executor, threads=model.compiled) as crew,
         guarded(terminate=store is not None),
         begin(store, segment, lambda: specify("rejection", estimator, arguments)) as saver,
     ):

@@ -695,7 +695,7 @@ def smc(
     show = Progress(progress, "smc", budget, "simulations")
     deadline = Deadline(max_seconds)
     with (
-        hired(workers, executor) as crew,
+        hired(workers, executor, threads=model.compiled) as crew,
         guarded(terminate=store is not None),
         begin(store, segment, lambda: specify("smc", estimator, arguments)) as saver,
         one_blas_thread(),
