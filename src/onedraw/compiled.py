@@ -19,7 +19,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from functools import update_wrapper
+from functools import cache, update_wrapper
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,9 +37,20 @@ if TYPE_CHECKING:
     from onedraw.simulator import Recipe
 
 CHUNK_ROWS = 32_768
-"""Rows of theta that share a stream."""
+"""Rows of theta that share a stream, at the most."""
+BLOCK_ROWS = 2_048
+"""Proposals a block: compiled simulators may be slow ones, and blocks are what workers share and what is paid whole."""
+SHARES, FEWEST_CHAINS, MOST_CHAINS = 4, 256, 4_096
+"""Chains are cut into so many blocks, as long as these are neither small nor large: a step of a block costs about as
+much as a thousand cheap simulations besides its own."""
 FINE, NOT_FINITE, WRONG_SHAPE, RAISED, BAD_DISTANCE = range(5)
 """What became of a pseudo-sample."""
+UNIFORM, GAUSSIAN, EPANECHNIKOV, TRIANGULAR, LAPLACE = range(5)
+"""Kernels, which are numbers to a loop, so that one loop serves them all."""
+PROFILES = [
+    made(1.0).profile
+    for made in (kernels.uniform, kernels.gaussian, kernels.epanechnikov, kernels.triangular, kernels.laplace)
+]
 NOTHING = np.empty((1, 1))
 NOTHING.flags.writeable = False
 NO_DISTANCES, NO_ROWS = np.empty((0, 0)), np.empty((0, 0, 0))
@@ -70,7 +81,7 @@ class Compiled:
         return f"od.compiled({self.function.__name__})"
 
 
-def compiled(function: Callable[..., Any]) -> Compiled:
+def compiled(function: Any) -> Compiled:
     """Mark a simulator, summary or distance to be compiled by Numba (`pip install "onedraw[numba]"`).
 
     A simulator is `function(rng, **parameters)` and draws one pseudo-sample: a number, an array, or a few numbers in a
@@ -140,6 +151,15 @@ class Drawn(NamedTuple):
         return "the output is not finite" if self.code == NOT_FINITE else f"the output has not the shape {shape}"
 
 
+def chains_a_block(chains: int) -> int:
+    """Chains of a run that step together, by how many there are.
+
+    >>> [chains_a_block(chains) for chains in (100, 1024, 8192, 100_000)]
+    [256, 256, 2048, 4096]
+    """
+    return min(MOST_CHAINS, max(FEWEST_CHAINS, -(-chains // SHARES)))
+
+
 def draw_rows(recipe: "Recipe", rng: Rng, theta: Array, draws: int, chunk: int, watch: bool) -> tuple[Array, Drawn]:
     """M pseudo-samples at each row of theta: summaries (n, M, s) where the summary is compiled, otherwise data."""
     layout = drawn_layout(recipe)
@@ -179,7 +199,7 @@ def fusible(model: "Model", kernel: Kernel) -> bool:
         isinstance(model.simulate, Compiled)
         and (model.summary is None or isinstance(model.summary, Compiled))
         and type(model.distance) in (Euclidean, Scaled, Mahalanobis, Compiled)
-        and any(kernel.profile is profile for profile, _ in PROFILES.values())
+        and _kernel_of(kernel) is not None
     )
 
 
@@ -188,9 +208,8 @@ def averages(
 ) -> Averages:
     """The mean of K over M pseudo-samples at each row of theta, drawn and compared in one loop."""
     recipe, n = model.recipe, len(theta)
-    name, own, extra = _distance_of(model.distance)
-    profile = next(known for known, (function, _) in PROFILES.items() if function is kernel.profile)
-    key = ("average", *_of(recipe), name, own, profile, kernel.indicator)
+    formula, own, extra = _distance_of(model)
+    key = ("average", *_of(recipe), formula, own)
     result = Averages(
         np.empty(n),
         np.empty((n, draws)) if distances else NO_DISTANCES,
@@ -200,12 +219,13 @@ def averages(
 
     def loop(careful: bool) -> Any:
         return _made(
-            recipe.simulator,
-            (*key, careful),
-            lambda numba: _average_loop(numba, recipe, name, own, profile, kernel.indicator, careful),
+            recipe.simulator, (*key, careful), lambda numba: _average_loop(numba, recipe, formula, own, careful)
         )
 
-    given = (_columns(theta), draws, model.observed_row, extra, kernel.eps, kernel.support, *result[:3])
+    given = (
+        _columns(theta), draws, _fixed(model.observed_row), extra, _kernel_of(kernel), kernel.indicator,
+        float(kernel.eps), float(kernel.support), *result[:3],
+    )  # fmt: skip
     watch = rng.first == 0 and rng.step == 0 and chunk == 0
     drawn = _run(loop, rng, chunk, watch, given)
     if drawn.code == BAD_DISTANCE:
@@ -221,7 +241,7 @@ def distances_of(distance: Compiled, layout: Layout, rows: Array, observed: Arra
     key = ("distances", layout)
     loop = _made(distance, key, lambda numba: _distances_loop(numba, distance, layout))
     result = np.empty(len(rows))
-    loop(np.ascontiguousarray(rows), observed, result)
+    loop(_fixed(rows), _fixed(observed), result)
     return result
 
 
@@ -237,7 +257,8 @@ def _run(loop: Callable[[bool], Any], rng: Rng, chunk: int, watch: bool, given: 
         raised = error
         found = loop(True)(rng.bulk(Purpose.SIMULATE, chunk), *given)
     ignored = before is not None and np.array_equal(before, generator.bit_generator.state["state"]["state"])
-    return Drawn(*found, raised, bool(ignored))
+    failed, row, pseudo_sample, code = found
+    return Drawn(failed, row, pseudo_sample, code, raised, bool(ignored))
 
 
 def _columns(theta: Array) -> Array:
@@ -389,10 +410,8 @@ def _put(numba: Any, returned: Any, layout: Layout, owner: Any) -> Any:
         def put(row, value):  # type: ignore[no-untyped-def]
             if value.shape != shape:
                 return False
-            k = 0
-            for one in value.flat:
+            for k, one in enumerate(value.flat):
                 row[k] = one
-                k += 1
             return True
 
     elif isinstance(returned, types.Array) and isinstance(returned.dtype, number) and size == 1 and len(shape) <= 1:
@@ -415,8 +434,10 @@ def _put(numba: Any, returned: Any, layout: Layout, owner: Any) -> Any:
                 row[k] = value[k]
             return True
 
-    elif isinstance(returned, types.BaseTuple) and all(isinstance(one, number) for one in returned) and shape == (
-        len(returned),
+    elif (
+        isinstance(returned, types.BaseTuple)
+        and all(isinstance(one, number) for one in returned)
+        and shape == (len(returned),)
     ):
         parts = ", ".join(f"float(value[{k}])" for k in range(size))
         several = numba.njit(_written(f"lambda value: ({parts},)", float=numba.float64))
@@ -439,130 +460,116 @@ def _put(numba: Any, returned: Any, layout: Layout, owner: Any) -> Any:
     return put
 
 
-def _distance_of(distance: Any) -> tuple[str, Compiled | None, Array]:
-    """The name of a distance, the user's own function, and what it has learnt (k, s)."""
+def _distance_of(model: "Model") -> tuple[str, Compiled | None, Array]:
+    """The name of a distance's formula, the user's own function, and what it has learnt (k, s)."""
+    distance = model.distance
     if isinstance(distance, Compiled):
         return "own", distance, NOTHING
     if isinstance(distance, Scaled):
-        return "robust" if distance.robust else "scaled", None, _learnt(distance.scale)
+        return "_robust" if distance.robust else "_scaled", None, _fixed(distance.scale)[None, :]
     if isinstance(distance, Mahalanobis):
-        return "mahalanobis", None, _learnt(distance.whiten)
-    return "euclidean", None, NOTHING
+        return "_mahalanobis", None, _fixed(distance.whiten)
+    return "_absolute" if model.observed_row.size == 1 else "_euclidean", None, NOTHING
 
 
-def _learnt(value: Array | None) -> Array:
+def _fixed(value: Array | None) -> Array:
+    """An array in the one form for which loops are compiled; one that was pickled may be written to, for instance."""
     assert value is not None
-    array = np.ascontiguousarray(np.atleast_2d(value)).view()
+    array = np.ascontiguousarray(value).view()
     array.flags.writeable = False
     return array
 
 
-def _new_distance(numba: Any, name: str, own: Compiled | None, layout: Layout) -> Any:
-    """(row, observed, extra) -> distance of two flat summaries: the formulas of `onedraw.distance`."""
-    width = layout.size
-    if own is not None:
-        if layout.keys is not None:
-            raise ValueError(f"{own!r} as distance is to compare dicts: give observed= as a number or an array")
-        (shape,) = layout.shapes
-        form = "{0}[0]" if shape == () else "{0}" if len(shape) == 1 else "{0}.reshape(shape)"
-        compare = numba.njit(**own.options)(own.function)
-        source = f"lambda row, observed, extra: compare({form.format('row')}, {form.format('observed')})"
-        function = numba.njit(_written(source, compare=compare, shape=shape))
-        arguments = (_array(numba, 1, writable=True), _array(numba, 1), _array(numba, 2))
-        returned = _returned(numba, own, function, arguments)
-        if not isinstance(returned, numba.types.Integer | numba.types.Float | numba.types.Boolean):
-            raise ValueError(f"{own!r} as distance returns {returned}: it must give one number of at least 0")
-        return function
-    if name == "robust":
-
-        @numba.njit(error_model="numpy")
-        def distance(row, observed, extra):  # type: ignore[no-untyped-def]
-            total = 0.0
-            for k in range(width):
-                total += abs(row[k] - observed[k]) / extra[0, k]
-            return total
-
-    elif name == "scaled":
-
-        @numba.njit(error_model="numpy")
-        def distance(row, observed, extra):  # type: ignore[no-untyped-def]
-            if width == 1:
-                return abs(row[0] / extra[0, 0] - observed[0] / extra[0, 0])
-            total = 0.0
-            for k in range(width):
-                difference = row[k] / extra[0, k] - observed[k] / extra[0, k]
-                total += difference * difference
-            return math.sqrt(total)
-
-    elif name == "mahalanobis":
-
-        @numba.njit(error_model="numpy")
-        def distance(row, observed, extra):  # type: ignore[no-untyped-def]
-            total = 0.0
-            for j in range(width):
-                whitened = 0.0
-                for k in range(width):
-                    whitened += (row[k] - observed[k]) * extra[j, k]
-                total += whitened * whitened
-            return math.sqrt(total)
-
-    else:
-
-        @numba.njit(error_model="numpy")
-        def distance(row, observed, extra):  # type: ignore[no-untyped-def]
-            if width == 1:
-                return abs(row[0] - observed[0])
-            total = 0.0
-            for k in range(width):
-                difference = row[k] - observed[k]
-                total += difference * difference
-            return math.sqrt(total)
-
-    return distance
+# The formulas of `onedraw.distance`, for two flat summaries.
 
 
-def _zero(u: float) -> float:
-    return 0.0
+def _absolute(row: Array, observed: Array, extra: Array) -> float:
+    return abs(row[0] - observed[0])
 
 
-def _gaussian(u: float) -> float:
-    return -0.5 * u * u
+def _euclidean(row: Array, observed: Array, extra: Array) -> float:
+    total = 0.0
+    for k in range(row.size):
+        difference = row[k] - observed[k]
+        total += difference * difference
+    return math.sqrt(total)
 
 
-def _epanechnikov(u: float) -> float:
-    return math.log1p(-u * u)
+def _scaled(row: Array, observed: Array, extra: Array) -> float:
+    if row.size == 1:
+        return abs(row[0] / extra[0, 0] - observed[0] / extra[0, 0])
+    total = 0.0
+    for k in range(row.size):
+        difference = row[k] / extra[0, k] - observed[k] / extra[0, k]
+        total += difference * difference
+    return math.sqrt(total)
 
 
-def _triangular(u: float) -> float:
-    return math.log1p(-u)
+def _robust(row: Array, observed: Array, extra: Array) -> float:
+    total = 0.0
+    for k in range(row.size):
+        total += abs(row[k] - observed[k]) / extra[0, k]
+    return total
 
 
-def _laplace(u: float) -> float:
-    return -u
+def _mahalanobis(row: Array, observed: Array, extra: Array) -> float:
+    total = 0.0
+    for j in range(row.size):
+        whitened = 0.0
+        for k in range(row.size):
+            whitened += (row[k] - observed[k]) * extra[j, k]
+        total += whitened * whitened
+    return math.sqrt(total)
 
 
-PROFILES: dict[str, tuple[Any, Callable[[float], float]]] = {
-    "uniform": (kernels.uniform(1.0).profile, _zero),
-    "gaussian": (kernels.gaussian(1.0).profile, _gaussian),
-    "epanechnikov": (kernels.epanechnikov(1.0).profile, _epanechnikov),
-    "triangular": (kernels.triangular(1.0).profile, _triangular),
-    "laplace": (kernels.laplace(1.0).profile, _laplace),
-}
-"""log K of the built-in kernels, on arrays (by which a kernel is known) and on one number."""
+def _log_kernel(kind: int, u: float) -> float:
+    """log K(u) of the built-in kernels inside their support: the formulas of `onedraw.kernels`."""
+    if kind == GAUSSIAN:
+        return -0.5 * u * u
+    if kind == EPANECHNIKOV:
+        return math.log1p(-u * u)
+    if kind == TRIANGULAR:
+        return math.log1p(-u)
+    return -u if kind == LAPLACE else 0.0
 
 
-def _average_loop(
-    numba: Any, recipe: "Recipe", name: str, own: Compiled | None, profile: str, indicator: bool, careful: bool
-) -> Any:
+def _kernel_of(kernel: Kernel) -> int | None:
+    """The number of a built-in kernel, known by its profile; None for a user's own."""
+    return next((kind for kind, profile in enumerate(PROFILES) if kernel.profile is profile), None)
+
+
+@cache
+def _built_in(name: str) -> Any:
+    """A function of this module, compiled once for all loops."""
+    return _numba().njit(error_model="numpy")(globals()[name])
+
+
+def _own_distance(numba: Any, own: Compiled, layout: Layout) -> Any:
+    """The user's distance as a function of flat summaries, with the arguments of the built-in ones."""
+    if layout.keys is not None:
+        raise ValueError(f"{own!r} as distance is to compare dicts: give observed= as a number or an array")
+    (shape,) = layout.shapes
+    form = "{0}[0]" if shape == () else "{0}" if len(shape) == 1 else "{0}.reshape(shape)"
+    compare = numba.njit(**own.options)(own.function)
+    source = f"lambda row, observed, extra: compare({form.format('row')}, {form.format('observed')})"
+    function = numba.njit(_written(source, compare=compare, shape=shape))
+    arguments = (_array(numba, 1, writable=True), _array(numba, 1), _array(numba, 2))
+    returned = _returned(numba, own, function, arguments)
+    if not isinstance(returned, numba.types.Integer | numba.types.Float | numba.types.Boolean):
+        raise ValueError(f"{own!r} as distance returns {returned}: it must give one number of at least 0")
+    return function
+
+
+def _average_loop(numba: Any, recipe: "Recipe", formula: str, own: Compiled | None, careful: bool) -> Any:
     """The loop over rows and draws that hands back log averages."""
     attempt = _attempt(numba, recipe, careful)
-    distance = _new_distance(numba, name, own, recipe.layout)
-    log_kernel = numba.njit(error_model="numpy")(PROFILES[profile][1])
+    distance = _built_in(formula) if own is None else _own_distance(numba, own, recipe.layout)
+    log_kernel = _built_in("_log_kernel")
     width, users = recipe.layout.size, own is not None
     infinity = math.inf
 
     def loop(  # type: ignore[no-untyped-def]
-        rng, theta, draws, observed, extra, eps, support, log_estimate, distances, rows
+        rng, theta, draws, observed, extra, profile, indicator, eps, support, log_estimate, distances, rows
     ):
         row = np.empty(width)
         failed, first_row, first_draw, first_code = 0, 0, 0, FINE
@@ -593,7 +600,7 @@ def _average_loop(
                     continue
                 scaled = apart / eps
                 if scaled < support:
-                    log_weight = log_kernel(scaled)
+                    log_weight = log_kernel(profile, scaled)
                     if log_weight <= largest:
                         if log_weight > -infinity:
                             total += math.exp(log_weight - largest)
@@ -607,8 +614,8 @@ def _average_loop(
         return failed, first_row, first_draw, first_code
 
     return _compiled_loop(
-        numba, loop, numba.int64, _array(numba, 1), _array(numba, 2), numba.float64, numba.float64,
-        _array(numba, 1, True), _array(numba, 2, True), _array(numba, 3, True),
+        numba, loop, numba.int64, _array(numba, 1), _array(numba, 2), numba.int64, numba.boolean,
+        numba.float64, numba.float64, _array(numba, 1, True), _array(numba, 2, True), _array(numba, 3, True),
     )  # fmt: skip
 
 
@@ -637,7 +644,7 @@ def _compiled_loop(numba: Any, loop: Any, *given: Any) -> Any:
 
 
 def _distances_loop(numba: Any, distance: Compiled, layout: Layout) -> Any:
-    compare = _new_distance(numba, "own", distance, layout)
+    compare = _own_distance(numba, distance, layout)
 
     def loop(rows, observed, result):  # type: ignore[no-untyped-def]
         row = np.empty(rows.shape[1])

@@ -10,13 +10,13 @@ import numpy as np
 from onedraw.arguments import positive
 from onedraw.arrays import Array
 from onedraw.command import Command
-from onedraw.compiled import Compiled, distances_of
+from onedraw.compiled import BLOCK_ROWS, Compiled, distances_of
 from onedraw.distance import Distance, Euclidean
 from onedraw.engine.child import Limited
 from onedraw.engine.streams import Rng
 from onedraw.layout import Layout
 from onedraw.prior import Prior
-from onedraw.simulator import Batched, Recipe, Simulated, Staged, simulate_rows, summarise_observed
+from onedraw.simulator import CHUNK_ROWS, Batched, Recipe, Simulated, Staged, simulate_rows, summarise_observed
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +104,11 @@ class Model:
     def compiled(self) -> bool:
         """Whether the simulator is compiled: its workers are threads then."""
         return isinstance(self.simulate, Compiled)
+
+    @property
+    def block(self) -> int | None:
+        """Proposals a block where a simulator draws many a call; None where it draws one."""
+        return BLOCK_ROWS if self.compiled else CHUNK_ROWS if self.batched else None
 
     @property
     def pilot(self) -> int:

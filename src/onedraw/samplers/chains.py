@@ -246,7 +246,7 @@ def _rounds_of_steps(
     rounds: Rounds,
     saver: Saver,
 ) -> None:
-    blocks = list(cut(request.chains, chains_a_block(estimator)))
+    blocks = list(cut(request.chains, chains_a_block(estimator, request.chains)))
     log_prior = estimator.prior.logpdf(start.theta)
     states = [make_state(_part(start, block), log_prior[block.first : block.first + block.size]) for block in blocks]
     last = saver.last("run.segment")

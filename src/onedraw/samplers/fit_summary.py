@@ -24,7 +24,7 @@ from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.model import Model
 from onedraw.progress import Progress, Show
 from onedraw.samplers.pilot import refuse_hopeless
-from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Batched, Failure, Simulated, summarise_observed
+from onedraw.simulator import CHUNK_VALUES, Batched, Failure, Simulated, summarise_observed
 
 PLAIN_BLOCK = 32
 TERMS = ("linear", "squares", "products")
@@ -152,7 +152,7 @@ class FromPrior:
 
 def block_rows(model: Model) -> int:
     """Simulations a block."""
-    return max(1, min(CHUNK_ROWS, CHUNK_VALUES // model.recipe.width)) if model.batched else PLAIN_BLOCK
+    return PLAIN_BLOCK if model.block is None else max(1, min(model.block, CHUNK_VALUES // model.recipe.width))
 
 
 def fit_summary(

@@ -52,7 +52,7 @@ from onedraw.samplers.rounds import (
     tolerance_with,
 )
 from onedraw.samplers.specification import specify
-from onedraw.simulator import CHUNK_ROWS, Simulated
+from onedraw.simulator import Simulated
 
 PLAIN_BLOCK = 16
 """Simulations a block for simulators that are called once a pseudo-sample."""
@@ -276,7 +276,7 @@ class Rounds:
         self.prior, self.kernel = estimator.prior, estimator.kernel
         self.task = Simulate(estimator, seed)
         pseudo_samples = estimator.pseudo_samples
-        self.block = max(1, (CHUNK_ROWS if estimator.model.batched else PLAIN_BLOCK) // pseudo_samples)
+        self.block = max(1, (estimator.model.block or PLAIN_BLOCK) // pseudo_samples)
         self.constant, self.constant_se = prior_constant(self.prior, seed)
         self.theta = np.empty((0, self.prior.dim), order="F")
         self.log_prior = np.empty(0)

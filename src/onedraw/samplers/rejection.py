@@ -30,7 +30,7 @@ from onedraw.posterior import Posterior, Simulations, Status
 from onedraw.progress import Progress, Show
 from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
 from onedraw.samplers.specification import in_time, specify
-from onedraw.simulator import CHUNK_ROWS, Failure
+from onedraw.simulator import Failure
 
 PLAIN_BLOCK = 16
 """Proposals a block for simulators that are called once a pseudo-sample."""
@@ -298,7 +298,7 @@ def _nearest(parts: list[tuple[Array, Array]], count: int) -> tuple[Array, Array
 
 def block_size(model: Model, pseudo_samples: int) -> int:
     """Proposals a block: a chunk of simulations for batched simulators, few for those called one by one."""
-    return max(1, (CHUNK_ROWS if model.batched else PLAIN_BLOCK) // pseudo_samples)
+    return max(1, (model.block or PLAIN_BLOCK) // pseudo_samples)
 
 
 def rejection(

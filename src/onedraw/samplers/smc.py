@@ -27,6 +27,7 @@ import numpy as np
 
 from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_fresh, whole_number
 from onedraw.arrays import Array
+from onedraw.compiled import chains_a_block
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Deadline, cut
 from onedraw.engine.crew import hired
@@ -268,6 +269,8 @@ class Sequence:
         self.kernel = estimator.kernel
         batched = estimator.model.batched
         self.block = BATCHED_BLOCK if batched else PLAIN_BLOCK
+        if estimator.model.compiled:
+            self.block = chains_a_block(particles)
         self.longest = BATCHED_STEPS if batched else PLAIN_STEPS
         self.task = Moves(estimator, seed)
         self.eps = math.inf

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arrays import Array
+from onedraw.compiled import chains_a_block as compiled_chains
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
 from onedraw.engine.record import Record
@@ -278,7 +279,7 @@ def estimates(
 
     asked = (
         Points(block, np.asfortranarray(theta[block.first : block.first + block.size]))
-        for block in cut(len(theta), chains_a_block(estimator))
+        for block in cut(len(theta), chains_a_block(estimator, len(theta)))
     )
     task = Estimates(estimator, seed, phase, tries)
     reason = in_order(task, asked, take, Deadline(None), Progress(False, "", None))
@@ -287,9 +288,11 @@ def estimates(
     return parts[0] if len(parts) == 1 else joined(parts)
 
 
-def chains_a_block(estimator: Any) -> int:
+def chains_a_block(estimator: Any, chains: int) -> int:
     """Chains that share the streams of proposals and uniforms, and one worker: a part of a run's identity."""
     inner = getattr(estimator, "estimator", estimator)
+    if isinstance(inner, AbcAverage) and inner.model.compiled:
+        return compiled_chains(chains)
     return PLAIN_BLOCK if isinstance(inner, AbcAverage) and not inner.model.batched else BATCHED_BLOCK
 
 
