@@ -33,11 +33,12 @@ class Model:
     observed
         The data, in the form the simulator returns. Of a dict, the keys and their order count.
     summary
-        A function of one data set (or `@od.batched`) that gives the numbers to compare; the data themselves
+        A function of one data set (or `@od.batched`, `@od.compiled`) that gives the numbers to compare; the data themselves
         where there is none. With a summary, data sets may vary in size.
     distance
         `od.euclidean()` (the default), `od.scaled()`, `od.mahalanobis()`, or a function
-        `distance(simulated, observed)` of two summaries (or `@od.batched`, with simulated ones stacked).
+        `distance(simulated, observed)` of two summaries (or `@od.compiled`; or `@od.batched`, with simulated ones
+        stacked).
 
     >>> from scipy import stats
     >>> model = Model(

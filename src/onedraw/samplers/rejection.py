@@ -345,7 +345,8 @@ def rejection(
         "summaries" keeps those of the draws, for `post.adjust()`; "all" keeps theta, summaries and distances of every
         proposal in the file, for `od.reuse`.
     workers
-        Simulate in so many processes on this machine. The result is the same, byte for byte.
+        Simulate in so many processes on this machine (threads for compiled simulators). The result is the same, byte
+        for byte.
     executor
         Simulate on this `concurrent.futures.Executor` or `dask.distributed.Client` instead (docs/scaling.md).
     timeout
