@@ -91,8 +91,9 @@ def compiled(function: Any) -> Compiled:
     that is not finite, is a failed simulation.
 
     A summary takes one data set and gives a number or numbers. A distance takes two summaries, the simulated one
-    and the observed one, and gives a number. What a function reads of its module is read once, when it is compiled;
-    functions that it calls must be compiled, by `numba.njit`.
+    and the observed one, and gives a number. Where the summary is not compiled, data sets must all have the shape of
+    the observed one. What a function reads of its module is read once, when it is compiled; functions that it calls
+    must be compiled, by `numba.njit`.
 
     `workers=N` are threads then, since compiled code runs side by side in one process.
 

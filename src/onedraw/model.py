@@ -33,8 +33,8 @@ class Model:
     observed
         The data, in the form the simulator returns. Of a dict, the keys and their order count.
     summary
-        A function of one data set (or `@od.batched`, `@od.compiled`) that gives the numbers to compare; the data themselves
-        where there is none. With a summary, data sets may vary in size.
+        A function of one data set (or `@od.batched`, `@od.compiled`) that gives the numbers to compare; the data
+        themselves where there is none. With a summary, data sets may vary in size.
     distance
         `od.euclidean()` (the default), `od.scaled()`, `od.mahalanobis()`, or a function
         `distance(simulated, observed)` of two summaries (or `@od.compiled`; or `@od.batched`, with simulated ones
