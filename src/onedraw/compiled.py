@@ -309,7 +309,7 @@ def _array(numba: Any, dimensions: int, writable: bool = False) -> Any:
     return numba.types.Array(numba.float64, dimensions, "C", readonly=not writable)
 
 
-def _attempt(numba: Any, recipe: "Recipe", careful: bool) -> Any:
+def _attempt(recipe: "Recipe", careful: bool) -> Any:
     """(rng, theta, i, row) -> code: one pseudo-sample at theta[:, i], flat in `row`."""
     key = ("attempt", *_of(recipe), careful)
     return _made(recipe.simulator, key, lambda numba: _new_attempt(numba, recipe, careful))
@@ -317,7 +317,7 @@ def _attempt(numba: Any, recipe: "Recipe", careful: bool) -> Any:
 
 def _new_attempt(numba: Any, recipe: "Recipe", careful: bool) -> Any:
     if careful:
-        bare = _attempt(numba, recipe, False)
+        bare = _attempt(recipe, False)
 
         @numba.njit
         def guarded(rng, theta, i, row):  # type: ignore[no-untyped-def]
@@ -563,7 +563,7 @@ def _own_distance(numba: Any, own: Compiled, layout: Layout) -> Any:
 
 def _average_loop(numba: Any, recipe: "Recipe", formula: str, own: Compiled | None, careful: bool) -> Any:
     """The loop over rows and draws that hands back log averages."""
-    attempt = _attempt(numba, recipe, careful)
+    attempt = _attempt(recipe, careful)
     distance = _built_in(formula) if own is None else _own_distance(numba, own, recipe.layout)
     log_kernel = _built_in("_log_kernel")
     width, users = recipe.layout.size, own is not None
@@ -622,7 +622,7 @@ def _average_loop(numba: Any, recipe: "Recipe", formula: str, own: Compiled | No
 
 def _rows_loop(numba: Any, recipe: "Recipe", careful: bool) -> Any:
     """The loop over rows and draws that hands back what was drawn."""
-    attempt = _attempt(numba, recipe, careful)
+    attempt = _attempt(recipe, careful)
 
     def loop(rng, theta, draws, rows):  # type: ignore[no-untyped-def]
         failed, first_row, first_draw, first_code = 0, 0, 0, FINE

@@ -182,7 +182,7 @@ class AbcAverage:
         found = []
         for top in range(0, n, COMPILED_ROWS):
             some = slice(top, min(top + COMPILED_ROWS, n))
-            places = range(some.start, some.stop) if rows is None else rows[some].tolist()
+            places = range(some.start, some.stop) if rows is None else rows[some]
             one = averages(model, self.kernel, rng, theta[some], draws, len(parts), self.keep_distances, self.keep_rows)
             part = Simulated(NO_DISTANCES)
             note_drawn(model.recipe, rng, theta[some], places, 0, one.drawn, part, self.on_error)

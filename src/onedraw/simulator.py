@@ -314,7 +314,7 @@ def note_drawn(
     recipe: Recipe,
     rng: Rng,
     theta: Array,
-    places: Sequence[int],
+    places: Sequence[int] | Array,
     first: int,
     drawn: Drawn,
     result: Simulated,
@@ -324,7 +324,7 @@ def note_drawn(
     result.failed, result.ignored_rng = drawn.failed, drawn.ignored_rng
     if drawn.failed:
         layout = drawn_layout(recipe)
-        where = places[drawn.row], first + drawn.pseudo_sample, drawn.message(layout.shapes[0])
+        where = int(places[drawn.row]), first + drawn.pseudo_sample, drawn.message(layout.shapes[0])
         failure = _failure(recipe, rng, theta[drawn.row], *where, drawn.raised)
         if on_error == "raise":
             raise SimulationError(f"simulation failed {failure}") from drawn.raised
