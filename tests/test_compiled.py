@@ -286,10 +286,10 @@ def test_parameters_go_by_name_and_discrete_ones_are_whole():
     [
         (lambda rng, theta: theta > 0, 1.0, [1.0]),
         (lambda rng, theta: np.array([[1, 2], [3, 4]]).T, np.zeros((2, 2)), [1.0, 3.0, 2.0, 4.0]),
-        (lambda rng, theta: np.arange(4.0)[::2], [0.0, 0.0], [0.0, 2.0]),
+        pytest.param(lambda rng, theta: np.arange(4.0)[::2], [0.0, 0.0], [0.0, 2.0], marks=pytest.mark.slow),
         (lambda rng, theta: [theta, 2.0 * theta], [0.0, 0.0], [0.5, 1.0]),
-        (lambda rng, theta: np.array([theta]), 0.0, [0.5]),
-        (lambda rng, theta: theta, [0.0], [0.5]),
+        pytest.param(lambda rng, theta: np.array([theta]), 0.0, [0.5], marks=pytest.mark.slow),
+        pytest.param(lambda rng, theta: theta, [0.0], [0.5], marks=pytest.mark.slow),
     ],
     ids=["bool", "matrix", "strided", "list", "array of one", "number"],
 )
@@ -517,7 +517,7 @@ def test_a_mark_is_pickled_as_its_function():
 def test_a_function_that_numba_has_compiled_is_taken_with_its_options():
     mark = od.compiled(numba.njit(fastmath=True)(simulate_one))
     assert mark.function is simulate_one and mark.options["fastmath"] is True
-    assert od.compiled(mark) is mark
+    assert od.compiled(mark) is mark and pickle.loads(pickle.dumps(mark)).options == mark.options
     assert mark(np.random.default_rng(1), 0.0) == np.random.default_rng(1).standard_normal()
     with pytest.raises(ValueError, match="parallel=True: its threads would share one random stream"):
         od.compiled(numba.njit(parallel=True)(simulate_one))
