@@ -6,6 +6,7 @@ One loop is compiled for each simulator, summary and distance, which takes about
 import pickle
 import subprocess
 import sys
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -438,6 +439,18 @@ def test_processes_give_the_same_bytes():
         assert bytes_of(run(executor=executor))[:4] == bytes_of(run())[:4]
     finally:
         executor.shutdown(kill_workers=True)
+
+
+def test_other_threads_go_on_while_a_loop_runs():
+    average = AbcAverage(toy("compiled"), KERNELS[0], 2000, keep_distances=False)
+    average.evaluate(Rng(1, Phase.RUN), np.zeros((1, 1)), None)
+    with ThreadPoolExecutor(1) as executor:
+        future = executor.submit(average.evaluate, Rng(1, Phase.RUN), np.zeros((5000, 1)), None)
+        woken = 0
+        while not future.done():
+            time.sleep(1e-3)
+            woken += 1
+    assert woken > 5
 
 
 def test_threads_end_with_their_run():
