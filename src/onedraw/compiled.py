@@ -300,9 +300,29 @@ def _of(recipe: "Recipe") -> tuple[Any, ...]:
     return recipe.prior.names, tuple(recipe.prior.discrete.tolist()), summary, drawn_layout(recipe)
 
 
-def _written(source: str, **names: Any) -> Any:
-    """A function from a line of source, where the number of its parts is that of the parameters."""
-    return eval(source, names)
+def _arguments(numba: Any, recipe: "Recipe") -> Any:
+    """(theta, i) -> the tuple of what the simulator is given after rng, in its own order."""
+    names, taken = list(recipe.prior.names), list(inspect.signature(recipe.simulator).parameters.values())[1:]
+    last = max(place for place, one in enumerate(taken) if one.name in names)
+    parts = []
+    for one in taken[: last + 1]:
+        k, fixed = names.index(one.name) if one.name in names else -1, one.default
+        parts.append(_part(numba, k, k >= 0 and bool(recipe.prior.discrete[k]), fixed))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = _end_to_end(numba, whole, part)
+    return whole
+
+
+def _part(numba: Any, k: int, discrete: bool, fixed: Any) -> Any:
+    """(theta, i) -> a tuple of one: parameter k, or a default that stands before a parameter."""
+    if k < 0:
+        return numba.njit(lambda theta, i: (fixed,))
+    return numba.njit((lambda theta, i: (int(theta[k, i]),)) if discrete else (lambda theta, i: (theta[k, i],)))
+
+
+def _end_to_end(numba: Any, first: Any, second: Any) -> Any:
+    return numba.njit(lambda theta, i: first(theta, i) + second(theta, i))
 
 
 def _array(numba: Any, dimensions: int, writable: bool = False) -> Any:
@@ -331,22 +351,18 @@ def _new_attempt(numba: Any, recipe: "Recipe", careful: bool) -> Any:
         return guarded
     simulator, summary = recipe.simulator, recipe.summary
     draw = numba.njit(**simulator.options)(simulator.function)
-    columns = [f"theta[{k}, i]" for k in range(recipe.prior.dim)]
-    values = [f"int({one})" if whole else one for one, whole in zip(columns, recipe.prior.discrete, strict=True)]
-    given = ", ".join(f"{name}={value}" for name, value in zip(recipe.prior.names, values, strict=True))
-    call, word = f"draw(rng, {given})", "simulate"
+    given = _arguments(numba, recipe)
     generator = numba.typeof(np.random.Generator(np.random.SFC64(1)))
-    arguments = (generator, _array(numba, 2), numba.int64)
-    one = numba.njit(_written(f"lambda rng, theta, i: {call}", draw=draw, int=numba.int64))
-    returned = _returned(numba, simulator, one, arguments)
+    types = (generator, _array(numba, 2), numba.int64)
+    one, owner = numba.njit(lambda rng, theta, i: draw(rng, *given(theta, i))), simulator
+    returned = _returned(numba, owner, one, types)
     if isinstance(summary, Compiled):
         shorten = numba.njit(**summary.options)(summary.function)
-        one = numba.njit(
-            _written(f"lambda rng, theta, i: shorten({call})", draw=draw, int=numba.int64, shorten=shorten)
-        )
-        returned, word = _returned(numba, summary, one, arguments), "summary"
+        data, owner = one, summary
+        one = numba.njit(lambda rng, theta, i: shorten(data(rng, theta, i)))
+        returned = _returned(numba, owner, one, types)
     layout = drawn_layout(recipe)
-    put, width = _put(numba, returned, layout, simulator if word == "simulate" else summary), layout.size
+    put, width = _put(numba, returned, layout, owner), layout.size
 
     @numba.njit
     def attempt(rng, theta, i, row):  # type: ignore[no-untyped-def]
@@ -440,14 +456,14 @@ def _put(numba: Any, returned: Any, layout: Layout, owner: Any) -> Any:
         and all(isinstance(one, number) for one in returned)
         and shape == (len(returned),)
     ):
-        parts = ", ".join(f"float(value[{k}])" for k in range(size))
-        several = numba.njit(_written(f"lambda value: ({parts},)", float=numba.float64))
+        unroll = numba.literal_unroll
 
         @numba.njit
         def put(row, value):  # type: ignore[no-untyped-def]
-            numbers = several(value)
-            for k in range(size):
-                row[k] = numbers[k]
+            k = 0
+            for one in unroll(value):
+                row[k] = one
+                k += 1  # noqa: SIM113
             return True
 
     elif isinstance(returned, types.DictType):
@@ -550,10 +566,13 @@ def _own_distance(numba: Any, own: Compiled, layout: Layout) -> Any:
     if layout.keys is not None:
         raise ValueError(f"{own!r} as distance is to compare dicts: give observed= as a number or an array")
     (shape,) = layout.shapes
-    form = "{0}[0]" if shape == () else "{0}" if len(shape) == 1 else "{0}.reshape(shape)"
     compare = numba.njit(**own.options)(own.function)
-    source = f"lambda row, observed, extra: compare({form.format('row')}, {form.format('observed')})"
-    function = numba.njit(_written(source, compare=compare, shape=shape))
+    if shape == ():
+        function = numba.njit(lambda row, observed, extra: compare(row[0], observed[0]))
+    elif len(shape) == 1:
+        function = numba.njit(lambda row, observed, extra: compare(row, observed))
+    else:
+        function = numba.njit(lambda row, observed, extra: compare(row.reshape(shape), observed.reshape(shape)))
     arguments = (_array(numba, 1, writable=True), _array(numba, 1), _array(numba, 2))
     returned = _returned(numba, own, function, arguments)
     if not isinstance(returned, numba.types.Integer | numba.types.Float | numba.types.Boolean):
