@@ -291,7 +291,7 @@ def test_parameters_go_by_name_and_discrete_ones_are_whole():
         (lambda rng, theta: theta > 0, 1.0, [1.0]),
         (lambda rng, theta: np.array([[1, 2], [3, 4]]).T, np.zeros((2, 2)), [1.0, 3.0, 2.0, 4.0]),
         pytest.param(lambda rng, theta: np.arange(4.0)[::2], [0.0, 0.0], [0.0, 2.0], marks=pytest.mark.slow),
-        (lambda rng, theta: [theta, 2.0 * theta], [0.0, 0.0], [0.5, 1.0]),
+        pytest.param(lambda rng, theta: [theta, 2.0 * theta], [0.0, 0.0], [0.5, 1.0], marks=pytest.mark.slow),
         pytest.param(lambda rng, theta: np.array([theta]), 0.0, [0.5], marks=pytest.mark.slow),
         pytest.param(lambda rng, theta: theta, [0.0], [0.5], marks=pytest.mark.slow),
     ],
@@ -562,7 +562,12 @@ def _scipy(rng, theta):
         (_scipy, 2.0, r"(?s)od.compiled\(_scipy\) cannot be compiled. Numba says: Unknown attribute 'norm'.*leave out"),
         (lambda rng, theta: np.zeros((2, 2)), [0.0] * 4, r"the observed data give an array of shape \(4,\)"),
         (lambda rng, theta: 1j * theta, 2.0, "returns complex128, and the observed data give a number"),
-        (lambda rng, theta: (theta, theta), np.zeros(3), "observed data give an array of shape"),
+        pytest.param(
+            lambda rng, theta: (theta, theta),
+            np.zeros(3),
+            "observed data give an array of shape",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["dict", "None", "scipy", "shape", "complex", "tuple"],
 )
