@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-ALL = ["rejection", "chains", "store", "sequential", "study", "particle_filter", "executors", "scaling"]
+ALL = ["rejection", "chains", "engines", "store", "sequential", "study", "particle_filter", "executors", "scaling"]
 SLOW = ["coverage", "accuracy"]
 """Run only when they are named."""
 

@@ -29,7 +29,12 @@ def draw(rng, theta, m):
     return theta + rng.standard_normal(m)
 
 
-SIMULATORS = {"batched": simulate_batch, "plain": simulate_one, "staged": od.staged(prepare, draw)}
+SIMULATORS = {
+    "batched": simulate_batch,
+    "plain": simulate_one,
+    "staged": od.staged(prepare, draw),
+    "compiled": od.compiled(simulate_one),
+}
 
 
 def toy(kind="batched", y_obs=Y_OBS, **more):

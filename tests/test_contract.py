@@ -67,7 +67,7 @@ class Counter:
         return theta + rng.standard_normal()
 
 
-@pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
+@pytest.mark.parametrize("kind", ["batched", "plain", "staged", "compiled"])
 @pytest.mark.parametrize("name", ALL)
 def test_same_seed_same_bytes(name, kind):
     first, again = (run(name, toy(kind), draws=30) for _ in range(2))
@@ -318,7 +318,7 @@ def test_bad_proposals_and_starts_are_refused(name, make, message):
 # --- samplers that find their own tolerance -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
+@pytest.mark.parametrize("kind", ["batched", "plain", "staged", "compiled"])
 @pytest.mark.parametrize("name", SEQUENTIAL)
 def test_sequential_same_seed_same_bytes(name, kind):
     first, again, other = (SEQUENTIAL[name](toy(kind), budget=1500, seed=seed) for seed in (1, 1, 2))
@@ -453,7 +453,7 @@ def test_sequential_weights_are_used_everywhere(name):
 # --- a budget in, a posterior out -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
+@pytest.mark.parametrize("kind", ["batched", "plain", "staged", "compiled"])
 def test_infer_gives_the_same_bytes_with_and_without_a_file(kind, tmp_path):
     first, stored, other = (
         od.infer(toy(kind), budget=400, seed=seed, store=store, segment=1e-9)

@@ -72,6 +72,7 @@ def test_distances_belong_to_the_draws(kind):
         {
             "batched": od.batched(lambda rng, a, b: np.stack([a + 0 * rng.random(a.size), b], axis=1)),
             "plain": lambda rng, a, b: [a + 0 * rng.random(), b],
+            "compiled": od.compiled(lambda rng, a, b: [a + 0 * rng.random(), b]),
             "staged": od.staged(lambda a, b: (a, b), lambda rng, s, m: np.tile(s, (m, 1)) + 0 * rng.random((m, 1))),
         }[kind],
         observed=[0.5, 0.25],

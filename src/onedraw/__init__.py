@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from onedraw.command import command
+from onedraw.compiled import compiled
 from onedraw.cost import Cost
 from onedraw.distance import euclidean, mahalanobis, scaled
 from onedraw.engine.crew import WorkerError
@@ -86,6 +87,7 @@ __all__ = [
     "batched",
     "certificate",
     "command",
+    "compiled",
     "epanechnikov",
     "euclidean",
     "fit_summary",

@@ -16,6 +16,8 @@ import numpy as np
 
 from onedraw.arguments import one_of, whole_number
 from onedraw.arrays import Array, namespace
+from onedraw.compiled import CHUNK_ROWS as COMPILED_ROWS
+from onedraw.compiled import averages, fusible
 from onedraw.engine.blocks import Deadline, in_order
 from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Purpose, Rng
@@ -23,7 +25,7 @@ from onedraw.kernels import Kernel, log_share
 from onedraw.model import Model
 from onedraw.prior import FAMILIES, Prior
 from onedraw.progress import Progress
-from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Failure, JaxSimulator, Simulated
+from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Failure, JaxSimulator, Simulated, note_drawn
 
 NO_DISTANCES = np.empty((0, 0))
 
@@ -186,6 +188,8 @@ class AbcAverage:
         """All M draws of every row, with at most a chunk of them in memory at once."""
         if self.engine is not None:
             return _from_device(self, rng, theta, None)
+        if fusible(self.model, self.kernel):
+            return self._in_compiled_code(rng, theta, rows)
         n, draws = len(theta), self.pseudo_samples
         most = max(1, min(CHUNK_ROWS, CHUNK_VALUES // self.model.recipe.width))
         # A staged simulator pays its set-up at each call, so its draws at one theta are never cut.
@@ -230,6 +234,24 @@ class AbcAverage:
         distances = _joined(kept, axis=0) if self.keep_distances else NO_DISTANCES
         whole = _tally(_joined(log_estimates, axis=0), distances, n * draws, parts)
         return whole._replace(rows=_joined(rows_kept, axis=0)) if self.keep_rows else whole
+
+    def _in_compiled_code(self, rng: Rng, theta: Array, rows: Array | None) -> Evaluation:
+        """All M draws of every row, none of them in memory unless it is kept."""
+        model, n, draws = self.model, len(theta), self.pseudo_samples
+        parts: list[Simulated] = []
+        found = []
+        for top in range(0, n, COMPILED_ROWS):
+            some = slice(top, min(top + COMPILED_ROWS, n))
+            places = range(some.start, some.stop) if rows is None else rows[some]
+            one = averages(model, self.kernel, rng, theta[some], draws, len(parts), self.keep_distances, self.keep_rows)
+            part = Simulated(NO_DISTANCES)
+            note_drawn(model.recipe, rng, theta[some], places, 0, one.drawn, part, self.on_error)
+            parts.append(part)
+            found.append(one)
+        log_estimate = _joined([one.log_estimate for one in found], axis=0)
+        distances = _joined([one.distances for one in found], axis=0)
+        whole = _tally(log_estimate, distances, n * draws, parts)
+        return whole._replace(rows=_joined([one.rows for one in found], axis=0)) if self.keep_rows else whole
 
     def _one_draw_at_a_time(self, rng: Rng, theta: Array, rows: Array | None, log_needed: Array) -> Evaluation:
         """Draw m for all open rows, then close those whose average can no longer reach what is needed.

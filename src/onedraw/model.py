@@ -11,12 +11,25 @@ import numpy as np
 from onedraw.arguments import positive
 from onedraw.arrays import Array
 from onedraw.command import Command
+from onedraw.compiled import BLOCK_ROWS, Compiled, distances_of
 from onedraw.distance import Distance, Euclidean
 from onedraw.engine.child import Limited
 from onedraw.engine.streams import Rng
 from onedraw.layout import Layout
 from onedraw.prior import Prior
-from onedraw.simulator import Batched, JaxSimulator, Recipe, Simulated, Staged, simulate_rows, summarise_observed
+from onedraw.simulator import (
+    CHUNK_ROWS,
+    Batched,
+    JaxSimulator,
+    Recipe,
+    Simulated,
+    Staged,
+    simulate_rows,
+    summarise_observed,
+)
+
+DEVICE_ROWS, DEVICE_VALUES = 2**17, 2**25
+"""Simulations a block on a device, and the numbers that they may hold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,15 +42,16 @@ class Model:
         `od.Prior(...)`.
     simulate
         A function `simulate(rng, **parameters)` that draws one pseudo-sample (a number, an array, or a dict of
-        arrays); or one marked `@od.batched`; or `od.staged(prepare, draw)`; or `od.command([...])`.
+        arrays); or one marked `@od.batched` or `@od.compiled`; or `od.staged(prepare, draw)`; or `od.command([...])`.
     observed
         The data, in the form the simulator returns. Of a dict, the keys and their order count.
     summary
-        A function of one data set (or `@od.batched`) that gives the numbers to compare; the data themselves
-        where there is none. With a summary, data sets may vary in size.
+        A function of one data set (or `@od.batched`, `@od.compiled`) that gives the numbers to compare; the data
+        themselves where there is none. With a summary, data sets may vary in size.
     distance
         `od.euclidean()` (the default), `od.scaled()`, `od.mahalanobis()`, or a function
-        `distance(simulated, observed)` of two summaries (or `@od.batched`, with simulated ones stacked).
+        `distance(simulated, observed)` of two summaries (or `@od.compiled`; or `@od.batched`, with simulated ones
+        stacked).
 
     >>> from scipy import stats
     >>> model = Model(
@@ -61,7 +75,7 @@ class Model:
     def __post_init__(self) -> None:
         if not isinstance(self.prior, Prior):
             raise ValueError(f"prior must be an od.Prior, got {self.prior!r}: write od.Prior(mu=stats.norm(0, 1))")
-        _check_simulator(self.simulate, self.prior)
+        _check_simulator(self.simulate, self.prior, self.observed)
         if isinstance(self.simulate, JaxSimulator):
             object.__setattr__(self, "simulate", _tried(self.simulate, self.prior))
         for name, value in (("summary", self.summary), ("distance", self.distance)):
@@ -85,7 +99,8 @@ class Model:
         object.__setattr__(self, "observed", observed)
         object.__setattr__(self, "observed_row", row)
         width = max(_width(observed), row.size)
-        object.__setattr__(self, "recipe", Recipe(self.prior, self.simulate, self.summary, layout, width))
+        raw = Layout(None, (observed.shape,)) if isinstance(observed, np.ndarray) else None
+        object.__setattr__(self, "recipe", Recipe(self.prior, self.simulate, self.summary, layout, width, raw))
         if self.distance is None:
             object.__setattr__(self, "distance", Euclidean())
         scale = getattr(self.distance, "scale", None)
@@ -95,12 +110,24 @@ class Model:
     @property
     def plain(self) -> bool:
         """Whether the simulator draws one pseudo-sample a call."""
-        return not isinstance(self.simulate, Batched | Staged | JaxSimulator)
+        return not isinstance(self.simulate, Batched | Compiled | Staged | JaxSimulator)
 
     @property
     def batched(self) -> bool:
         """Whether the simulator draws a batch a call."""
-        return isinstance(self.simulate, Batched | JaxSimulator)
+        return isinstance(self.simulate, Batched | Compiled | JaxSimulator)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the simulator is compiled: its workers are threads then."""
+        return isinstance(self.simulate, Compiled)
+
+    @property
+    def block(self) -> int | None:
+        """Proposals a block where a simulator draws many a call; None where it draws one."""
+        if isinstance(self.simulate, JaxSimulator):
+            return min(DEVICE_ROWS, max(1, DEVICE_VALUES // self.recipe.width))
+        return BLOCK_ROWS if self.compiled else CHUNK_ROWS if self.batched else None
 
     @property
     def pilot(self) -> int:
@@ -119,7 +146,7 @@ class Model:
         if not self.plain:
             raise ValueError(
                 f"timeout = {timeout:g} is for plain simulators and od.command, which draw one pseudo-sample a call: "
-                "limit the time inside a batched or staged simulator, and return NaN"
+                "limit the time inside a batched, compiled or staged simulator, and return NaN"
             )
         if isinstance(self.simulate, Command):
             return replace(self, simulate=replace(self.simulate, timeout=timeout))
@@ -159,7 +186,9 @@ class Model:
         distance, restore = self.distance, self.recipe.layout.restore
         if hasattr(distance, "learnt"):
             return distance(rows, self.observed_row)
-        if isinstance(distance, Batched):
+        if isinstance(distance, Compiled):
+            values = distances_of(distance, self.recipe.layout, rows, self.observed_row)
+        elif isinstance(distance, Batched):
             values = np.asarray(distance(restore(rows), restore(self.observed_row)), dtype=float)
         else:
             observed = restore(self.observed_row)
@@ -182,10 +211,12 @@ class Model:
         return f"Model({', '.join(self.prior.names)} -> {count} {plural})"
 
 
-def _check_simulator(simulate: Any, prior: Prior) -> None:
+def _check_simulator(simulate: Any, prior: Prior, observed: Any) -> None:
     function = simulate.prepare if isinstance(simulate, Staged) else simulate
     if isinstance(simulate, JaxSimulator):
         function = simulate.function
+    if isinstance(simulate, Compiled) and isinstance(observed, Mapping):
+        raise ValueError(f"observed is a dict, and {simulate!r} returns a number or an array: give observed= as one")
     if isinstance(simulate, Command):
         unknown = sorted(simulate.names() - {*prior.names, "seed"})
         if unknown:

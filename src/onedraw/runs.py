@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arrays import Array
+from onedraw.compiled import Compiled
 from onedraw.cost import Cost
 from onedraw.distance import Euclidean, Mahalanobis, Scaled
 from onedraw.engine.fingerprint import fingerprint
@@ -322,9 +323,10 @@ def replay(path: File, failure: int = 0, *, model: Model) -> Any:
     if set(one.theta) != set(model.prior.names):
         raise ValueError(f"the failure was at {one.theta}, the model has {list(model.prior.names)}")
     simulate = model.simulate
-    if isinstance(simulate, Batched):
+    if isinstance(simulate, Batched | Compiled):
+        kind = "batched" if isinstance(simulate, Batched) else "compiled"
         raise ValueError(
-            "a batched simulator draws a whole block from one stream, so one row cannot be run again alone: call it "
+            f"a {kind} simulator draws a whole block from one stream, so one row cannot be run again alone: call it "
             f"yourself at {one.theta}"
         )
     rng = Rng(one.seed, one.phase, one.chain, one.step)

@@ -1,4 +1,4 @@
-"""Simulators: plain, batched or staged, all run through `simulate_rows`, the one calling form.
+"""Simulators: plain, batched, compiled or staged, all run through `simulate_rows`, the one calling form.
 
 A plain simulator draws one pseudo-sample a call and has a random stream for each, named by (chain, step,
 pseudo-sample), so that any of them can be run again alone. A batched one draws a pseudo-sample for each row of its
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arrays import Array
+from onedraw.compiled import NOT_FINITE, Compiled, Drawn, draw_rows, drawn_layout
 from onedraw.engine.child import kept_apart
 from onedraw.engine.streams import Purpose, Rng
 from onedraw.layout import Layout
@@ -37,8 +38,8 @@ class Batched:
     """A function marked as working on batches: parameters are arrays (n,), results have n rows."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        if not callable(function):
-            raise ValueError(f"od.batched marks a function, got {function!r}")
+        if not callable(function) or isinstance(function, Compiled):
+            raise ValueError(f"od.batched marks a function of arrays, got {function!r}")
         self.function = function
         update_wrapper(self, function)
 
@@ -96,6 +97,11 @@ def staged(prepare: Callable[..., Any], draw: Callable[..., Any]) -> Staged:
     for name, function in (("prepare", prepare), ("draw", draw)):
         if not callable(function):
             raise ValueError(f"{name} must be a function, got {function!r}")
+        if isinstance(function, Compiled):
+            raise ValueError(
+                f"{name} is {function!r}, and od.staged calls its stages from Python: mark it numba.njit instead, or "
+                "write both stages as one od.compiled simulator"
+            )
     return Staged(prepare, draw)
 
 
@@ -162,6 +168,8 @@ class Recipe(NamedTuple):
     """Of the summary, or of the data where there is no summary."""
     width: int
     """Numbers in one raw data set, by which chunks are cut."""
+    raw: Layout | None = None
+    """Of the data where they are one array, which a compiled simulator fills before a summary in Python reads it."""
 
 
 def simulate_rows(
@@ -182,6 +190,8 @@ def simulate_rows(
     places = range(len(theta)) if index is None else index.tolist()
     shape = (len(theta), pseudo_samples, recipe.layout.size)
     watch = rng.first == 0 and rng.step == 0 and chunk == 0 and first_pseudo_sample == 0
+    if isinstance(recipe.simulator, Compiled):
+        return _compiled_rows(recipe, rng, theta, places, shape, first_pseudo_sample, chunk, on_error, watch)
     if isinstance(recipe.simulator, JaxSimulator):
         from onedraw.engine import jax as device
 
@@ -300,6 +310,62 @@ def _batched_rows(
     return result
 
 
+def _compiled_rows(
+    recipe: Recipe,
+    rng: Rng,
+    theta: Array,
+    places: Sequence[int],
+    shape: tuple[int, int, int],
+    first: int,
+    chunk: int,
+    on_error: str,
+    watch: bool,
+) -> Simulated:
+    values, drawn = draw_rows(recipe, rng, theta, shape[1], chunk, watch)
+    result = Simulated(values)
+    note_drawn(recipe, rng, theta, places, first, drawn, result, on_error)
+    if recipe.summary is not None and not isinstance(recipe.summary, Compiled):
+        good = ~np.isnan(values[:, :, 0])
+        result.rows = np.full(shape, np.nan)
+        try:
+            data = drawn_layout(recipe).restore(values[good])
+            result.rows[good] = _summaries(recipe, data, len(data)) if len(data) else np.empty((0, shape[2]))
+        except Exception as error:
+            raise SimulationError(
+                f"the summary failed on data of a compiled simulator: {type(error).__name__}: {error}. Return NaN for "
+                "data that cannot be summarised"
+            ) from error
+        bad = ~np.isfinite(result.rows).all(axis=2)
+        result.rows[bad] = np.nan
+        if np.count_nonzero(bad) > drawn.failed:
+            row, m = (int(k) for k in np.argwhere(bad)[0])
+            missed = Drawn(int(np.count_nonzero(bad)), row, m, NOT_FINITE, None, drawn.ignored_rng)
+            note_drawn(recipe, rng, theta, places, first, missed, result, on_error)
+    return result
+
+
+def note_drawn(
+    recipe: Recipe,
+    rng: Rng,
+    theta: Array,
+    places: Sequence[int] | Array,
+    first: int,
+    drawn: Drawn,
+    result: Simulated,
+    on_error: str,
+) -> None:
+    """Put down what a compiled loop says of its pseudo-samples."""
+    result.failed, result.ignored_rng = drawn.failed, drawn.ignored_rng
+    if drawn.failed:
+        layout = drawn_layout(recipe)
+        where = int(places[drawn.row]), first + drawn.pseudo_sample, drawn.message(layout.shapes[0])
+        failure = _failure(recipe, rng, theta[drawn.row], *where, drawn.raised)
+        if on_error == "raise":
+            raise SimulationError(f"simulation failed {failure}") from drawn.raised
+        if not result.failures:
+            result.failures.append(failure)
+
+
 def _summaries(recipe: Recipe, values: Any, n: int) -> Array:
     """Raw values stacked along a first axis -> summary rows (n, s)."""
     summary = recipe.summary
@@ -339,6 +405,9 @@ def _first(values: Any) -> Any:
 
 def summarise_observed(summary: Callable[..., Any] | None, observed: Any) -> Any:
     """The summary of the observed data, by the same route as a simulated one."""
+    if isinstance(summary, Compiled) and isinstance(observed, np.ndarray):
+        # In the form in which a simulated one comes: a number, or an array that may be written to.
+        return summary(observed.item() if observed.ndim == 0 else observed.copy())
     return observed if summary is None else _one_at_a_time(summary)(observed)
 
 

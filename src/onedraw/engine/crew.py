@@ -285,6 +285,10 @@ class Crew:
         self._ended = queue.SimpleQueue()
         return lost
 
+    def dismiss(self) -> None:
+        """Send the workers home; what they are at ends without them being waited for."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
 
 def _place(items: Sequence[Any]) -> str:
     """Where in a run some items are, in words."""
@@ -383,9 +387,12 @@ def current() -> Here | Crew:
 
 
 @contextmanager
-def hired(workers: Any, executor: Any) -> Iterator[Here | Crew]:
-    """The crew of a run: `workers=N` of loky, or the user's executor; a run inside another run shares its crew."""
-    crew = _crew(workers, executor)
+def hired(workers: Any, executor: Any, threads: bool = False) -> Iterator[Here | Crew]:
+    """The crew of a run: `workers=N` of loky, or the user's executor; a run inside another run shares its crew.
+
+    With `threads`, workers are threads of this process: for work that lets go of Python's lock.
+    """
+    crew = _crew(workers, executor, threads)
     before = getattr(_of_thread, "crew", None)
     if before is not None and workers is None and executor is None:
         yield before
@@ -398,11 +405,13 @@ def hired(workers: Any, executor: Any) -> Iterator[Here | Crew]:
         raise
     finally:
         _of_thread.crew = before
+        if threads and isinstance(crew, Crew) and executor is None:
+            crew.dismiss()
         if before is None:
             end_children()
 
 
-def _crew(workers: Any, executor: Any) -> Here | Crew:
+def _crew(workers: Any, executor: Any, threads: bool) -> Here | Crew:
     if executor is not None:
         if workers is not None:
             raise ValueError("give workers= or executor=, not both: an executor has its own number of workers")
@@ -413,5 +422,7 @@ def _crew(workers: Any, executor: Any) -> Here | Crew:
         return Crew(executor)
     if workers is None:
         return Here()
-    number = whole_number("workers", workers, "the number of processes that simulate side by side")
-    return Here() if number == 1 else Crew(_pool(number), partial(_pool, number, renew=True))
+    number = whole_number("workers", workers, "the number of workers that simulate side by side")
+    if number == 1:
+        return Here()
+    return Crew(ThreadPoolExecutor(number)) if threads else Crew(_pool(number), partial(_pool, number, renew=True))

@@ -141,6 +141,7 @@ def run_chains(
         lambda saver, deadline: _run(
             algorithm, request, estimator, make_sampler, make_state, worst, settings, saver, deadline
         ),
+        threads=_compiled(estimator),
     )
 
 
@@ -231,7 +232,7 @@ def _rounds_of_steps(
     rounds: Rounds,
     saver: Saver,
 ) -> None:
-    blocks = list(cut(request.chains, chains_a_block(estimator)))
+    blocks = list(cut(request.chains, chains_a_block(estimator, request.chains)))
     log_prior = estimator.prior.logpdf(start.theta)
     states = [make_state(_part(start, block), log_prior[block.first : block.first + block.size]) for block in blocks]
     last = saver.last("run.segment")
@@ -629,6 +630,12 @@ def _check_proposal(proposal: Any, estimator: Any) -> None:
             f"engine='{estimator.engine}' has no JAX form of the proposal's distribution {inner.distribution!r}: it "
             f"takes {', '.join(FAMILIES)} with bounded densities, or write the proposal as a function with jax.numpy"
         )
+
+
+def _compiled(estimator: Any) -> bool:
+    """Whether the simulator of an estimator is compiled."""
+    inner = getattr(estimator, "estimator", estimator)
+    return isinstance(inner, AbcAverage) and inner.model.compiled
 
 
 def _model_and_kernel(estimator: Any) -> tuple[Model | None, Kernel | None]:

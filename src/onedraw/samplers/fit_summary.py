@@ -16,6 +16,7 @@ import numpy as np
 from onedraw.adjust import RIDGE, Support, support_of
 from onedraw.arguments import one_of, whole_number
 from onedraw.arrays import Array
+from onedraw.compiled import Compiled
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
 from onedraw.engine.crew import hired
@@ -23,7 +24,7 @@ from onedraw.model import Model
 from onedraw.progress import Progress, Show
 from onedraw.samplers.opening import Shared, check_model
 from onedraw.samplers.pilot import FromPrior, Piloted, refuse_hopeless
-from onedraw.simulator import CHUNK_ROWS, CHUNK_VALUES, Batched, Failure, JaxSimulator, summarise_observed
+from onedraw.simulator import CHUNK_VALUES, Batched, Failure, JaxSimulator, summarise_observed
 
 PLAIN_BLOCK = 32
 """Simulations a block for simulators that are called once a pseudo-sample."""
@@ -118,6 +119,8 @@ class ComposedBatch:
 
     def __call__(self, values: Any) -> Array:
         n = len(next(iter(values.values())) if isinstance(values, dict) else values)
+        if isinstance(self.inner, Compiled):
+            return self.learnt(self.flatten_batch([self.inner(one) for one in values], n))
         return self.learnt(self.flatten_batch(values if self.inner is None else self.inner(values), n))
 
 
@@ -136,7 +139,7 @@ class Fitted(NamedTuple):
 
 def block_rows(model: Model) -> int:
     """Simulations a block."""
-    return max(1, min(CHUNK_ROWS, CHUNK_VALUES // model.recipe.width)) if model.batched else PLAIN_BLOCK
+    return PLAIN_BLOCK if model.block is None else max(1, min(model.block, CHUNK_VALUES // model.recipe.width))
 
 
 def fit_summary(
@@ -198,7 +201,7 @@ def fit_summary(
 
     deadline = Deadline(None)
     bar = Progress(progress, "learn the summary", budget, "simulations")
-    with hired(workers, executor):
+    with hired(workers, executor, threads=model.compiled):
         reason = in_order(FromPrior(model, shared.seed, on_error), cut(budget, block_rows(model)), take, deadline, bar)
     if reason != "done":
         raise KeyboardInterrupt(f"{reason} while simulations for the summary were made")
@@ -220,7 +223,7 @@ def fit_summary(
 def with_learnt(model: Model, learnt: Learnt) -> Model:
     """The model with the learnt summary behind its own, and Euclidean distance."""
     layout = model.recipe.layout
-    whole = isinstance(model.simulate, Batched) and (model.summary is None or isinstance(model.summary, Batched))
+    whole = model.batched and (model.summary is None or isinstance(model.summary, Batched | Compiled))
     summary: Any = Composed(model.summary, layout.flatten, learnt)
     if whole:
         summary = Batched(ComposedBatch(model.summary, layout.flatten_batch, learnt))

@@ -46,7 +46,7 @@ from onedraw.samplers.rounds import (
     tolerance_with,
 )
 from onedraw.samplers.specification import distance_setting
-from onedraw.simulator import CHUNK_ROWS, Simulated
+from onedraw.simulator import Simulated
 from onedraw.weights import systematic
 
 PLAIN_BLOCK = 16
@@ -272,7 +272,7 @@ class Rounds:
         self.prior, self.kernel = estimator.prior, estimator.kernel
         self.task = Simulate(estimator, self.seed)
         pseudo_samples = estimator.pseudo_samples
-        self.block = max(1, (CHUNK_ROWS if estimator.model.batched else PLAIN_BLOCK) // pseudo_samples)
+        self.block = max(1, (estimator.model.block or PLAIN_BLOCK) // pseudo_samples)
         self.constant, self.constant_se = prior_constant(self.prior, self.seed)
         self.theta = np.empty((0, self.prior.dim), order="F")
         self.log_prior = np.empty(0)

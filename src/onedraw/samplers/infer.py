@@ -519,7 +519,7 @@ def infer(
         post = Run(placed, fitted, budget, draws, shared.seed, on_error, deadline, shared.progress).all(saver)
         return replace(post, notes=(*post.notes, *in_time(arguments)))
 
-    return opened(shared, lambda: _specification(placed, fitted, arguments), run)
+    return opened(shared, lambda: _specification(placed, fitted, arguments), run, threads=placed.compiled)
 
 
 def _specification(model: Model, fitted: Fitted | None, arguments: Mapping[str, Any]) -> Specification:

@@ -86,15 +86,19 @@ def on_engine(estimator: Any, shared: Shared) -> Any:
 
 
 def opened(
-    shared: Shared, specification: Callable[[], Specification], run: Callable[[Saver, Deadline], Posterior]
+    shared: Shared,
+    specification: Callable[[], Specification],
+    run: Callable[[Saver, Deadline], Posterior],
+    threads: bool = False,
 ) -> Posterior:
     """The Posterior of `run`, made with the crew, the signals and the file that were asked for.
 
+    `threads` says that `workers` are threads, as for compiled simulators, which let go of Python's lock.
     The time limit begins here. What the crew has thrown away is added to the cost.
     """
     deadline = Deadline(shared.max_seconds)
     with (
-        hired(shared.workers, shared.executor) as crew,
+        hired(shared.workers, shared.executor, threads=threads) as crew,
         guarded(terminate=shared.store is not None),
         begin(shared.store, shared.segment, specification) as saver,
     ):

@@ -18,7 +18,7 @@ from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.model import Model
 from onedraw.progress import Progress, Show
-from onedraw.simulator import CHUNK_ROWS, Failure, Simulated, SimulationError
+from onedraw.simulator import Failure, Simulated, SimulationError
 
 PLAIN_BLOCK = 16
 """Simulations a block for simulators that are called once a pseudo-sample."""
@@ -67,7 +67,7 @@ def learn_distance(
     learnt = saver.last("pilot")
     if learnt is not None:
         return model.with_distance(ready(model.distance, learnt.arrays)), Cost(*learnt.scalars["cost"])
-    size = CHUNK_ROWS if model.batched else PLAIN_BLOCK
+    size = model.block or PLAIN_BLOCK
     rows: list[Array] = []
     done = saved = failed = setups = 0
     first_failure: list[Failure] = []

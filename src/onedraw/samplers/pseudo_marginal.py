@@ -159,7 +159,7 @@ def pseudo_marginal(
     draws
         Draws kept of each chain; a chain takes draws x thin steps.
     chains
-        Chains run side by side: by default 1024 for batched simulators, 4 for others.
+        Chains run side by side: by default 1024 for batched and compiled simulators, 4 for others.
     pseudo_samples
         M, the pseudo-samples of one estimate. One is within a factor two of the best (docs/theory.md, L5).
     proposal

@@ -30,10 +30,10 @@ from onedraw.progress import Progress, Show
 from onedraw.samplers.opening import Shared, check_pays, checked_ends, ended, on_engine, opened
 from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
 from onedraw.samplers.specification import distance_setting, in_time, specify
-from onedraw.simulator import CHUNK_ROWS, Failure, JaxSimulator
+from onedraw.simulator import Failure
 
-PLAIN_BLOCK, DEVICE_BLOCK, DEVICE_VALUES = 16, 2**17, 2**25
-"""Simulations a block for simulators that are called once a pseudo-sample, and on a device; and the numbers there."""
+PLAIN_BLOCK = 16
+"""Proposals a block for simulators that are called once a pseudo-sample."""
 KEPT_PSEUDO_SAMPLES = 64
 """The largest M for which the distances of all M pseudo-samples are kept unless asked for."""
 FAILURES_KEPT = 20
@@ -310,10 +310,7 @@ def _nearest(parts: list[tuple[Array, Array]], count: int) -> tuple[Array, Array
 
 def block_size(model: Model, pseudo_samples: int) -> int:
     """Proposals a block: a chunk of simulations for batched simulators, few for those called one by one."""
-    rows = CHUNK_ROWS if model.batched else PLAIN_BLOCK
-    if isinstance(model.simulate, JaxSimulator):
-        rows = min(DEVICE_BLOCK, max(1, DEVICE_VALUES // model.recipe.width))
-    return max(1, rows // pseudo_samples)
+    return max(1, (model.block or PLAIN_BLOCK) // pseudo_samples)
 
 
 def rejection(
@@ -361,7 +358,8 @@ def rejection(
         "summaries" keeps those of the draws, for `post.adjust()`; "all" keeps theta, summaries and distances of every
         proposal in the file, for `od.reuse`.
     workers
-        Simulate in so many processes on this machine. The result is the same, byte for byte.
+        Simulate in so many processes on this machine (threads for compiled simulators). The result is the same, byte
+        for byte.
     executor
         Simulate on this `concurrent.futures.Executor` or `dask.distributed.Client` instead (docs/scaling.md).
     engine
@@ -410,6 +408,7 @@ def rejection(
         shared,
         lambda: specify("rejection", estimator, arguments),
         lambda saver, deadline: _run(estimator, arguments, shared, saver, deadline),
+        threads=model.compiled,
     )
 
 

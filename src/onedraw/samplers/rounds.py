@@ -411,7 +411,7 @@ def run_in_rounds(
         with one_blas_thread(), show:
             return run(saver, deadline)
 
-    return opened(shared, lambda: specify(algorithm, estimator, arguments), shown)
+    return opened(shared, lambda: specify(algorithm, estimator, arguments), shown, threads=estimator.model.compiled)
 
 
 def finish(saver: Saver, ledger: Ledger | None, found: Found, status: Status) -> None:

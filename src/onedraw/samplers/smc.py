@@ -27,6 +27,7 @@ import numpy as np
 
 from onedraw.arguments import optional_whole_number, positive, whole_number
 from onedraw.arrays import Array
+from onedraw.compiled import chains_a_block
 from onedraw.engine.blocks import cut
 from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
@@ -262,6 +263,8 @@ class Sequence:
         self.kernel = estimator.kernel
         batched = estimator.model.batched
         self.block = BATCHED_BLOCK if batched else PLAIN_BLOCK
+        if estimator.model.compiled:
+            self.block = chains_a_block(arguments["particles"])
         self.longest = BATCHED_STEPS if batched else PLAIN_STEPS
         self.task = Moves(estimator, self.seed)
         self.eps = math.inf

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arrays import Array
+from onedraw.compiled import chains_a_block as compiled_chains
 from onedraw.cost import Cost
 from onedraw.engine.blocks import Block, Deadline, cut, in_order
 from onedraw.engine.record import Record
@@ -19,11 +20,11 @@ from onedraw.engine.saving import Saver
 from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, evaluate, joined
-from onedraw.model import Model
+from onedraw.model import DEVICE_VALUES, Model
 from onedraw.posterior import Posterior
 from onedraw.prior import Prior
 from onedraw.progress import Progress, Show
-from onedraw.samplers.rejection import DEVICE_VALUES, Collected, block_size, collect
+from onedraw.samplers.rejection import Collected, block_size, collect
 from onedraw.simulator import Failure, JaxSimulator
 
 PLAIN_BLOCK, BATCHED_BLOCK, DEVICE_BLOCK = 1, 16_384, 2**22
@@ -302,7 +303,7 @@ def estimates(
 
     asked = (
         Points(block, np.asfortranarray(theta[block.first : block.first + block.size]))
-        for block in cut(len(theta), chains_a_block(estimator))
+        for block in cut(len(theta), chains_a_block(estimator, len(theta)))
     )
     task = Estimates(estimator, seed, phase, tries)
     reason = in_order(task, asked, take, Deadline(None), Progress(False, "", None))
@@ -311,11 +312,13 @@ def estimates(
     return parts[0] if len(parts) == 1 else joined(parts)
 
 
-def chains_a_block(estimator: Any) -> int:
+def chains_a_block(estimator: Any, chains: int) -> int:
     """Chains that share the streams of proposals and uniforms, and one worker: a part of a run's identity."""
     inner = getattr(estimator, "estimator", estimator)
     if getattr(inner, "engine", None) is not None:
         return DEVICE_BLOCK
+    if isinstance(inner, AbcAverage) and inner.model.compiled:
+        return compiled_chains(chains)
     return PLAIN_BLOCK if isinstance(inner, AbcAverage) and not inner.model.batched else BATCHED_BLOCK
 
 
