@@ -24,7 +24,7 @@ MOST = 15_000
 
 
 def simulate(rng, birth, predation, death, prey=50, predators=100):
-    """Counts (times, 2) of prey and predators; NaN from where there were too many events."""
+    """Counts (times, 2) of prey and predators; NaN from where there were too many events. In loops that Numba knows."""
     seen = np.full((TIMES.size, 2), np.nan)
     clock, place = 0.0, 0
     for _ in range(MOST):

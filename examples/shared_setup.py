@@ -82,7 +82,7 @@ def draw_figure(posts, path):
     panel = figure.add_subplot(1, 3, 2)
     grid, density = exact_posterior()
     draws = np.concatenate([post.draws["hurst"].ravel() for post in posts.values()])
-    panel.hist(draws, np.linspace(0.5, 1, 41), density=True, color="#0072b2", alpha=0.35, label="ABC")
+    panel.hist(draws, np.linspace(0.5, 1, 26), density=True, color="#0072b2", alpha=0.35, label="ABC")
     panel.plot(grid, density, color="black", linewidth=1.5, label="likelihood of all data")
     panel.set(xlabel="Hurst exponent", xlim=(0.5, 1), yticks=[], ylim=(0, 1.35 * density.max()))
     panel.spines["left"].set_visible(False)

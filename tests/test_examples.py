@@ -317,6 +317,9 @@ def test_the_program_follows_borel_and_tanner(measles, tmp_path):
     grid, density = measles.exact_posterior()
     known = stats.gamma(measles.CASES - n + 1, scale=1 / measles.CASES)
     np.testing.assert_allclose(density, known.pdf(grid) / known.cdf(1.2), atol=1e-6 * density.max())
+    # Every total allowed, all r below 1 are equally likely: the chances of all totals add up to one.
+    grid, density = measles.exact_posterior(eps=20_000)
+    assert np.ptp(density[grid < 0.9]) < 1e-6
 
 
 def test_measles_by_a_program(measles, tmp_path, capsys):
