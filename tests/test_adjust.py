@@ -173,6 +173,20 @@ def near_noise():
     return np.random.default_rng(4).standard_normal((2000, 2))
 
 
+def test_all_that_are_equally_near_count():
+    """Of counts, hundreds may be at distance 0: to take 60 of them would throw the rest away."""
+    rng = np.random.default_rng(5)
+    theta = rng.gamma(3.0, size=(4000, 1))
+    counts = rng.poisson(theta).astype(float)
+    near = Near(theta, counts, np.zeros(4000), np.ones(1, dtype=bool))
+    for number in (10, int((counts == 3).sum())):
+        found = adjust.estimate(near, np.array([3.0]), Way(0, number, "none"))
+        assert sorted(found.places) == np.flatnonzero(counts == 3).tolist()
+        assert found.eps == 1.0
+    nearly_all = adjust.estimate(near, np.array([3.0]), Way(0, 3999, "linear"))
+    assert np.isfinite(nearly_all.free).all() and nearly_all.weights.sum() == pytest.approx(1.0)
+
+
 def test_weights_count():
     """Draws from a wrong proposal without their weights give another answer."""
     near = linear_normal(20_000, scale=1.5)

@@ -250,16 +250,33 @@ def estimate(near: Near, observed: Array, way: Way, left_out: int | None = None)
 
 
 def nearest(distance: Array, count: int) -> Array:
-    """Indices of the `count` least distances, the least first; fewer where there are fewer finite ones."""
+    """Indices of the `count` least distances, the least first, and of all that are as near as the last of them.
+
+    Fewer where there are fewer finite ones.
+
+    >>> nearest(np.array([1.0, 0.0, 3.0, 1.0, np.inf]), 2).tolist()
+    [1, 0, 3]
+    """
     count = min(count, int(np.isfinite(distance).sum()))
-    index = np.argpartition(distance, count - 1)[:count] if count < len(distance) else np.arange(count)
+    if 0 < count < len(distance):
+        index = np.flatnonzero(distance <= np.partition(distance, count - 1)[count - 1])
+    else:
+        index = np.arange(count)
     return index[np.argsort(distance[index], kind="stable")]
 
 
 def _estimate(near: Near, observed: Array, way: Way, distance: Array, order: Array) -> Estimate:
-    # The tolerance is the distance of the first that is not counted.
+    # Counts are often equally far, and then nothing tells the last that is counted from the next.
     count = min(way.number, max(len(order) - 1, 1))
-    index, eps = order[:count], float(distance[order[min(count, len(order) - 1)]])
+    last = distance[order[count - 1]]
+    count = int(np.searchsorted(distance[order], last, side="right"))
+    # The tolerance is the distance of the first that is not counted.
+    if count < len(order):
+        eps = float(distance[order[count]])
+    else:
+        eps = float(np.min(distance, where=(distance > last) & np.isfinite(distance), initial=np.inf))
+        eps = eps if math.isfinite(eps) else float(last)
+    index = order[:count]
     log_weight = near.log_weight[index]
     weights = np.exp(log_weight - log_weight.max())
     free = near.free[index]
