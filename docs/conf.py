@@ -22,7 +22,7 @@ autodoc_typehints = "none"  # a signature with all its types fills half a screen
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 add_module_names = False
-python_maximum_signature_line_length = 80
+smartquotes = False  # a prime is a prime: theta' is not theta’
 
 html_theme = "furo"
 html_title = "onedraw"

@@ -16,6 +16,7 @@ nothing more. `<!-- hidden` up to `-->` holds Python that a page needs and a rea
 import ast
 import contextlib
 import doctest
+import importlib
 import inspect
 import io
 import re
@@ -110,6 +111,7 @@ def _run_block(block: Block, names: dict[str, object], printed: str) -> str:
         if name:
             compile(text, name[1], "exec")
             Path(name[1]).write_text(text + "\n")
+            importlib.invalidate_caches()
         else:
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(compile(text, f"<block at line {block.line}>", "exec"), names)
@@ -141,8 +143,11 @@ def _about(text: str, printed: str) -> bool:
     )  # fmt: skip
     match = re.search(pattern, printed, flags=re.DOTALL)
     shown = [part for part in parts if re.fullmatch(number, part)]
-    values = [(float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in zip(shown, match.groups())] if match else []
-    return match is not None and all(abs(a - b) <= abs(a) / 3 for a, b in values)
+    if match is None:
+        return False
+    pairs = zip(shown, match.groups(), strict=True)
+    values = [(float(one.replace(",", "")), float(other.replace(",", ""))) for one, other in pairs]
+    return all(abs(one - other) <= abs(one) / 3 for one, other in values)
 
 
 def _doctest(block: Block, names: dict[str, object]) -> None:
@@ -204,7 +209,7 @@ def run_command(command: str) -> str:
 
 def check_command(command: str) -> None:
     """A command that is printed exists, with its options; [--json] is left out, and ... stands for something."""
-    words = [word for word in shlex.split(re.sub(r"…|\.\.\.", "1", re.sub(r"\[[^\]]*\]", "", command)))]
+    words = shlex.split(re.sub(r"…|\.\.\.", "1", re.sub(r"\[[^\]]*\]", "", command)))
     while words and re.match(r"[A-Z_]+=", words[0]):
         words.pop(0)
     program, rest = words[0], words[1:]

@@ -64,10 +64,14 @@ class Estimator(Protocol):
     """
 
     @property
-    def prior(self) -> Prior: ...
+    def prior(self) -> Prior:
+        """Of the parameters; not part of the estimate."""
+        ...
 
     @property
-    def log_bound(self) -> float | None: ...
+    def log_bound(self) -> float | None:
+        """A number that no log estimate passes, or None."""
+        ...
 
     def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
         """Log of an unbiased non-negative estimate at each row of theta (n, dim), and the simulations it took.
