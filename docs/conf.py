@@ -60,6 +60,12 @@ def _add_gallery(app: Any, name: str, source: list[str]) -> None:
         source[0] += "\n" + gallery(ROOT / "examples", ROOT / "docs" / "img")
 
 
+def _tidied(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """A field of a tuple without words of its own is shown by its name alone."""
+    if lines[:1] and lines[0].startswith("Alias for field number"):
+        lines.clear()
+
+
 def _name_parameters(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Our "Parameters" are a list of definitions already: only the heading and the names need markup."""
     if "Parameters" not in lines or lines[lines.index("Parameters") + 1 :][:1] != ["-" * 10]:
@@ -76,4 +82,5 @@ def _name_parameters(app: Any, what: str, name: str, thing: Any, options: Any, l
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _add_gallery)
+    app.connect("autodoc-process-docstring", _tidied)
     app.connect("autodoc-process-docstring", _name_parameters)

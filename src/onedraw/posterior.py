@@ -80,6 +80,7 @@ class Posterior:
     """
 
     draws: Mapping[str, Array]
+    """By parameter, (chains, draws)."""
     weights: Array | None
     """None for equal weights, otherwise (chains, draws), summing to 1."""
     distances: Array | None
@@ -90,13 +91,19 @@ class Posterior:
     acceptance_rate_se: float
     """Its standard error."""
     cost: Cost
+    """What the run has spent."""
     status: Status
+    """How it ended."""
     seed: int
+    """The seed, given or drawn: with it the same call makes the run again."""
     settings: Mapping[str, Any]
+    """What the run was asked to do, and what it has chosen itself: algorithm, kernel, eps, ..."""
     failures: tuple[Failure, ...] = ()
     """The first failed simulations; `cost.failed` counts all."""
     model: Model | None = field(default=None, repr=False)
+    """The run's model; None where it came from a file."""
     kernel: Kernel | None = None
+    """The run's kernel, with its eps; None where it had none."""
     independent: bool = False
     """Whether the draws are independent of each other (rejection)."""
     notes: tuple[str, ...] = ()
