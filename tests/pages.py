@@ -19,6 +19,7 @@ import doctest
 import importlib
 import inspect
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -199,8 +200,11 @@ def run_command(command: str) -> str:
         if result.exit_code:
             raise Wrong(f"{command} ended with {result.exit_code}: {result.output}") from result.exception
         return result.stdout
-    if words[0] == "python" and Path(words[1]).is_file():
-        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False)
+    script = next((path for path in (Path(words[1]), ROOT / words[1]) if path.is_file()), None) if words[1:] else None
+    if words[0] == "python" and script is not None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        call = [sys.executable, str(script), *words[2:]]
+        done = subprocess.run(call, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             raise Wrong(f"{command} ended with {done.returncode}: {done.stderr}")
         return done.stdout
