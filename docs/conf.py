@@ -36,7 +36,7 @@ html_show_copyright = False
 def gallery(examples: Path, images: Path) -> str:
     """The page of the examples, in Markdown: for each file its first words, its figure where there is one, its code."""
     parts = []
-    for path in sorted(examples.glob("*.py")):
+    for path in sorted(examples.glob("*.py"), key=lambda path: (path.stem != "quickstart", path.stem)):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         title, _, rest = text.partition("\n\n")
         name = path.stem.replace("_", " ").capitalize()
