@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_JOBS ?= auto
 
-.PHONY: setup test test-slow check lint types doctest study bench bench-accuracy clean
+.PHONY: setup test test-slow check lint types doctest study docs bench bench-accuracy clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,11 @@ check: lint types doctest test
 
 study: $(STAMP)
 	$(BIN)/onedraw study --quick
+
+docs: $(STAMP)
+	@$(BIN)/python -c "import furo, myst_parser, sphinx" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --builder html docs build/docs
+	@echo "Open build/docs/index.html"
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -127,7 +127,11 @@ def _length(difference: Array) -> Array:
 
 
 def euclidean() -> Euclidean:
-    """The Euclidean distance, which a Model uses when none is given."""
+    """The Euclidean distance, which a Model uses when none is given.
+
+    >>> euclidean()(np.array([[3.0, 4.0], [0.0, 1.0]]), np.zeros(2))
+    array([5., 1.])
+    """
     return Euclidean()
 
 
@@ -164,7 +168,14 @@ def scaled(
 
 
 def mahalanobis(*, pilot: int = 1000) -> Mahalanobis:
-    """Mahalanobis distance: correlated summaries count once. The covariance comes from `pilot` prior simulations."""
+    """Mahalanobis distance: correlated summaries count once. The covariance comes from `pilot` prior simulations.
+
+    >>> pilot = np.random.default_rng(1).multivariate_normal([0, 0], [[1, 0.9], [0.9, 1]], size=2000)
+    >>> ready = mahalanobis().learnt(pilot, ["first", "second"])
+    >>> along, across = ready(np.array([[1.0, 1.0], [1.0, -1.0]]), np.zeros(2))
+    >>> bool(across > 4 * along)
+    True
+    """
     return Mahalanobis(whole_number("pilot", pilot, PILOT_MEANING, least=10))
 
 

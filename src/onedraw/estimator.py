@@ -53,13 +53,27 @@ class Estimator(Protocol):
     `log_bound` is a number that no log estimate passes (0 for an ABC average), or None where none is known: then
     nothing is rejected early, and starting points must be given. An estimate that takes more than one simulation says
     how many at the most in an attribute `simulations`, by which a budget is kept.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> class Exact:
+    ...     prior = od.Prior(theta=stats.norm(0, 1))
+    ...     log_bound = 0.0
+    ...     def log_estimate(self, rng, theta, worth):
+    ...         return -0.5 * (theta[:, 0] - 2.0) ** 2, int(worth.sum())
+    >>> isinstance(Exact(), od.Estimator)
+    True
     """
 
     @property
-    def prior(self) -> Prior: ...
+    def prior(self) -> Prior:
+        """Of the parameters; not part of the estimate."""
+        ...
 
     @property
-    def log_bound(self) -> float | None: ...
+    def log_bound(self) -> float | None:
+        """A number that no log estimate passes, or None."""
+        ...
 
     def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
         """Log of an unbiased non-negative estimate at each row of theta (n, dim), and the simulations it took.
@@ -430,6 +444,16 @@ def abc_average(model: Model, kernel: Kernel, *, pseudo_samples: int = 1, on_err
     """The ABC estimator T_M / pi(theta): the mean of the kernel over M pseudo-samples.
 
     Samplers make it themselves from a model and a kernel; make it yourself to handicap it or to look at it.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> estimator = od.abc_average(model, od.uniform(0.5), pseudo_samples=4)
+    >>> theta, worth = np.array([[2.0], [9.0]]), np.array([True, True])
+    >>> log_estimate, simulations = estimator.log_estimate(np.random.default_rng(1), theta, worth)
+    >>> log_estimate.shape, simulations
+    ((2,), 8)
     """
     check_model_and_kernel(model, kernel)
     return AbcAverage(
@@ -445,6 +469,14 @@ def handicapped(estimator: Any, alpha: float) -> Handicapped:
 
     It has the same mean and is worse in the convex order, which is the paper's way of comparing M pseudo-samples
     with one (docs/theory.md, L3). Where it is 0 nothing is simulated.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> half = od.handicapped(od.abc_average(model, od.uniform(0.5)), alpha=0.5)
+    >>> round(half.log_bound, 4)
+    0.6931
     """
     if not 0.0 <= alpha < 1.0:
         raise ValueError(f"alpha must be at least 0 and below 1, got {alpha!r}: it is the chance of a zero")
@@ -463,6 +495,16 @@ def unbiased(
 
     exp(log_estimate) must have the likelihood (up to one constant) as its mean, and be non-negative. `simulations`
     is what one estimate counts for in the cost; `log_bound`, where you know one, lets proposals be rejected early.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> def log_estimate(rng, theta):
+    ...     return -0.5 * (theta[:, 0] - 2.0) ** 2 + np.log(rng.exponential(size=len(theta)))
+    >>> estimator = od.unbiased(log_estimate, od.Prior(theta=stats.norm(0, 1)))
+    >>> post = od.pseudo_marginal(estimator=estimator, start={"theta": 1.0}, draws=500, chains=64,
+    ...                           proposal=od.random_walk(1.0), seed=1)
+    >>> bool(abs(post.draws["theta"][:, 100:].mean() - 1.0) < 0.1)
+    True
     """
     if not callable(function):
         raise ValueError(f"function must be callable as function(rng, theta), got {function!r}")

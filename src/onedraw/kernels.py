@@ -23,6 +23,12 @@ class Kernel:
 
     `profile` maps an array u = distance / eps >= 0 to log K(u) <= 0. `indicator` says that K is 1 for u < 1 and 0
     elsewhere, which lets averages be counted. `support` is the u from which on K is zero (inf when there is none).
+
+    >>> made = gaussian(0.5)
+    >>> made.name, made.eps, made.support
+    ('gaussian', 0.5, inf)
+    >>> made.with_eps(0.1).eps
+    0.1
     """
 
     name: str
@@ -83,22 +89,38 @@ def uniform(eps: float) -> Kernel:
 
 
 def gaussian(eps: float) -> Kernel:
-    """K = exp(-d² / (2 eps²))."""
+    """K = exp(-d² / (2 eps²)).
+
+    >>> gaussian(0.5).log_weight(np.array([0.5, 1.0]))
+    array([-0.5, -2. ])
+    """
     return Kernel("gaussian", positive("eps", eps, EPS_MEANING), _gaussian, math.inf)
 
 
 def epanechnikov(eps: float) -> Kernel:
-    """K = 1 - (d / eps)² where d < eps, 0 elsewhere."""
+    """K = 1 - (d / eps)² where d < eps, 0 elsewhere.
+
+    >>> np.exp(epanechnikov(1.0).log_weight(np.array([0.0, 0.5, 1.0]))).round(4)
+    array([1.  , 0.75, 0.  ])
+    """
     return Kernel("epanechnikov", positive("eps", eps, EPS_MEANING), _epanechnikov, 1.0)
 
 
 def triangular(eps: float) -> Kernel:
-    """K = 1 - d / eps where d < eps, 0 elsewhere."""
+    """K = 1 - d / eps where d < eps, 0 elsewhere.
+
+    >>> np.exp(triangular(1.0).log_weight(np.array([0.0, 0.25, 1.0]))).round(4)
+    array([1.  , 0.75, 0.  ])
+    """
     return Kernel("triangular", positive("eps", eps, EPS_MEANING), _triangular, 1.0)
 
 
 def laplace(eps: float) -> Kernel:
-    """K = exp(-d / eps)."""
+    """K = exp(-d / eps).
+
+    >>> laplace(0.5).log_weight(np.array([0.5, 1.0]))
+    array([-1., -2.])
+    """
     return Kernel("laplace", positive("eps", eps, EPS_MEANING), _laplace, math.inf)
 
 

@@ -31,6 +31,13 @@ class Status(NamedTuple):
 
     `reason` is "finished", "budget", "max_seconds", "interrupted" (Ctrl-C), "terminated" (SIGTERM), or "unfinished"
     for a file whose run still goes on or was killed.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> od.rejection(model, od.uniform(0.5), budget=2_000, seed=1).status.reason
+    'budget'
     """
 
     reason: str
@@ -60,9 +67,20 @@ class Posterior:
     """Draws from pi_K, the prior weighted by how well simulations match the data.
 
     `draws[name]` has shape (chains, draws); for rejection there is one row. Arrays are read-only.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
+    >>> post.names, post.shape
+    (('theta',), (1, 500))
+    >>> bool(abs(post.draws["theta"].mean() - 1.0) < 0.15)
+    True
     """
 
     draws: Mapping[str, Array]
+    """By parameter, (chains, draws)."""
     weights: Array | None
     """None for equal weights, otherwise (chains, draws), summing to 1."""
     distances: Array | None
@@ -73,13 +91,19 @@ class Posterior:
     acceptance_rate_se: float
     """Its standard error."""
     cost: Cost
+    """What the run has spent."""
     status: Status
+    """How it ended."""
     seed: int
+    """The seed, given or drawn: with it the same call makes the run again."""
     settings: Mapping[str, Any]
+    """What the run was asked to do, and what it has chosen itself: algorithm, kernel, eps, ..."""
     failures: tuple[Failure, ...] = ()
     """The first failed simulations; `cost.failed` counts all."""
     model: Model | None = field(default=None, repr=False)
+    """The run's model; None where it came from a file."""
     kernel: Kernel | None = None
+    """The run's kernel, with its eps; None where it had none."""
     independent: bool = False
     """Whether the draws are independent of each other (rejection)."""
     notes: tuple[str, ...] = ()
@@ -148,7 +172,17 @@ class Posterior:
         return doubts
 
     def summary(self, hdi_prob: float = 0.9) -> Summary:
-        """Mean, sd, highest density interval, Monte Carlo error, ESS and R-hat of each parameter."""
+        """Mean, sd, highest density interval, Monte Carlo error, ESS and R-hat of each parameter.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
+        >>> summary = post.summary()
+        >>> summary["theta"].hdi_low < summary["theta"].mean < summary["theta"].hdi_high
+        True
+        """
         if not 0 < hdi_prob < 1:
             raise ValueError(f"hdi_prob must lie between 0 and 1, got {hdi_prob!r}: it is the interval's content")
         rows = {
@@ -163,6 +197,14 @@ class Posterior:
         """Asymptotic variance, autocorrelation time and ESS per simulation and second: see `onedraw.theory.efficiency`.
 
         `functions` are further quantities, {"name": function of the parameters as arrays by name}.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> post = od.pseudo_marginal(model, od.uniform(0.5), draws=500, chains=64, seed=1)
+        >>> post.efficiency({"square": lambda theta: theta**2})["square"].kappa.value > 1
+        True
         """
         if self.effective is not None:
             raise ValueError(
@@ -179,6 +221,15 @@ class Posterior:
         A draw with distances d_1..d_M gets its weight in the run (equal for most samplers) times
         mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md; Vihola and Franks 2020). A larger tolerance would need
         simulations that were thrown away, and is refused.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
+        >>> smaller = post.at(0.1)
+        >>> smaller.settings["eps"], int((smaller.weights > 0).sum()) < 500
+        (0.1, True)
         """
         kernel = self._kernel_for_at()
         new = kernel.with_eps(positive("eps", eps, EPS_MEANING))
@@ -280,13 +331,31 @@ class Posterior:
         It needs the summaries of the simulations: `od.rejection(..., keep="summaries")` and
         `od.importance(..., keep_rows=True)` keep them. Whether the draws were adjusted, and why, is in `notes`
         (docs/choosing.md). `draws` of equal weight are drawn from the smoothed result, by default as many as there are.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> post = od.rejection(model, od.uniform(1.5), draws=2_000, seed=1, keep="summaries")
+        >>> adjusted = post.adjust(seed=1)
+        >>> adjusted.shape
+        (1, 2000)
         """
         from onedraw.adjust import adjusted
 
         return adjusted(self, draws, seed)
 
     def sample(self, n: int, *, seed: int | None = None) -> dict[str, Array]:
-        """n draws with equal weights, drawn from these with replacement: {name: (n,)}."""
+        """n draws with equal weights, drawn from these with replacement: {name: (n,)}.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1).at(0.1)
+        >>> post.sample(20, seed=1)["theta"].shape
+        (20,)
+        """
         n = whole_number("n", n, "the number of draws")
         return {name: values.reshape(-1)[self._pick(n, seed)] for name, values in self.draws.items()}
 
@@ -303,6 +372,14 @@ class Posterior:
         """Posterior predictive simulations: n new pseudo-samples at n draws, in the form of the model's summary.
 
         Failed simulations are rows of NaN. The simulations are not added to this run's cost.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
+        >>> post.predict(50, seed=1).shape
+        (50,)
         """
         if self.model is None:
             raise ValueError(
@@ -317,7 +394,16 @@ class Posterior:
         return self.model.recipe.layout.restore(rows)
 
     def to_datatree(self) -> Any:
-        """The draws as an xarray DataTree in ArviZ's groups: posterior, sample_stats, observed_data."""
+        """The draws as an xarray DataTree in ArviZ's groups: posterior, sample_stats, observed_data.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> tree = od.rejection(model, od.uniform(0.5), draws=500, seed=1).to_datatree()
+        >>> tree["posterior"]["theta"].shape
+        (1, 500)
+        """
         try:
             import xarray
         except ImportError as error:
@@ -354,7 +440,16 @@ class Posterior:
         return xarray.DataTree.from_dict(groups)
 
     def plot(self, what: str = "marginals", **options: Any) -> Any:
-        """A matplotlib Figure: "marginals", "pairs", "traces", "predictive" or "path" (see `od.plots`)."""
+        """A matplotlib Figure: "marginals", "pairs", "traces", "predictive" or "path" (see `od.plots`).
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> figure = od.rejection(model, od.uniform(0.5), draws=500, seed=1).plot()
+        >>> len(figure.axes)
+        1
+        """
         from onedraw.report import plots
 
         known = ("marginals", "pairs", "traces", "predictive", "path")
@@ -365,6 +460,18 @@ class Posterior:
 
         `predictive` is the number of new simulations that are compared with the data: 0 for none; by default 200, or
         as many as take 20 seconds.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> file = f"{folder.name}/run.html"
+        >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
+        >>> post.report(file, predictive=20).name
+        'run.html'
+        >>> folder.cleanup()
         """
         from onedraw.report.page import write_report
 

@@ -193,6 +193,13 @@ def random_walk(cov: Any = None, scale: float | None = None) -> RandomWalk:
     `cov` is a matrix (dim, dim), variances (dim,), or one variance for all. Without it the covariance comes from
     draws of the starting phase that no chain starts from, with scale 2.38 / sqrt(dim); with it the scale is 1.
     Increments of discrete parameters are rounded.
+
+    >>> random_walk([0.1, 0.4]).cov
+    array([0.1, 0.4])
+    >>> random_walk(cov=-1)
+    Traceback (most recent call last):
+    ...
+    ValueError: cov must hold positive variances, got -1
     """
     if scale is not None:
         scale = positive("scale", scale, "the factor by which the walk's increments are stretched")
@@ -212,7 +219,16 @@ def random_walk(cov: Any = None, scale: float | None = None) -> RandomWalk:
 
 
 def independence(distribution: Any = None) -> Independence:
-    """Proposals drawn from one distribution: the prior by default, or an `od.Prior`, or SciPy's for one parameter."""
+    """Proposals drawn from one distribution: the prior by default, or an `od.Prior`, or SciPy's for one parameter.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(0.5), draws=100, chains=64, proposal=od.independence(), seed=1)
+    >>> post.settings["proposal"]["name"]
+    'independence'
+    """
     return Independence(distribution)
 
 
@@ -221,6 +237,14 @@ def lazy(proposal: Any = None, hold: float = 0.5) -> Lazy:
 
     With hold = 1/2 the chain is non-negative definite for any proposal, which the factor-two theorem asks for; it
     costs accuracy (its asymptotic variance is 2v + v(f) for v of the chain without), so it is never the default.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(0.5), draws=100, chains=64, proposal=od.lazy(), seed=1)
+    >>> post.settings["proposal"]["hold"]
+    0.5
     """
     if not 0.0 <= hold < 1.0:
         raise ValueError(f"hold must be at least 0 and below 1, got {hold!r}: it is the chance to stay")

@@ -73,6 +73,17 @@ def open(path: File) -> Posterior:
     """The Posterior of a run's file, finished or not, without its model.
 
     The run may still be going on in another process. `model` of the Posterior is None, so it cannot `predict`.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> file = f"{folder.name}/run.db"
+    >>> post = od.rejection(model, od.uniform(0.5), draws=50, seed=1, store=file)
+    >>> od.open(file).shape
+    (1, 50)
+    >>> folder.cleanup()
     """
     with Store(path) as store:
         store.count()
@@ -254,6 +265,18 @@ def resume(
     force
         Go on although the model has changed, or behind the last good record of a damaged file. The file and the
         Posterior's notes say so.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> file = f"{folder.name}/run.db"
+    >>> post = od.rejection(model, od.uniform(0.5), draws=50, seed=1, store=file)
+    >>> more = od.resume(file, model, draws=80)
+    >>> more.shape, bool((more.draws["theta"][:, :50] == post.draws["theta"]).all())
+    ((1, 80), True)
+    >>> folder.cleanup()
     """
     with Store(path) as store:
         written = _specification(store)
@@ -314,6 +337,23 @@ def replay(path: File, failure: int = 0, *, model: Model) -> Any:
 
     `failure` counts the failures that the file keeps (`od.open(path).failures`). Where nothing is raised, the
     simulator's output is returned, as when it was not finite. Use it under a debugger.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> def simulate(rng, theta):
+    ...     if theta < -1:
+    ...         raise RuntimeError("the population died out")
+    ...     return rng.normal(theta, 1.0)
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> file = f"{folder.name}/run.db"
+    >>> post = od.rejection(model, od.uniform(0.5), budget=200, seed=1, store=file)
+    >>> od.replay(file, failure=0, model=model)
+    Traceback (most recent call last):
+    ...
+    RuntimeError: the population died out
+    >>> folder.cleanup()
     """
     check_model(model)
     post = open(path)
@@ -371,6 +411,17 @@ def reuse(
     model
         Needed where there is a summary or distance of your own and something other than the kernel changes. Its
         prior, simulator and summary must be those of the run; its distance and data may differ.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> file = f"{folder.name}/run.db"
+    >>> post = od.rejection(model, od.uniform(0.5), budget=2_000, seed=1, store=file, keep="all")
+    >>> od.reuse(file, kernel=od.uniform(1.0)).shape[1] > post.shape[1]
+    True
+    >>> folder.cleanup()
     """
     if not isinstance(kernel, Kernel):
         raise ValueError(f"kernel must be a kernel such as od.uniform(0.1), got {kernel!r}")

@@ -31,7 +31,20 @@ SCALARS = (float, int, np.float64)
 
 
 class SimulationError(RuntimeError):
-    """A simulation failed where the run could not go on; the message names theta and the stream."""
+    """A simulation failed where the run could not go on; the message names theta and the stream.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> def simulate(rng, theta):
+    ...     if theta < -1:
+    ...         raise RuntimeError("the population died out")
+    ...     return rng.normal(theta, 1.0)
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
+    >>> od.rejection(model, od.uniform(0.5), budget=200, seed=1, on_error="raise")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    onedraw.simulator.SimulationError: ...
+    """
 
 
 class Batched:
@@ -124,7 +137,21 @@ def jax_simulator(function: Callable[..., Any]) -> JaxSimulator:
 
 
 class Failure(NamedTuple):
-    """One failed simulation: where it was, and what went wrong."""
+    """One failed simulation: where it was, and what went wrong.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> def simulate(rng, theta):
+    ...     if theta < -1:
+    ...         raise RuntimeError("the population died out")
+    ...     return rng.normal(theta, 1.0)
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
+    >>> post = od.rejection(model, od.uniform(0.5), budget=200, seed=1)
+    >>> post.failures[0].message
+    'RuntimeError: the population died out'
+    >>> post.failures[0].theta["theta"] < -1
+    True
+    """
 
     theta: dict[str, float | int]
     seed: int

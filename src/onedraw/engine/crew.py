@@ -37,7 +37,19 @@ TASKS_KEPT = 4
 
 
 class WorkerError(RuntimeError):
-    """The workers of a run were lost or do nothing; what the run had done is in its file, if it has one."""
+    """The workers of a run were lost or do nothing; what the run had done is in its file, if it has one.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> pool = ThreadPoolExecutor(2)
+    >>> pool.shutdown()
+    >>> od.rejection(model, od.uniform(0.5), draws=10, seed=1, executor=pool)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    onedraw.engine.crew.WorkerError: ...
+    """
 
 
 class Done(NamedTuple):

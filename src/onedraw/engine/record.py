@@ -6,7 +6,14 @@ from onedraw.arrays import Array
 
 
 class StoreError(ValueError):
-    """A run's file that cannot be used as asked; the message says why and what to do."""
+    """A run's file that cannot be used as asked; the message says why and what to do.
+
+    >>> import onedraw as od
+    >>> od.open("no-such-run.db")
+    Traceback (most recent call last):
+    ...
+    onedraw.engine.record.StoreError: no-such-run.db does not exist: there is no run to read
+    """
 
 
 class Record(NamedTuple):

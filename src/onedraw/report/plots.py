@@ -223,7 +223,16 @@ def predicted(post: Posterior, n: int, seed: int | None = None) -> tuple[Array, 
 
 
 def path(post: Posterior) -> Any:
-    """The tolerance of a sequential run against the simulations spent, with the acceptance rate below it."""
+    """The tolerance of a sequential run against the simulations spent, with the acceptance rate below it.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> figure = od.plots.path(od.smc(model, budget=5_000, seed=1))
+    >>> len(figure.axes)
+    2
+    """
     simulations, eps, rate = path_of(post)
     if not eps:
         raise ValueError(

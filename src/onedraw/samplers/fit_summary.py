@@ -125,7 +125,16 @@ class ComposedBatch:
 
 
 class Fitted(NamedTuple):
-    """A model with a learnt summary, and the simulations it was learnt from."""
+    """A model with a learnt summary, and the simulations it was learnt from.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> fitted = od.fit_summary(model, budget=200, seed=1)
+    >>> fitted.theta.shape
+    (200, 1)
+    """
 
     model: Model
     theta: Array

@@ -104,7 +104,16 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """An eps that gives an acceptance rate, with what is known of its error."""
+    """An eps that gives an acceptance rate, with what is known of its error.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> found = od.tolerance_for(model, 0.1, budget=20_000, seed=1)
+    >>> found.target, found.cost.simulations <= 20_000
+    (0.1, True)
+    """
 
     eps: float
     """The answer: the verified eps corrected along the slope by what its rate missed the target."""

@@ -175,7 +175,16 @@ class AgainstRejection(NamedTuple):
 
 @dataclass(frozen=True)
 class Advice:
-    """How many pseudo-samples to use, with the numbers behind it; printed in plain words."""
+    """How many pseudo-samples to use, with the numbers behind it; printed in plain words.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> found = od.advise(model, od.uniform(0.5), budget=20_000, seed=1)
+    >>> found.cost.simulations <= found.budget
+    True
+    """
 
     verdict: str
     pseudo_samples: int | None
@@ -320,6 +329,14 @@ def advise(
         In place of model and kernel: a particle filter, or a function from the number N of particles to an estimator,
         with starting points as in `od.pseudo_marginal`. Then the budget is 20,000 estimates by default, and N is
         limited by `max_pseudo_samples` only where it is above 64. An ABC average is taken apart into model and kernel.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> found = od.advise(model, od.uniform(0.5), proposal=od.independence(), budget=200_000, seed=1)
+    >>> found.pseudo_samples
+    1
     """
     if estimator is not None:
         if model is not None or kernel is not None:

@@ -126,7 +126,17 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class Certificate:
-    """What no other M can gain over one pseudo-sample, from the kappas of a run with M = 1; printed in plain words."""
+    """What no other M can gain over one pseudo-sample, from the kappas of a run with M = 1; printed in plain words.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(0.25), draws=1_000, chains=64, seed=1)
+    >>> found = od.certificate(post)
+    >>> found.gain(1), found.gain(2) < 1.2
+    (1.0, True)
+    """
 
     kappa: dict[str, Estimate]
     """For each function, its interval at `confidence`, shared out over the functions."""
@@ -282,6 +292,14 @@ def certificate(
         With which the intervals of all kappas hold together.
     functions
         As in `efficiency`; by default the parameters.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(0.25), draws=1_000, chains=64, seed=1)
+    >>> od.certificate(post).certified > 1
+    True
     """
     _check_run(post)
     if isinstance(discount, bool) or not 1 <= discount < math.inf:

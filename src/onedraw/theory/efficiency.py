@@ -101,7 +101,17 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Efficiency:
-    """A row for each function of a run, `efficiency["mu"].kappa`; printed as a table."""
+    """A row for each function of a run, `efficiency["mu"].kappa`; printed as a table.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(0.25), draws=1_000, chains=64, seed=1)
+    >>> found = post.efficiency()
+    >>> found["theta"].ess < post.draws["theta"].size
+    True
+    """
 
     rows: dict[str, Row]
     draws: int
@@ -480,6 +490,15 @@ def running_time(
         "measured", by timing the simulator at draws of the run.
     functions
         As in `efficiency`.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(0.25), draws=1_000, chains=64, seed=1)
+    >>> coarse, fine = (od.running_time(post, mc_error=error)["theta"].serial for error in (0.02, 0.01))
+    >>> round(fine / coarse, 6)
+    4.0
     """
     processors = whole_number("processors", processors, "the number of processors")
     if discount == "measured":
