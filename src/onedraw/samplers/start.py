@@ -22,6 +22,7 @@ from onedraw.model import Model
 from onedraw.posterior import Posterior
 from onedraw.prior import Prior
 from onedraw.progress import Progress, Show
+from onedraw.samplers.rejection import DEVICE_BLOCK as PROPOSALS_BLOCK
 from onedraw.samplers.rejection import Collected, block_size, collect
 from onedraw.simulator import Failure, JaxSimulator
 
@@ -134,7 +135,11 @@ def _by_rejection(
     # Few, since among few proposals the nearest many would be most of the prior.
     wanted = max(12, 5 * estimator.prior.dim)
     # Whole blocks are paid for, so few chains are looked for in small ones.
-    size = min(block_size(cheap.model, 1), max(64, 16 * chains)) if abc else 64
+    size = 64
+    if abc:
+        size = min(block_size(cheap.model, 1), max(64, 16 * chains))
+    elif getattr(estimator, "engine", None) is not None:
+        size = max(64, min(PROPOSALS_BLOCK // cost_each, 16 * chains))
     found = collect(
         cheap,
         seed=seed,
