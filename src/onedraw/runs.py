@@ -39,7 +39,7 @@ from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.smc import smc
 from onedraw.samplers.specification import KERNELS, OWN, in_time, kernel_of, model_parts, proposal_of
 from onedraw.samplers.wilkinson import wilkinson
-from onedraw.simulator import Batched, Failure, Simulated, Staged, summarise_observed
+from onedraw.simulator import Batched, Failure, JaxSimulator, Simulated, Staged, summarise_observed
 
 SAMPLERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "rejection": (rejection.rejection, ("pseudo_samples", "keep_distances", "keep")),
@@ -284,6 +284,8 @@ def resume(
         arguments, facts = written["arguments"], written["facts"]
         sampler, names = SAMPLERS[written["algorithm"]]
         given = {name: arguments[name] for name in (*names, *IDENTITY)}
+        if "engine" in arguments:
+            given["engine"] = arguments["engine"]
         sequential = written["algorithm"] in SEQUENTIAL
         if not sequential:
             given["draws"] = arguments["draws"] if draws is None else draws
@@ -368,6 +370,11 @@ def replay(path: File, failure: int = 0, *, model: Model) -> Any:
         raise ValueError(
             f"a {kind} simulator draws a whole block from one stream, so one row cannot be run again alone: call it "
             f"yourself at {one.theta}"
+        )
+    if isinstance(simulate, JaxSimulator):
+        raise ValueError(
+            "the keys of a JAX simulator are named by its program, so one simulation cannot be run again alone: call "
+            f"it yourself at {one.theta}"
         )
     rng = Rng(one.seed, one.phase, one.chain, one.step)
     with one_blas_thread():

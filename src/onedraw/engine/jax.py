@@ -532,7 +532,8 @@ def tried(function: Any, prior: Any) -> bool:
             name: jnp.asarray(1, int) if whole else jnp.asarray(0.5, float)
             for name, whole in zip(prior.names, prior.discrete.tolist(), strict=True)
         }
-        jax.eval_shape(lambda: function(kind(words, 0), **given))
+        # The parameters are stand-ins here too: numbers would let a NumPy function through.
+        jax.eval_shape(lambda parameters: function(kind(words, 0), **parameters), given)
 
     with Engine.named("jax").active():
         try:

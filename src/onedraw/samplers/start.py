@@ -20,7 +20,7 @@ from onedraw.engine.saving import Saver
 from onedraw.engine.signals import Stopped
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, evaluate, joined
-from onedraw.model import DEVICE_VALUES, Model
+from onedraw.model import DEVICE_ROWS, DEVICE_VALUES, Model
 from onedraw.posterior import Posterior
 from onedraw.prior import Prior
 from onedraw.progress import Progress, Show
@@ -136,7 +136,11 @@ def _by_rejection(
     # Few, since among few proposals the nearest many would be most of the prior.
     wanted = max(12, 5 * estimator.prior.dim)
     # Whole blocks are paid for, so few chains are looked for in small ones.
-    size = min(_largest_block(cheap), max(64, (16 if cheap.engine is None else 64) * chains)) if abc else 64
+    size = 64
+    if abc:
+        size = min(_largest_block(cheap), max(64, (16 if cheap.engine is None else 64) * chains))
+    elif getattr(estimator, "engine", None) is not None:
+        size = max(64, min(DEVICE_ROWS // cost_each, 16 * chains))
     found = collect(
         cheap,
         seed=seed,
