@@ -1,12 +1,11 @@
-"""The JAX engine on one GPU: python -m benchmarks gpu [--small for a trial on a CPU]. Needs the extra `jax`.
+"""The JAX engine on one GPU: python -m benchmarks gpu, or python -m benchmarks.gpu --help. Needs the extra `jax`.
 
 Absolute speeds, since a GPU is a machine of one's own; hand-written loops in the same run stand beside them.
 """
 
+import argparse
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -84,26 +83,24 @@ def chains(small):
     return report("Chains on the toy, one step in a thousand recorded", rows)
 
 
-def study(small):
-    """All points of the study, the second time, when every program is compiled."""
+def study(small, figures):
+    """The points of these figures of the study, the second time, when every program is compiled."""
     from onedraw.study import run
 
     iterations = 300_000 if small else 5_000_000
-    plan = run.Plan(iterations=iterations, engine="jax", figures=("1L",) if small else run.FIGURES)
+    plan = run.Plan(iterations=iterations, engine="jax", figures=tuple(figures))
     for turn in ("with compilation", "after compilation"):
         began = time.perf_counter()
         outcomes = [task.function(*task.arguments) for task in run.point_tasks(plan)]
         seconds = time.perf_counter() - began
         print(f"  study, {turn}: {len(outcomes)} points, {seconds:.2f} s", flush=True)
     agreed = run.agreement([one for one in outcomes if isinstance(one, run.Outcome)])
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "study.csv").write_text(run.table([o for o in outcomes if isinstance(o, run.Outcome)]))
     rows = [
         (f"{iterations:,} iterations a point, seconds", f"{seconds:.2f}", "< 5", None if small else seconds < 5),
         ("points within 4 standard errors", f"{agreed.within_4} of {agreed.points}", "all", agreed.fine),
         ("chi-squared", f"{agreed.chi_squared:.1f}", "", None),
     ]
-    return report("The study", rows)
+    return report(f"The study: figures {', '.join(figures)}", rows)
 
 
 STEPS, TAU = 200, 0.05
@@ -181,10 +178,14 @@ def real_models(small):
 
 
 def main(arguments: list[str] | None = None) -> bool:
-    small = "--small" in (sys.argv if arguments is None else arguments)
-    print(f"JAX {jax.__version__} on {jax.devices()[0].device_kind}")
-    return all([chains(small), real_models(small), study(small)])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="a trial on any machine, which judges nothing")
+    parser.add_argument("--figures", nargs="*", default=["1L", "1R", "2L", "2R"], help="of the study")
+    given = parser.parse_args([] if arguments is None else arguments)
+    print(f"JAX {jax.__version__} on {jax.devices()[0].device_kind}", flush=True)
+    reached = [chains(given.small), real_models(given.small)]
+    return all([*reached, study(given.small, given.figures)])
 
 
 if __name__ == "__main__":
-    sys.exit(0 if main() else 1)
+    sys.exit(0 if main(sys.argv[1:]) else 1)
