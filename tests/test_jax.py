@@ -567,12 +567,14 @@ def test_runs_in_files_go_on(whole, tmp_path):
 
 
 def test_the_engine_of_a_run_is_kept(tmp_path):
-    path = tmp_path / "filter.db"
-    given = {"start": {"a": 0.5}, "chains": 16, "proposal": od.random_walk(0.1), "seed": 3}
-    estimator = linear(DATA[:4], 6)
+    path = tmp_path / "own.db"
+    given = {"start": {"theta": 0.5}, "chains": 16, "proposal": WALK, "seed": 3}
+    estimator = od.unbiased(lambda rng, theta: -rng.standard_exponential(theta.shape[0]), PRIOR)
     od.pseudo_marginal(estimator=estimator, engine="jax:float32", draws=4, store=path, **given)
     more = od.resume(path, estimator=estimator, draws=9)
-    assert told(more) == told(od.pseudo_marginal(estimator=estimator, engine="jax:float32", draws=9, **given))
+    whole = od.pseudo_marginal(estimator=estimator, engine="jax:float32", draws=9, **given)
+    # The error of the acceptance rate knows that there were two rounds.
+    assert told(more)[:4] == told(whole)[:4]
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.3])
