@@ -17,6 +17,7 @@ from jax.extend.random import threefry_2x32
 from scipy import stats
 
 import onedraw as od
+from onedraw.distance import Mahalanobis
 from onedraw.engine import jax as device
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, placed
@@ -238,7 +239,7 @@ def test_a_constraint_draws_each_row_again_until_it_holds():
     assert stats.kstest(a / b * 2, "uniform").pvalue > 1e-4
 
 
-@pytest.mark.parametrize("engine", ["jax:float32", "jax:float64"])
+@pytest.mark.parametrize("engine", ["jax:float32", pytest.param("jax:float64", marks=pytest.mark.slow)])
 def test_whole_numbers_reach_the_simulator_as_integers(engine):
     def count(key, k, mu, n):
         assert jnp.issubdtype(k.dtype, jnp.integer) and jnp.issubdtype(n.dtype, jnp.integer)
@@ -416,7 +417,9 @@ def exact_rate_of_walk(chain, eps=0.6):
 
 
 @pytest.mark.parametrize("kernel", [UNIFORM, GAUSSIAN], ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize(("engine", "pseudo_samples"), [("jax", 1), ("jax:float32", 2)])
+@pytest.mark.parametrize(
+    ("engine", "pseudo_samples"), [("jax", 1), pytest.param("jax:float32", 2, marks=pytest.mark.slow)]
+)
 def test_rejection_is_exact(kernel, engine, pseudo_samples):
     post = od.rejection(toy(), kernel, budget=60_000, pseudo_samples=pseudo_samples, seed=11, engine=engine)
     exact = Exact(kernel)
@@ -472,6 +475,7 @@ def test_pseudo_marginal_with_four_pseudo_samples_and_the_uniform_kernel():
     assert post.distances.shape == (4096, 30, 4) and (post.distances.min(axis=2) < 0.6).all()
 
 
+@pytest.mark.slow
 def test_pseudo_marginal_with_four_pseudo_samples_and_a_walk():
     post = od.pseudo_marginal(toy(), GAUSSIAN, pseudo_samples=4, proposal=WALK, **MANY)
     agrees(post, Exact(GAUSSIAN))
@@ -493,7 +497,7 @@ def test_wilkinson_is_exact(kernel):
     assert abs(proposals - 0.8 * steps) < 4 * np.sqrt(0.16 * steps)
 
 
-@pytest.mark.parametrize("hits", [1, 2])
+@pytest.mark.parametrize("hits", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_r_hit_is_exact(hits):
     kernel = od.uniform(1.2)
     given = {"chains": 2048, "draws": 6, "proposal": WALK, "hits": hits}
@@ -522,6 +526,7 @@ def test_infer():
     assert post.cost.simulations == 4000
 
 
+@pytest.mark.slow
 def test_tolerance_for():
     found = od.tolerance_for(toy(), 0.2, proposal=PRIOR_DRAWS, budget=400_000, seed=3)
     expected = study.tolerance(0.2, Toy(), 1, "uniform")
@@ -550,7 +555,6 @@ def test_the_engine_of_a_jax_simulator_is_jax(whole):
     for engine in ("jax", "jax:float64"):
         assert told(od.pseudo_marginal(toy(), UNIFORM, engine=engine, **FEW)) == told(whole)
     assert told(od.pseudo_marginal(toy(), UNIFORM, **(FEW | {"seed": 8})))[0] != told(whole)[0]
-    assert told(od.pseudo_marginal(toy(), UNIFORM, engine="jax:float32", **FEW))[0] != told(whole)[0]
 
 
 def test_runs_in_files_go_on(whole, tmp_path):
@@ -560,6 +564,17 @@ def test_runs_in_files_go_on(whole, tmp_path):
     assert told(od.resume(path, toy(), draws=20)) == told(whole) == told(od.open(path))
     with pytest.raises(od.StoreError, match="engine"):
         od.pseudo_marginal(toy(), UNIFORM, store=path, engine="jax:float32", **FEW)
+
+
+def test_the_engine_of_a_run_is_kept(tmp_path):
+    path = tmp_path / "own.db"
+    given = {"start": {"theta": 0.5}, "chains": 16, "proposal": WALK, "seed": 3}
+    estimator = od.unbiased(lambda rng, theta: -rng.standard_exponential(theta.shape[0]), PRIOR)
+    od.pseudo_marginal(estimator=estimator, engine="jax:float32", draws=4, store=path, **given)
+    more = od.resume(path, estimator=estimator, draws=9)
+    whole = od.pseudo_marginal(estimator=estimator, engine="jax:float32", draws=9, **given)
+    # The error of the acceptance rate knows that there were two rounds.
+    assert told(more)[:4] == told(whole)[:4]
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.3])
@@ -575,7 +590,7 @@ def test_a_run_stopped_by_the_clock_goes_on(seconds, tmp_path, monkeypatch):
     assert told(od.resume(path, toy())) == told(expected)
 
 
-@pytest.mark.parametrize("thin", [1, 2])
+@pytest.mark.parametrize("thin", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_where_legs_are_cut_changes_nothing(thin, monkeypatch):
     """Four chains, whose moves are counted in eight stretches for the error of the acceptance rate."""
     given = {"chains": 4, "draws": 40, "seed": 7, "proposal": WALK, "thin": thin}
@@ -595,6 +610,7 @@ def test_where_legs_are_cut_changes_nothing(thin, monkeypatch):
         assert cut.acceptance_rate_se == pytest.approx(by_hand, rel=0.15 if first else 1e-9)
 
 
+@pytest.mark.slow
 def test_lazy_and_wilkinson_and_races_by_any_legs(monkeypatch):
     given = FEW | {"draws": 8, "proposal": od.lazy(WALK, hold=0.3)}
     runs = [partial(od.wilkinson, toy(), UNIFORM), partial(od.r_hit, toy(), od.uniform(1.2))]
@@ -629,15 +645,19 @@ def test_a_budget_is_spent_and_never_passed():
     # All rows are simulated.
     assert post.cost.simulations == start.cost.simulations + steps * 64 * 4
     assert post.cost.skipped == 0
+
+
+@pytest.mark.slow
+def test_a_budget_of_races_is_never_passed():
     race = od.r_hit(toy(), od.uniform(1.2), budget=60_000, chains=64, proposal=WALK, seed=1)
     assert race.shape[1] > 0 and race.cost.simulations <= 60_000 and race.cost.simulations % 64 == 0
 
 
 def test_rows_that_fill_up_a_program_are_surplus(tmp_path):
     wide = od.uniform(1e9)
-    post = od.rejection(toy(), wide, budget=100, pseudo_samples=3, seed=1)
-    assert post.cost.proposals == 33 and post.cost.simulations == 99
-    assert post.cost.surplus == (64 - 33) * 3
+    post = od.rejection(toy(), wide, budget=67, pseudo_samples=2, seed=1)
+    assert post.cost.proposals == 33 and post.cost.simulations == 66
+    assert post.cost.surplus == (64 - 33) * 2
     assert post.shape == (1, 33) and len(np.unique(post.draws["theta"])) == 33
     od.rejection(toy(), UNIFORM, budget=1000, seed=1, keep="all", store=tmp_path / "kept.db")
     again = od.reuse(tmp_path / "kept.db", kernel=od.uniform(0.7))
@@ -674,7 +694,7 @@ def test_failures_of_rejection_are_counted_and_named():
     assert abs(sum(some) - 120 * CHANCE) < 4 * np.sqrt(120 * CHANCE)
 
 
-@pytest.mark.parametrize("hold", [0.0, 0.5])
+@pytest.mark.parametrize("hold", [0.5, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_failures_of_chains_are_counted_where_something_was_wanted(hold):
     """With a kernel that lets everything through every proposal is wanted, unless the chain was held."""
     given = {"chains": 64, "draws": 40, "seed": 4, "start": {"theta": 0.0}}
@@ -691,9 +711,10 @@ def test_failures_of_chains_are_counted_where_something_was_wanted(hold):
 
 def test_failures_of_handicapped_estimators_stop_a_run_that_asked_for_it():
     strict = od.handicapped(od.abc_average(BROKEN, WIDE, on_error="raise"), 0.3)
-    for start in ("rejection", {"theta": 0.0}):
-        with pytest.raises(od.SimulationError, match="the output is not finite"):
-            od.pseudo_marginal(estimator=strict, draws=40, chains=64, proposal=PRIOR_DRAWS, start=start, seed=1)
+    with pytest.raises(od.SimulationError, match="the output is not finite"):
+        od.pseudo_marginal(estimator=strict, draws=40, chains=64, proposal=PRIOR_DRAWS, seed=1)
+    with pytest.raises(od.SimulationError, match="the output is not finite"):
+        placed(strict, "jax").evaluate(Rng(1, 4), np.full((16, 1), 1.6), None)
 
 
 def test_failures_of_races_are_named_where_they_were():
@@ -755,7 +776,7 @@ def test_a_proposal_outside_the_prior_is_not_simulated(run, request):
 # Memory
 
 
-@pytest.mark.parametrize("pseudo_samples", [6, 7])
+@pytest.mark.parametrize("pseudo_samples", [6, pytest.param(7, marks=pytest.mark.slow)])
 def test_pseudo_samples_drawn_in_groups_are_the_same(pseudo_samples, monkeypatch):
     theta = np.linspace(0, 3, 16)[:, None]
 
@@ -774,8 +795,6 @@ def test_pseudo_samples_drawn_in_groups_are_the_same(pseudo_samples, monkeypatch
         assert (found.distances == expected.distances).all() and (found.rows == expected.rows).all()
         assert found.log_estimate == pytest.approx(expected.log_estimate, rel=1e-12, abs=1e-12)
         assert len(np.unique(found.distances)) == 16 * pseudo_samples
-    without = average(toy(), GAUSSIAN, pseudo_samples, keep_distances=False).evaluate(Rng(1, 4), theta, None)
-    assert without.distances.size == 0 and (without.log_estimate == found.log_estimate).all()
 
 
 # Forms of models
@@ -793,6 +812,7 @@ def parts(key, mu, sigma):
 
 
 RAW = np.array([0.3, -1.0, 2.0, 0.5, 0.0])
+WHITEN = np.random.default_rng(1).normal(size=(5, 5))
 FORMS = {
     "raw": ({}, lambda y: np.linalg.norm(y - RAW, axis=-1)),
     "dict": (
@@ -824,6 +844,10 @@ FORMS = {
         {"distance": od.scaled(scale=[1.0, 2.0, 3.0, 4.0, 5.0])},
         lambda y: np.linalg.norm((y - RAW) / np.arange(1, 6), axis=-1),
     ),
+    "mahalanobis": (
+        {"distance": Mahalanobis(0, WHITEN)},
+        lambda y: np.linalg.norm((y - RAW) @ WHITEN.T, axis=-1),
+    ),
     "robust": (
         {"distance": od.scaled(scale=[1.0, 2.0, 3.0, 4.0, 5.0], robust=True)},
         lambda y: (np.abs(y - RAW) / np.arange(1, 6)).sum(axis=-1),
@@ -835,14 +859,18 @@ def formed(simulate=normals, observed=RAW, **more):
     return od.Model(TWO, od.jax_simulator(simulate), observed, **more)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_forms_of_models(form):
+def test_forms_of_models():
     """The raw data are the same for all of them, so the distances can be computed from those here."""
     theta = np.column_stack([np.linspace(-1, 1, 16), np.linspace(0.5, 2, 16)])
-    raw = average(formed(), UNIFORM, 2, keep_rows=True).evaluate(Rng(3, 4), theta, None).rows
-    given, by_hand = FORMS[form]
-    found = average(formed(**given), UNIFORM, 2).evaluate(Rng(3, 4), theta, None)
-    assert found.distances == pytest.approx(by_hand(raw), rel=1e-12)
+    models = {form: formed(**given) for form, (given, _) in FORMS.items()}
+    with device.Engine("float64").active():
+        found = jax.jit(
+            lambda theta: {form: device.draw(model, rng_of(), theta, 0, 2, 2) for form, model in models.items()}
+        )(jnp.asarray(theta))
+    raw = np.asarray(found["raw"].rows)
+    assert raw.shape == (16, 2, 5)
+    for form, (_, by_hand) in FORMS.items():
+        assert np.asarray(found[form].distances) == pytest.approx(by_hand(raw), rel=1e-12), form
 
 
 def test_a_kernel_of_the_users_own():
@@ -867,10 +895,6 @@ def test_distances_that_learn_from_a_pilot(distance):
         covariance = np.linalg.inv(learnt.whiten.T @ learnt.whiten)
         expected = np.full((5, 5), 4.0) + (variance - 4) * np.eye(5)
         assert covariance == pytest.approx(expected, abs=4 * variance * np.sqrt(2 / 400))
-    theta = np.column_stack([np.linspace(-1, 1, 16), np.linspace(0.5, 2, 16)])
-    raw = average(formed(), UNIFORM, 2, keep_rows=True).evaluate(Rng(3, 4), theta, None).rows
-    found = average(post.model, UNIFORM, 2).evaluate(Rng(3, 4), theta, None).distances
-    assert found == pytest.approx(learnt(raw.reshape(32, 5), RAW).reshape(16, 2), rel=1e-12)
 
 
 def scattered(key, theta, *, scale):

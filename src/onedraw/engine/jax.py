@@ -782,13 +782,14 @@ def register_all() -> None:
     register(Kernel, ("eps",), ("name", "profile", "support", "indicator"))
     register(JaxSimulator, ("function",), ("own_keys", "engine"))
     register(Model, ("simulate", "distance", "observed_row"), ("prior", "summary", "recipe"))
-    register(AbcAverage, ("model", "kernel"), ("pseudo_samples", "on_error", "keep_distances", "early", "keep_rows"))
+    # What a program does not depend on is left out, so that it is not compiled again for it.
+    register(AbcAverage, ("model", "kernel"), ("pseudo_samples", "keep_distances", "keep_rows"))
     register(Handicapped, ("estimator",), ("alpha",))
     register(FunctionEstimator, (), ("prior", "function", "log_bound", "simulations", "engine"))
     register(
         ParticleFilter,
         ("data",),
-        ("prior", "initial", "transition", "log_observation", "particles", "on_error", "timed", "engine"),
+        ("prior", "initial", "transition", "log_observation", "particles", "timed", "engine"),
     )
     register(RandomWalk, ("root",), ("prior",))
     register(Independence, (), ("distribution", "prior"))
