@@ -18,6 +18,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.distance import Mahalanobis
+from onedraw.engine import device_streams
 from onedraw.engine import jax as device
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, placed
@@ -59,21 +60,21 @@ def test_threefry_gives_the_published_numbers():
         ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
     ]
     for key, counter, expected in known:
-        found = device.threefry(tuple(map(jnp.uint32, key)), *map(jnp.uint32, counter))
+        found = device_streams.threefry(tuple(map(jnp.uint32, key)), *map(jnp.uint32, counter))
         assert tuple(map(int, found)) == expected
 
 
 def test_threefry_is_the_hash_of_jax():
     words = np.random.default_rng(1).integers(0, 2**32, (4, 1000), dtype=np.uint32)
     key = jnp.asarray(words[0, :2])
-    x, y = device.threefry((key[0], key[1]), jnp.asarray(words[2]), jnp.asarray(words[3]))
+    x, y = device_streams.threefry((key[0], key[1]), jnp.asarray(words[2]), jnp.asarray(words[3]))
     expected = np.asarray(threefry_2x32(key, jnp.asarray(words[2:].reshape(-1)))).reshape(2, -1)
     assert (np.stack([x, y]) == expected).all()
 
 
 def rng_of(seed=1, phase=4, first=0, step=0, precision="float64"):
-    name = device.Name.of(Rng(seed, phase, first, step))
-    return device.DeviceRng(device.DeviceRng.block_of(name.words), name.step, np.dtype(precision))
+    name = device_streams.Name.of(Rng(seed, phase, first, step))
+    return device_streams.DeviceRng.of(name, np.dtype(precision))
 
 
 NAMES = [
@@ -83,7 +84,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [device.key_of, device.threefry_key], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [device_streams.key_of, device_streams.threefry_key], ids=lambda kind: kind.__name__)
 def test_every_name_has_a_stream_of_its_own(kind):
     def bits(purpose=3, chunk=0, sample=0, **name):
         return np.asarray(jax.random.bits(kind(rng_of(**name).named(purpose, chunk), sample), (200,)))
@@ -95,7 +96,7 @@ def test_every_name_has_a_stream_of_its_own(kind):
 
 
 def test_split_and_folded_keys_have_streams_of_their_own():
-    key = device.key_of((jnp.uint32(3), jnp.uint32(4)), 5)
+    key = device_streams.key_of((jnp.uint32(3), jnp.uint32(4)), 5)
     keys = [*jax.random.split(key, 4), jax.random.fold_in(key, 7), *jax.random.split(jax.random.split(key)[1])]
     every = np.stack([jax.random.bits(one, (200,)) for one in keys])
     assert len(np.unique(every)) == every.size
@@ -106,7 +107,7 @@ def test_split_and_folded_keys_have_streams_of_their_own():
 
 def test_a_step_beyond_the_words_of_a_key_is_refused():
     with pytest.raises(ValueError, match=r"step = 4294967296 is beyond the 2\*\*32"):
-        device.Name.of(Rng(1, 4, 0, 2**32))
+        device_streams.Name.of(Rng(1, 4, 0, 2**32))
 
 
 def test_no_two_simulations_share_their_numbers():

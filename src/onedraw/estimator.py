@@ -525,12 +525,16 @@ def _public(estimator: Any, rng: np.random.Generator, theta: Array, worth: Array
 
 
 def placed(estimator: Any, engine: Any) -> Any:
-    """The estimator on the engine that a run asks for: None or "numpy", "jax", "jax:float32" or "jax:float64"."""
+    """The estimator on the engine that a run asks for, or None for the one that its simulator is for."""
     inner = estimator.estimator if isinstance(estimator, Handicapped) else estimator
     on_jax = isinstance(inner, AbcAverage) and isinstance(inner.model.simulate, JaxSimulator)
     if not isinstance(engine, str | None):
-        raise ValueError(f"engine must be None, 'numpy', 'jax', 'jax:float32' or 'jax:float64', got {engine!r}")
-    if engine in (None, "numpy"):
+        raise ValueError(
+            f"engine must be None, 'numpy', 'numba', 'jax', 'jax:float32' or 'jax:float64', got {engine!r}"
+        )
+    if engine == "numba" and not (isinstance(inner, AbcAverage) and inner.model.compiled):
+        raise ValueError("engine='numba' needs a simulator made by od.compiled(function): leave engine= out")
+    if engine in (None, "numpy", "numba"):
         if on_jax and engine == "numpy":
             raise ValueError("engine='numpy' cannot run a simulator made by od.jax_simulator: leave engine= out")
         if not on_jax:

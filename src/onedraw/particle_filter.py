@@ -150,7 +150,8 @@ class ParticleFilter:
         import jax.numpy as jnp
         from jax import lax
 
-        from onedraw.engine.jax import Bad, Stream, threefry
+        from onedraw.engine.device_streams import Stream, threefry
+        from onedraw.engine.jax import Bad
 
         n, particles, times = theta.shape[0], self.particles, len(self.data)
         parameters = {name: values[:, None] for name, values in self.prior.columns(theta).items()}

@@ -55,6 +55,11 @@ def _where_to_work(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--seed", type=SEED, help="[default: drawn and recorded]")
 @click.option("--on-error", type=click.Choice(["reject", "raise"]), help="What a failed simulation does.")
 @click.option("--timeout", type=POSITIVE, help="Seconds that one simulation may take.")
+@click.option(
+    "--engine",
+    type=click.Choice(["numpy", "numba", "jax", "jax:float32", "jax:float64"]),
+    help="What takes the steps.  [default: what the simulator is for]",
+)
 @_where_to_work
 def run(
     model: str,

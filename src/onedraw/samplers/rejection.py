@@ -363,9 +363,9 @@ def rejection(
     executor
         Simulate on this `concurrent.futures.Executor` or `dask.distributed.Client` instead (docs/scaling.md).
     engine
-        What takes the steps: "numpy" (the default), or "jax" for a simulator made by `od.jax_simulator`, which is the
-        default there, with double precision on a CPU and single on a GPU; "jax:float64" or "jax:float32" to choose.
-        The same seed gives the same draws on the same device and versions, not the same as on NumPy.
+        What takes the steps (docs/engines.md); by default what the simulator is for. "jax" is for `od.jax_simulator`,
+        with double precision on a CPU and single on a GPU ("jax:float64" or "jax:float32" to choose); "numba" makes
+        sure that the simulator is an `od.compiled` one; "numpy" is for all others.
     timeout
         Seconds that one simulation of a plain simulator or an `od.command` may take. One that takes longer is killed
         and counts as failed, so the posterior is that of a model that always ends in time.

@@ -166,11 +166,24 @@ def toy_model(toy: Toy, engine: Engine = "numpy") -> od.Model:
         partial: Any = jax.tree_util.Partial
         return od.Model(prior(), od.jax_simulator(partial(simulate_on_jax, sigma=np.float64(sigma))), toy.y_obs)
 
+    if engine == "numba":
+        return od.Model(prior(), compiled_simulator(sigma), observed=toy.y_obs)
+
     @od.batched
     def simulate(rng: np.random.Generator, theta: Any) -> Any:
         return theta + sigma * rng.standard_normal(theta.size)
 
     return od.Model(prior(), simulate, observed=toy.y_obs)
+
+
+@cache
+def compiled_simulator(sigma: float) -> Any:
+    """One pseudo-sample of the toy, compiled once a process and sigma."""
+
+    def simulate(rng: Any, theta: float) -> float:
+        return float(theta + sigma * rng.standard_normal())
+
+    return od.compiled(simulate)
 
 
 def simulate_on_jax(key: Any, theta: Any, sigma: Any) -> Any:
