@@ -165,7 +165,7 @@ class Search:
         if self.chains is not None:
             return self.chains
         affordable = START_SHARE * simulations
-        if not self.small:
+        if not self.small and not isinstance(self.model.simulate, JaxSimulator):
             # Half a block is soon drawn where a run is many blocks long.
             affordable = max(affordable, 0.5 * min(block_size(self.model, 1), simulations))
         chains = int(np.clip(affordable * self.mean_weight(eps), self.fewest, CHAINS[self.model.batched][1]))
