@@ -51,7 +51,11 @@ NOT_RUN = {
         "parsed: minutes; CI runs them",
         "parsed: it would install the package into the environment of the tests",
     ],
-    "docs/benchmarks.md": ["parsed: they take minutes each", "parsed: it would install other packages"],
+    "docs/benchmarks.md": [
+        "parsed: they take minutes each",
+        "parsed: it would install other packages",
+        "parsed: it needs a GPU",
+    ],
     "docs/contrast.md": ["parsed: minutes"],
     "docs/migrating.md": [
         "not ours: pyABC 0.13.0; run by hand",
