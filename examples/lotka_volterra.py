@@ -60,7 +60,7 @@ data = simulate(np.random.default_rng(3), **TRUTH)
 prior = od.Prior(
     birth=stats.loguniform(0.1, 10), predation=stats.loguniform(5e-4, 5e-2), death=stats.loguniform(0.06, 6)
 )
-model = od.Model(prior, simulate, observed=data, summary=summary)
+model = od.Model(prior, od.compiled(simulate), observed=data, summary=summary)
 
 
 def draw_figure(post, path):
@@ -91,7 +91,7 @@ def draw_figure(post, path):
     figure.savefig(path, dpi=150)
 
 
-def main(path=None, budget=2_000):
+def main(path=None, budget=20_000):
     post = od.infer(model, budget=budget, seed=1)
     print(post.summary())
     if path is not None:

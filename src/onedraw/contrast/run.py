@@ -208,7 +208,7 @@ def run_filter(line: Line, count: int, budget: int, seed: int) -> Measured:
     mu, mass = problems.exact_posterior(times)
     sd = math.sqrt(float(mass @ mu**2 - (mass @ mu) ** 2))
     # Few particles need long chains to show how slow they are, and are all overhead; many need enough steps too.
-    draws = max(8, int(budget / (line.chains * math.sqrt(count) * times)))
+    draws = max(8, int(budget / (line.chains * count**line.power * times)))
     start = {"mu": np.random.default_rng(seed).choice(mu, line.chains, p=mass)}
     post = od.pseudo_marginal(
         estimator=problems.state_space(times, count), proposal=od.random_walk(sd**2, scale=2.38), start=start,
