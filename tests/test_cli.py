@@ -444,3 +444,18 @@ def test_start_is_quick(tmp_path):
         if turn > 3 and best["onedraw"] < 1.9 * best["numpy"] and best["help"] < 2.8 * best["numpy"]:
             break
     assert best["onedraw"] <= 2 * best["numpy"] and best["help"] <= 3 * best["numpy"], best
+
+
+def test_engines(folder):
+    """`--engine` goes with the simulators that are made for it, is kept in the file, and says so otherwise."""
+    text = "import jax\nimport onedraw as od\nfrom scipy import stats\n"
+    made = "od.jax_simulator(lambda key, mu: mu + jax.random.normal(key))"
+    (folder / "device.py").write_text(f"{text}model = od.Model(od.Prior(mu=stats.norm(0, 1)), {made}, observed=1.0)\n")
+    result = told("run", "device.py", "--eps", 0.5, "--budget", 2000, "--seed", 1, "--engine", "jax:float32", "--json")
+    assert result["cost"]["simulations"] == 2000
+    again = onedraw("resume", "device.db", "device.py", "--budget", 3000)
+    assert again.exit_code == 0, again.output
+    assert od.open("device.db").cost.simulations == 3000
+    for engine, words in (("jax", "od.jax_simulator"), ("numba", "od.compiled")):
+        refused = onedraw("run", "problem.py", "--budget", 100, "--engine", engine)
+        assert refused.exit_code == 1 and words in refused.output, refused.output

@@ -338,3 +338,28 @@ def test_command_fails_where_values_do_not_agree(tmp_path, short, monkeypatch):
         study_command, ["--figure", "1L", "--iterations", "20000", "--out", str(tmp_path), "--workers", "1"]
     )
     assert done.exit_code == 1 and "do not agree" in done.output
+
+
+@pytest.mark.parametrize("engine", ["numba", "jax"])
+def test_other_engines_agree_with_the_exact_values(engine):
+    """Three points of figure 1L; the seed is the same, and the numbers are the engine's own."""
+    plan = run.Plan(200_000, figures=("1L",), engine=engine)
+    outcomes = [run.run_point(plan, index) for index in (0, 2, 7)]
+    assert all(abs(one.z) < 4 for one in outcomes), outcomes
+    numpy = run.run_point(run.Plan(200_000, figures=("1L",)), 0)
+    assert outcomes[0].simulated != numpy.simulated
+    assert outcomes[0].std_error == pytest.approx(numpy.std_error, rel=0.3)
+    assert plan.identity() != run.Plan(200_000, figures=("1L",)).identity()
+
+
+def test_a_study_on_a_device_is_run_here_and_kept(tmp_path, monkeypatch):
+    """Points in this process, exact curves by the workers; what is there is used again, by the same engine only."""
+    monkeypatch.setattr(run, "MATCHED_EPS", ())
+    monkeypatch.setattr(run, "EFFICIENCY", CURVES[:1])
+    monkeypatch.setattr(run, "points", lambda: settings.points()[:2])
+    plan = run.Plan(200_000, figures=("1L",), engine="jax")
+    first = run.run_study(plan, tmp_path, workers=2, progress=False)
+    assert [one.pseudo_samples for one in first.outcomes] == [1, 2]
+    assert run.run_study(plan, tmp_path, progress=False).picked_up == 2
+    with pytest.raises(run.StudyError, match="another study"):
+        run.run_study(run.Plan(200_000, figures=("1L",)), tmp_path, progress=False)
