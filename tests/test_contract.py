@@ -274,7 +274,7 @@ def test_shared_arguments_are_checked_before_any_simulation(name, wrong, message
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_what_the_crew_has_thrown_away_is_in_the_cost(name, monkeypatch):
     @contextlib.contextmanager
-    def wasteful(workers, executor):
+    def wasteful(workers, executor, threads):
         crew = Here()
         yield crew
         assert crew.surplus == 17
