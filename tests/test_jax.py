@@ -1203,3 +1203,34 @@ def test_a_run_without_jax_does_not_import_it():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "False"
+
+
+def test_what_is_kept_changes_nothing():
+    """Without distances hits and failures are one sum on the device, and starts are filled up there: the same numbers."""
+
+    def sometimes(key, theta):
+        first, second = jax.random.split(key)
+        return jnp.where(jax.random.uniform(first) < 0.1, jnp.nan, theta + jax.random.normal(second))
+
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), od.jax_simulator(sometimes), observed=2.0)
+    runs = [
+        od.pseudo_marginal(model, od.uniform(0.8), draws=40, chains=64, pseudo_samples=4, keep_distances=keep, seed=3)
+        for keep in (True, False)
+    ]
+    assert runs[0].draws["theta"].tobytes() == runs[1].draws["theta"].tobytes()
+    assert runs[0].cost._replace(seconds=0) == runs[1].cost._replace(seconds=0)
+    share = runs[0].cost.failed / runs[0].cost.simulations
+    assert abs(share - 0.1) < 4 * np.sqrt(0.1 * 0.9 / runs[0].cost.simulations)
+    assert runs[1].failures[0].message == "the output is not finite"
+
+
+def test_a_negative_distance_is_a_failure():
+    model = od.Model(
+        od.Prior(theta=stats.norm(0, 1)),
+        od.jax_simulator(lambda key, theta: theta + jax.random.normal(key)),
+        observed=0.0,
+        distance=lambda simulated, observed: jnp.where(simulated > observed, simulated - observed, -1.0),
+    )
+    post = od.rejection(model, od.uniform(5.0), budget=4096, seed=1)
+    assert post.distances.min() >= 0
+    assert abs(post.cost.failed / 4096 - 0.5) < 4 * np.sqrt(0.25 / 4096)
