@@ -35,7 +35,7 @@ class Line:
     times: int = 0
     """Observations of a state-space model."""
     power: float = 0.5
-    """Steps of a filter's chains fall with N to this power: few particles need long chains, and one estimate costs N."""
+    """Steps of a filter's chains fall with N to this power: chains with few particles must be long, and are cheap."""
 
 
 DOUBLING = tuple(2**power for power in range(7))
@@ -45,7 +45,9 @@ LINES: tuple[Line, ...] = (
     Line("g-and-k", "2", "ABC, g-and-k, random walk", DOUBLING, 1_500_000, 128),
     Line("process", "3", "ABC, Gaussian process with a set-up", (*DOUBLING, 256, 1024), 30_000, 16, "seconds"),
     Line("filter-100", "4", "particle MCMC, T = 100", (1, 2, 4, 8, 16, 32, 64), 80_000_000, 128, times=100),
-    Line("filter-400", "4", "particle MCMC, T = 400", (4, 16, 32, 64, 128, 256), 435_000_000, 32, times=400, power=0.75),
+    Line(
+        "filter-400", "4", "particle MCMC, T = 400", (4, 16, 32, 64, 128, 256), 435_000_000, 32, times=400, power=0.75
+    ),
     Line("tails", "5", "fixed M", (1, 2, 4, 8, 16), 1_000_000, 128),
     Line("hits", "5", "r-hit", (1, 2), 1_000_000, 128),
 )
