@@ -25,7 +25,7 @@ def contrast(quick: bool, seed: int, out: Path, workers: int | None, as_json: bo
     out.mkdir(parents=True, exist_ok=True)
     click.echo(
         f"{len(run.tasks_of(plan))} points, {workers} process{'es' if workers > 1 else ''}; "
-        f"about {'three minutes' if quick else 'ten minutes'} on two cores.",
+        f"about {'three minutes' if quick else 'twenty minutes'} on two cores.",
         err=as_json,
     )
     try:
