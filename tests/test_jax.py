@@ -1234,3 +1234,28 @@ def test_a_negative_distance_is_a_failure():
     post = od.rejection(model, od.uniform(5.0), budget=4096, seed=1)
     assert post.distances.min() >= 0 and post.distances.max() < 5.0
     assert abs(post.cost.failed / 4096 - 0.5) < 4 * np.sqrt(0.25 / 4096)
+
+
+def test_another_device_or_version_is_told(tmp_path, monkeypatch):
+    """The bytes of a run on a device depend on both, so a file that goes on elsewhere says so."""
+    given = {"draws": 8, "chains": 64, "seed": 1, "store": tmp_path / "run.db"}
+    model = od.Model(
+        od.Prior(theta=stats.norm(0, 1)), od.jax_simulator(lambda key, theta: theta + 0.0 * jax.random.normal(key)), 0.0
+    )
+    od.pseudo_marginal(model, od.uniform(0.8), **given)
+    monkeypatch.setattr(device, "versions", lambda: {"jax": "0.0", "device": "another"})
+    with pytest.warns(UserWarning, match="jax .* -> 0.0, device .* -> another"):
+        od.pseudo_marginal(model, od.uniform(0.8), **given)
+
+
+def test_a_search_for_the_first_failure_is_surplus():
+    """The steps of a leg are drawn again up to the one that failed, and that is counted."""
+    model = od.Model(
+        od.Prior(theta=stats.norm(0, 1)),
+        od.jax_simulator(lambda key, theta: jnp.where(jax.random.uniform(key) < 0.2, jnp.nan, theta)),
+        observed=0.0,
+    )
+    post = od.pseudo_marginal(model, od.uniform(2.0), draws=8, chains=64, start={"theta": 0.1}, seed=1)
+    assert post.cost.failed > 0 and post.cost.surplus >= 64
+    # A proposal that was wanted, and none that was not.
+    assert np.isfinite(post.failures[0].theta["theta"])

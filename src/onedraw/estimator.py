@@ -156,8 +156,11 @@ class AbcAverage:
                 # One sum for hits and failures: two would draw every pseudo-sample twice.
                 total = namespace(theta).where(drawn.bad, 2**16, drawn.distances < self.kernel.eps).sum(axis=1)
                 log_estimate, failed = log_share(total & 0xFFFF, draws), total >> 16
-                failed = failed if log_needed is None else namespace(theta).where(log_needed <= 0.0, failed, 0)
-                shown: Any = (device.Bad(theta, drawn.bad),)
+                bad = drawn.bad
+                if log_needed is not None:
+                    wanted = log_needed <= 0.0
+                    failed, bad = failed * wanted, bad & wanted[:, None]
+                shown: Any = (device.Bad(theta, bad),)
                 return Evaluation(log_estimate, nothing, n * draws, failed=failed, failures=shown)
             log_estimate = self.kernel.log_average(drawn.distances)
         else:

@@ -492,7 +492,9 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
 @partial(jax.jit, static_argnames=("engine",))
 def _one_step(sampler: Any, name: Name, state: Any, *, engine: Engine) -> Any:
     state, info = sampler.step(DeviceRng.of(name, engine.dtype), state)
-    return state, info.failed, info.failures
+    n = state.theta.shape[0]
+    each = info.simulations // n if isinstance(info.simulations, int) else info.simulations
+    return state, info.failed, info.failures, each
 
 
 def _find_failure(task: Any, engine: Engine, leg: Any) -> tuple[Any, ...]:
@@ -501,7 +503,9 @@ def _find_failure(task: Any, engine: Engine, leg: Any) -> tuple[Any, ...]:
     state = jax.tree.map(lambda part: jnp.asarray(part, engine.dtype), leg.state)
     for number in range(leg.first_step, leg.first_step + leg.steps):
         rng = Rng(task.seed, Phase.RUN, leg.block.first, number)
-        state, failed, bad = _one_step(task.sampler, Name.of(rng), state, engine=engine)
+        state, failed, bad, each = _one_step(task.sampler, Name.of(rng), state, engine=engine)
+        # They counted when the leg was taken, and are drawn once more now.
+        current().surplus += int(each) * leg.block.size
         if np.asarray(failed).any():
             return first_failure(estimator, rng, bad)
     return ()

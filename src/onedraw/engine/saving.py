@@ -209,7 +209,8 @@ def begin(store: Any, segment: float, make_specification: Callable[[], Specifica
             _cut_off_damage(file)
         written = file.meta("specification")
         notes: tuple[str, ...] = ()
-        now = {"began": time.strftime("%Y-%m-%d %H:%M:%S"), "versions": versions()}
+        engine = specification.arguments.get("engine")
+        now = {"began": time.strftime("%Y-%m-%d %H:%M:%S"), "versions": versions(engine)}
         # A file in which nothing was saved yet binds nobody.
         if written is None or file.count() == 0:
             file.set_meta({"specification": specification.as_json(), "sessions": [now]})
@@ -237,17 +238,23 @@ def forced_notes(sessions: Any) -> tuple[str, ...]:
     )
 
 
-def versions() -> dict[str, str]:
-    """What the bytes of a run depend on besides its specification."""
+def versions(engine: str | None = None) -> dict[str, str]:
+    """What the bytes of a run depend on besides its specification; on a device also JAX and the device."""
     import scipy
 
     import onedraw
 
+    device: dict[str, str] = {}
+    if engine is not None:
+        from onedraw.engine import jax
+
+        device = jax.versions()
     return {
         "onedraw": onedraw.__version__,
         "numpy": np.__version__,
         "scipy": scipy.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
+        **device,
     }
 
 
@@ -264,7 +271,7 @@ def _compare(
         raise StoreError(
             f"{file.path} holds another run: {'; '.join(settings)}. Give the same settings, or store= another name"
         )
-    now = versions()
+    now = versions(given.arguments.get("engine"))
     before = sessions[-1]["versions"] if sessions else now
     other = [f"{name} {before.get(name)} -> {version}" for name, version in now.items() if before.get(name) != version]
     if other:
