@@ -484,7 +484,7 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
         simulations = (int(sums.turns) + leg.steps * int(each)) * n
         tally = Tally(accepted, made, simulations, capped=int(sums.capped))
         tally.failed = int(np.asarray(sums.failed).sum())
-        if tally.failed:
+        if tally.failed and not leg.told:
             tally.failures = list(_find_failure(task, engine, leg))
         return state, np.asarray(theta)[:kept], None if distances is None else np.asarray(distances)[:kept], tally
 

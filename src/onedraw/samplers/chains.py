@@ -325,13 +325,16 @@ def _segments(
     growth = 4 if walk.engine is None else 8
     length = request.thin if walk.engine is None else growth * request.thin
 
+    def told_of_steps() -> bool:
+        return any(one.phase == Phase.RUN for one in rounds.failures)
+
     def leg_of(lane: int, leg: int, last: Walked | None) -> Leg | None:
         if cuts[leg] == steps:
             return None
         if leg + 1 == len(cuts):
             cuts.append(cuts[leg] + walk.length(min(length, steps - cuts[leg]), states[lane]))
         state = states[lane] if last is None else last.state
-        return Leg(blocks[lane], state, done + cuts[leg], cuts[leg + 1] - cuts[leg])
+        return Leg(blocks[lane], state, done + cuts[leg], cuts[leg + 1] - cuts[leg], told_of_steps())
 
     def take(walked: list[Walked], seconds: float) -> None:
         nonlocal length
@@ -343,7 +346,11 @@ def _segments(
             if distances is not None:
                 distances[rows, columns] = one.distances
             states[lane] = one.state
+        known = len(rounds.failures) + (not told_of_steps())
         _add_up(rounds, [one.tally for one in walked])
+        if walk.engine is not None:
+            # A leg on a device has its first failure alone; more of them would depend on where legs are cut.
+            del rounds.failures[known:]
         if done == taken == 0 and all(one.tally.ignored_rng for one in walked):
             warn_ignored_rng()
         rounds.taken = now
@@ -372,6 +379,8 @@ class Leg(NamedTuple):
     state: Any
     first_step: int
     steps: int
+    told: bool = False
+    """Whether a failure of an earlier step is known: a device looks for the first one only."""
 
 
 class Walked(NamedTuple):
