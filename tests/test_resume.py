@@ -264,7 +264,7 @@ def test_another_version_is_warned_of(tmp_path, monkeypatch):
     Test.stop_at = 600
     run("rejection", path)
     here = saving.versions()
-    monkeypatch.setattr(saving, "versions", lambda: {**here, "numpy": "3.0.0"})
+    monkeypatch.setattr(saving, "versions", lambda engine: {**here, "numpy": "3.0.0"})
     with pytest.warns(UserWarning, match=r"numpy .* -> 3\.0\.0.*no longer promised"):
         od.resume(path, model)
 
@@ -274,7 +274,7 @@ def test_another_python_does_not_compare_bytecode(tmp_path, monkeypatch):
     Test.stop_at = 600
     run("rejection", path)
     here = saving.versions()
-    monkeypatch.setattr(saving, "versions", lambda: {**here, "python": "3.99.0"})
+    monkeypatch.setattr(saving, "versions", lambda engine: {**here, "python": "3.99.0"})
     with pytest.warns(UserWarning, match=r"python .* -> 3\.99\.0"):
         od.resume(path, replace(model, simulate=lambda rng, a, b, k: [a, k], observed=[2.0, 4.0]), force=True)
 
