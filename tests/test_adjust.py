@@ -6,7 +6,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw import adjust
-from onedraw.adjust import Near, Way
+from onedraw.adjust import Near, Way, pull, ranks, regress
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.samplers.fit_summary import learn
 from onedraw.weights import effective, systematic
@@ -171,6 +171,57 @@ def test_the_answer_is_not_among_the_draws_that_are_judged():
 
 def near_noise():
     return np.random.default_rng(4).standard_normal((2000, 2))
+
+
+def test_ranks_are_uniform_and_tell_a_wrong_way():
+    """Of a linear normal model: by regression uniform, by draws from a region that is too wide in the middle."""
+    rng = np.random.default_rng(1)
+    free = rng.standard_normal((4000, 1))
+    near = Near(free, free + 0.5 * rng.standard_normal((4000, 1)), np.zeros(4000), np.ones(1, dtype=bool))
+    held_out = np.arange(0, 4000, 10)
+    right = ranks(near, Way(0, 1000, "linear"), held_out)[:, 0]
+    assert stats.kstest(right, "uniform").pvalue > 1e-3
+    wrong = ranks(near, Way(0, 3998, "none"), held_out)[:, 0]
+    assert stats.kstest(wrong, "uniform").pvalue > 1e-3  # the prior's ranks are uniform, too,
+    close = np.flatnonzero(np.abs(near.rows[:, 0]) < 0.1)  # but not near given data
+    assert stats.kstest(ranks(near, Way(0, 3998, "none"), close)[:, 0], "uniform").pvalue < 1e-3
+    assert stats.kstest(ranks(near, Way(0, 1000, "linear"), close)[:, 0], "uniform").pvalue > 1e-3
+
+
+def test_a_simulation_is_not_ranked_among_its_own_draws():
+    rng = np.random.default_rng(1)
+    free = rng.standard_normal((400, 1))
+    near = Near(free, rng.standard_normal((400, 1)), np.zeros(400), np.ones(1, dtype=bool))
+    above = ranks(near, Way(0, 1, "none"), np.arange(400))
+    assert set(np.unique(above)) == {0.0, 1.0} and abs(above.mean() - 0.5) < 4 * 0.5 / np.sqrt(400)
+
+
+def test_equal_whole_numbers_are_ranked_by_chance():
+    rng = np.random.default_rng(1)
+    free = np.column_stack([np.full(1000, 3.0), rng.standard_normal(1000)])
+    near = Near(free, rng.standard_normal((1000, 1)), np.zeros(1000), np.array([False, True]))
+    found = ranks(near, Way(0, 500, "none"), np.arange(0, 1000, 3))
+    assert stats.kstest(found[:, 0], "uniform").pvalue > 1e-3
+    # A number is not confused with the next, and others are left alone.
+    scored = near.scored(free, np.arange(1000))
+    assert np.array_equal(scored[:, 1], free[:, 1]) and np.array_equal(np.rint(scored[:, 0]), free[:, 0])
+
+
+def test_what_a_draw_adds_to_the_mean():
+    """The pull of each draw is the derivative of the moved draws' mean, which is linear in them."""
+    rng = np.random.default_rng(1)
+    free, rows = rng.standard_normal((60, 1)), rng.standard_normal((60, 2))
+    weights = rng.random(60)
+    observed = np.array([1.5, 0.3])
+    for products in (False, True):
+        found = pull(rows, observed, weights, products)
+        share = weights / weights.sum()
+        here = share @ regress(free, rows, observed, weights, products)[:, 0]
+        for k in range(0, 60, 7):
+            moved = free.copy()
+            moved[k] += 1.0
+            there = share @ regress(moved, rows, observed, weights, products)[:, 0]
+            assert abs(there - here - found[k]) < 1e-6
 
 
 def test_all_that_are_equally_near_count():

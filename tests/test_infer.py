@@ -52,9 +52,8 @@ def counted(**more):
 @pytest.fixture
 def quick(monkeypatch):
     """Fewer pseudo-observations, where accuracy is not what a test is about."""
-    monkeypatch.setattr(adjust, "LOOK", 12)
-    monkeypatch.setattr(adjust, "FIRST_LOOK", 4)
-    monkeypatch.setattr(adjust, "FINALISTS", 2)
+    monkeypatch.setattr(adjust, "LOOKS", ((4, 2), (12, 2)))
+    monkeypatch.setattr(adjust, "BRIEF_LOOKS", ((2, 2), (6, 2)))
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +156,7 @@ def test_the_summary_says_what_was_done(linear):
 def test_the_promise_of_ten_times_the_budget(dim):
     """Distances whose i-th nearest of n is (i / n)^(1 / dim): ten times as many bring it down by 10^(1 / dim)."""
     away = (np.arange(1, 10_001) * 0.6180339887498949 % 1.0) ** (1 / dim)
-    run = Run(LINEAR, None, 10_000, 100, 1, "reject", None, None)
+    run = Run(LINEAR, None, 10_000, 100, 0, 1, "reject", None, None)
     run.bank = Bank(PRIOR, support_of(PRIOR), [np.zeros((10_000, 2))], [away[:, None]], [])
     run.ends = [800, 2000, 5000, 10_000]
     said = SimpleNamespace(distance=lambda rows: rows[:, 0], found=SimpleNamespace(places=range(150), eps=0.2))
@@ -321,6 +320,49 @@ def test_more_draws_cost_nothing(tmp_path, quick):
     assert Counter.calls == 0 and more.shape == od.open(store).shape == (1, 400) and more.cost.simulations == 1000
 
 
+def test_the_error_of_the_mean_is_that_of_repeated_runs():
+    """Means of many runs scatter around the exact ones by their mcse, where data lie at the edge of the simulations.
+
+    The region of a wide posterior in four dimensions is nearly all simulations, and the data lie far from its middle:
+    the weights alone would promise a third of the error.
+    """
+    prior = od.Prior(**{f"t{i}": stats.norm(0, 1) for i in range(4)})
+
+    @od.batched
+    def simulate(rng, **theta):
+        means = np.column_stack(list(theta.values()))
+        return means + rng.standard_normal(means.shape)
+
+    away = []
+    for seed in range(8):
+        post = od.infer(od.Model(prior, simulate, np.full(4, 1.8)), budget=500, seed=seed, draws=4000)
+        away += [(row.mean - 0.9) / row.mcse for row in post.summary().rows.values()]
+    # Eight independent groups of four numbers: the standard error of their root mean square is 0.125 to 0.25.
+    assert 0.5 < np.sqrt(np.mean(np.square(away))) < 1.6
+
+
+def test_coverage_on_request(tmp_path, quick):
+    path = tmp_path / "run.db"
+    Counter.calls = 0
+    _, model = counted()
+    before = od.infer(model, budget=1000, seed=3, draws=400, store=path)
+    assert "coverage" not in before.settings
+    # No more simulations, and the same draws: the file is asked for more.
+    after = od.infer(model, budget=1000, seed=3, draws=400, coverage=100, store=path)
+    assert Counter.calls == 1000 and np.array_equal(after.draws["theta"], before.draws["theta"])
+    found = after.settings["coverage"]
+    assert 50 < found["number"] <= 100 and found["levels"] == [0.5, 0.8, 0.9, 0.95]
+    for level, held, error in zip(found["levels"], found["held"]["theta"], found["se"], strict=True):
+        assert abs(held - level) < 4 * error
+    assert after.notes[-1].startswith(f"coverage: 50 / 80 / 90 / 95 % intervals at {found['number']} simulations")
+    assert od.open(path).settings["coverage"] == found == od.resume(path, model).settings["coverage"]
+    assert Counter.calls == 1000
+    few = od.infer(model, budget=10, seed=3, coverage=5)
+    assert few.settings["coverage"]["number"] == 0 and "raise the budget" in few.notes[-1]
+    with pytest.raises(ValueError, match="coverage must be a whole number of at least 0, got -1"):
+        od.infer(model, budget=10, coverage=-1)
+
+
 def test_the_draws_are_not_sold_as_a_samplers(linear):
     with pytest.raises(ValueError, match="worth about"):
         linear.efficiency()
@@ -340,10 +382,15 @@ def test_max_seconds_gives_what_there_is(quick):
     assert np.isfinite(post.draws["theta"]).all()
 
 
+def normals(centre, root):
+    """A mixture without columns of whole numbers."""
+    return Mixture(centre, root, np.empty((len(centre), 0)), np.zeros(centre.shape[1], dtype=bool))
+
+
 def test_tasks_travel_between_processes():
     """The pure task of a stage gives the same after a trip through pickle."""
     support = support_of(PRIOR)
-    mixture = Mixture(np.zeros((2, 2)), np.stack([np.eye(2)] * 2))
+    mixture = normals(np.zeros((2, 2)), np.stack([np.eye(2)] * 2))
     model = od.Model(PRIOR, shifted, [1.0, -0.5])
     task = Simulate(model, support, mixture, 3, 1, "reject")
     assert np.array_equal(task(Block(0, 20)).rows, task(Block(0, 20)).rows)
@@ -352,7 +399,7 @@ def test_tasks_travel_between_processes():
 
 
 def test_mixture_density_is_a_density_and_that_of_its_draws():
-    mixture = Mixture(np.array([[-1.0], [2.0]]), np.array([[[0.5]], [[1.5]]]))
+    mixture = normals(np.array([[-1.0], [2.0]]), np.array([[[0.5]], [[1.5]]]))
     grid = np.linspace(-15, 15, 6001)[:, None]
     density = np.exp(mixture.log_density(grid))
     assert abs(density.sum() * 0.005 - 1) < 1e-6
@@ -360,6 +407,59 @@ def test_mixture_density_is_a_density_and_that_of_its_draws():
     assert abs(drawn.mean() - 0.5) < 4 * drawn.std() / np.sqrt(20_000)
     exact = 0.5 * stats.norm.cdf(drawn[:, 0], -1, 0.5) + 0.5 * stats.norm.cdf(drawn[:, 0], 2, 1.5)
     assert stats.kstest(exact, "uniform").pvalue > 1e-3
+
+
+def test_a_mixture_with_whole_numbers_is_that_of_its_draws():
+    mixture = Mixture(
+        np.array([[3.0, 0.2], [10.0, -0.5]]),
+        np.array([[[0.5]], [[1.5]]]),
+        np.array([[0.5], [2.0]]),
+        np.array([True, False]),
+    )
+    values = np.arange(-5.0, 26.0)
+    grid = np.linspace(-12, 12, 2401)
+    both = np.column_stack([np.repeat(values, grid.size), np.tile(grid, values.size)])
+    mass = np.exp(mixture.log_density(both)).reshape(values.size, grid.size).sum(axis=1) * 0.01
+    assert abs(mass.sum() - 1) < 1e-6
+    drawn = mixture.sample(np.random.default_rng(1), 20_000)
+    seen = (drawn[:, :1] == values).sum(axis=0)
+    assert seen.sum() == 20_000
+    often = mass * 20_000 > 5
+    assert stats.chisquare(seen[often], mass[often] * seen[often].sum() / mass[often].sum()).pvalue > 1e-3
+    # Of the continuous column given a whole number: its share of either normal.
+    few, many = stats.norm(3, 0.5), stats.norm(10, 2.0)
+    share = np.array([one.cdf(6.5) - one.cdf(5.5) for one in (few, many)])
+    share /= share.sum()
+    some = drawn[drawn[:, 0] == 6, 1]
+    exact = share[0] * stats.norm.cdf(some, 0.2, 0.5) + share[1] * stats.norm.cdf(some, -0.5, 1.5)
+    assert some.size > 100 and stats.kstest(exact, "uniform").pvalue > 1e-3
+
+
+def animals(rng, N, p):
+    """Mean and standard deviation of six counts of N animals, each seen with probability p."""
+    seen = rng.binomial(N.astype(np.int64)[:, None], p[:, None], size=(len(N), 6))
+    return np.column_stack([seen.mean(axis=1), seen.std(axis=1)])
+
+
+def test_whole_numbers_are_aimed_at():
+    """The number of animals and the chance to see one, against sums over all numbers on a grid of chances.
+
+    The posterior of the number lies in a twentieth of its prior.
+    """
+    counts = np.array([121, 123, 111, 118, 117, 117])
+    observed = np.array([counts.mean(), counts.std()])
+    prior = od.Prior(N=stats.randint(1, 2001), p=stats.beta(30, 20))
+    post = od.infer(od.Model(prior, od.batched(animals), observed), budget=3000, seed=1)
+    assert "proposals that close in" in post.settings["method"]
+    number, chance = np.arange(1, 2001)[:, None], np.linspace(0.001, 0.999, 999)
+    log_post = stats.binom.logpmf(counts[:, None, None], number, chance).sum(axis=0) + stats.beta(30, 20).logpdf(chance)
+    exact = np.exp(log_post - log_post.max())
+    exact /= exact.sum()
+    for name, values, mass in (("N", number[:, 0], exact.sum(axis=1)), ("p", chance, exact.sum(axis=0))):
+        row, mean = post.summary()[name], mass @ values
+        sd = np.sqrt(mass @ (values - mean) ** 2)
+        assert abs(row.mean - mean) < 4 * row.mcse and abs(row.sd / sd - 1) < 0.3
+    assert row.mcse < 0.2 * sd and post.draws["N"].dtype == np.int64
 
 
 def bank_of(prior, n, mixture, seed=1):
@@ -373,7 +473,7 @@ def bank_of(prior, n, mixture, seed=1):
 def test_weights_make_every_proposal_stand_for_the_prior():
     """Weighted means over prior and mixture draws together are those of the prior."""
     prior = od.Prior(a=stats.gamma(3.0), b=stats.uniform(0, 1))
-    bank, free = bank_of(prior, 20_000, Mixture(np.array([[0.5, 1.0]]), 0.7 * np.eye(2)[None]))
+    bank, free = bank_of(prior, 20_000, normals(np.array([[0.5, 1.0]]), 0.7 * np.eye(2)[None]))
     weight = np.exp(bank.log_weight(free))
     theta = bank.theta[0]
     assert abs(weight.mean() - 1) < 0.02
@@ -383,7 +483,7 @@ def test_weights_make_every_proposal_stand_for_the_prior():
 
 def test_the_constant_of_a_constrained_prior():
     prior = od.Prior(a=stats.norm(), b=stats.norm(), where=lambda a, b: a < b)
-    found = log_constant(prior, support_of(prior), Mixture(np.array([[-0.5, 0.5]]), 0.5 * np.eye(2)[None]), 1)
+    found = log_constant(prior, support_of(prior), normals(np.array([[-0.5, 0.5]]), 0.5 * np.eye(2)[None]), 1)
     assert abs(found - np.log(0.5)) < 0.05
 
 
@@ -406,7 +506,7 @@ def test_proposals_follow_their_neighbours():
     rng = np.random.default_rng(1)
     along = rng.uniform(-1, 1, 2000)
     free = np.column_stack([along, along**2 + 0.01 * rng.standard_normal(2000)])
-    mixture = around(free, np.ones(2000), 1.0, 100, rng)
+    mixture = around(free, np.ones(2000), 1.0, 100, rng, np.zeros(2, dtype=bool))
     drawn = mixture.sample(rng, 5000)
     assert np.median(np.abs(drawn[:, 1] - drawn[:, 0] ** 2)) < 0.15
 
@@ -436,7 +536,7 @@ def test_coverage_of_a_normal_sample():
 
 
 def finished_run(model, budget, seed=1):
-    run = Run(model, None, budget, 50, seed, "reject", Deadline(None), False)
+    run = Run(model, None, budget, 50, 0, seed, "reject", Deadline(None), False)
     run.all(Saver())
     return run
 

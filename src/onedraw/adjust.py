@@ -17,7 +17,7 @@ keeps the variance; Gneiting and Raftery (2007) for scores.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -45,9 +45,12 @@ WIDE = 0.02
 """Share of a broad normal in a score, which bounds the damage of a single pseudo-observation."""
 LOCAL = 0.3
 """Width of the local smoothing kernel in standard deviations of a draw's neighbours."""
-FIRST_LOOK, LOOK = 12, 64
-"""Pseudo-observations at which all ways are tried, and at which those are that may be the best."""
-FINALISTS = 5
+LOOKS = ((16, 16), (48, 8), (192, 8))
+"""Pseudo-observations at which ways are tried, and how many ways, the best so far, are then tried at more of them."""
+BRIEF_LOOKS = ((8, 6), (32, 6))
+"""The same while a run goes on."""
+FEWEST_LOOKS = 6
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 COUNTS = (60, 150, 400, 1000, 2500)
 """Numbers of nearest simulations that are tried, besides all."""
 MOST_SCORED = 1500
@@ -160,6 +163,17 @@ class Near(NamedTuple):
     own: Callable[[Array, Array], Array] | None = None
     """A user's distance (rows, observed) in place of the Euclidean one."""
 
+    def scored(self, free: Array, places: Array) -> Array:
+        """Parameters (m, dim) of the simulations at `places` as they are scored: whole numbers anywhere in their cells.
+
+        So a density stands for a probability, and the rank of a whole number among equal ones is left to chance.
+        """
+        if self.movable.all():
+            return free
+        # The same for one simulation in every way that is tried.
+        chance = Rng(0, Phase.RESAMPLE).bulk(Purpose.ACCEPT).random(self.free.shape)[places] - 0.5
+        return np.where(self.movable, free, free + chance)
+
     def distances(self, observed: Array) -> Array:
         """Distances (n,) of the rows from an observed one."""
         return distances_from(self.rows, observed) if self.own is None else self.own(self.rows, observed)
@@ -211,19 +225,44 @@ def regress(free: Array, rows: Array, observed: Array, weights: Array, products:
     [[1.5], [1.5]]
     """
     share = weights / weights.sum()
-    away = rows - observed
-    spread = np.sqrt(share @ away**2)
-    scaled = away / np.where(spread > 0, spread, 1.0)
-    design = np.column_stack([np.ones(len(free)), with_products(scaled) if products else scaled])
     worth = effective(share)
-    penalty = np.full(design.shape[1], RIDGE + (RIDGE_OF_FEW if worth < 3 * design.shape[1] else 0.0))
-    penalty[0] = 1e-10
+    design, penalty = _design(rows, observed, share, worth, products)
     weighted = design * share[:, None]
     gram = weighted.T @ design
     coefficients = np.linalg.solve(gram + np.diag(penalty), weighted.T @ free)
     used = float(np.trace(np.linalg.solve(gram + np.diag(penalty), gram))) / worth
     moved: Array = coefficients[0] + (free - design @ coefficients) / math.sqrt(1.0 - min(used, 0.8))
     return moved
+
+
+def _design(rows: Array, observed: Array, share: Array, worth: float, products: bool) -> tuple[Array, Array]:
+    """Columns of a regression on rows (n, s), the intercept at the observed row first, and the penalty on each."""
+    away = rows - observed
+    spread = np.sqrt(share @ away**2)
+    scaled = away / np.where(spread > 0, spread, 1.0)
+    design = np.column_stack([np.ones(len(rows)), with_products(scaled) if products else scaled])
+    penalty = np.full(design.shape[1], RIDGE + (RIDGE_OF_FEW if worth < 3 * design.shape[1] else 0.0))
+    penalty[0] = 1e-10
+    return design, penalty
+
+
+def pull(rows: Array, observed: Array, weights: Array, products: bool = False) -> Array:
+    """What a change of each draw (n,) would add to the mean of the moved draws: their weights where none is moved.
+
+    Data at the edge of the rows lean on few of them, which the weights alone do not show.
+
+    >>> s = np.linspace(-1, 1, 50)[:, None]
+    >>> middle, edge = (effective(pull(s, np.array([at]), np.full(50, 0.02))) for at in (0.0, 1.0))
+    >>> round(middle), round(edge)
+    (50, 13)
+    """
+    share = weights / weights.sum()
+    design, penalty = _design(rows, observed, share, effective(share), products)
+    weighted = design * share[:, None]
+    intercept = np.zeros(len(penalty))
+    intercept[0] = 1.0
+    pulled: Array = weighted @ np.linalg.solve(weighted.T @ design + np.diag(penalty), intercept)
+    return pulled
 
 
 def with_products(columns: Array) -> Array:
@@ -283,14 +322,39 @@ def _estimate(near: Near, observed: Array, way: Way, distance: Array, order: Arr
     if way.form != "none":
         weights = weights * np.maximum(1.0 - (distance[index] / eps) ** 2 if eps > 0 else 1.0, 1e-9)
         moved = free.copy()
-        label = near.labels[PIECES.index(way.pieces)][index] if way.pieces > 1 else np.zeros(len(index), dtype=np.int64)
-        for piece in range(way.pieces):
-            some = np.flatnonzero(label == piece)
-            if some.size > 2 * coefficients(near.rows.shape[1], way.form):
-                rows = near.rows[index[some]]
-                moved[some] = regress(free[some], rows, observed, weights[some], way.form == "products")
+        for some in _regressions(near, way, index):
+            moved[some] = regress(free[some], near.rows[index[some]], observed, weights[some], way.form == "products")
         free = np.where(near.movable, moved, free)
     return Estimate(free, weights / weights.sum(), index, eps)
+
+
+def _regressions(near: Near, way: Way, index: Array) -> Iterator[Array]:
+    """Which of the simulations at `index` share a regression, for each piece that has enough of them."""
+    label = near.labels[PIECES.index(way.pieces)][index] if way.pieces > 1 else np.zeros(len(index), dtype=np.int64)
+    for piece in range(way.pieces):
+        some = np.flatnonzero(label == piece)
+        if some.size > 2 * coefficients(near.rows.shape[1], way.form):
+            yield some
+
+
+def worth(near: Near, observed: Array, way: Way, found: Estimate) -> float:
+    """How many independent draws of the posterior would give its mean as exactly as an estimate does.
+
+    What a draw adds to the mean is its pull times its distance from the middle of its piece, and what it adds to the
+    share of that piece.
+    """
+    mean = found.weights @ found.free
+    added = found.weights[:, None] * (found.free - mean)
+    for some in _regressions(near, way, found.places) if way.form != "none" else ():
+        weights, free = found.weights[some], found.free[some]
+        middle = weights @ free / weights.sum()
+        there = pull(near.rows[found.places[some]], observed, weights, way.form == "products")
+        added[some] = weights[:, None] * (middle - mean) + weights.sum() * there[:, None] * (free - middle)
+    variance = found.weights @ np.square(found.free - mean)
+    some = np.flatnonzero(variance > 0)
+    if some.size == 0:
+        return effective(found.weights)
+    return float(1.0 / np.mean(np.square(added).sum(axis=0)[some] / variance[some]))
 
 
 def pieces(free: Array, weights: Array, number: int, points: Array) -> Array:
@@ -454,7 +518,7 @@ def decide(
     nears: Sequence[Near],
     held_out: Array,
     thorough: bool = True,
-    forms: Sequence[str] = FORMS,
+    as_it_is: bool = False,
 ) -> Decision:
     """Choose a way by its scores at held-out simulations near the data.
 
@@ -464,40 +528,52 @@ def decide(
         The same simulations in terms of one or more summaries.
     held_out
         Indices of the simulations that are taken as data in turn.
+    thorough
+        Whether all ways are tried, at many held-out simulations.
+    as_it_is
+        Whether not to adjust means to keep all simulations, and not the nearest alone.
     """
-    ways = [
-        way for k, near in enumerate(nears) for way in ways_for(k, near, len(near.free), thorough) if way.form in forms
-    ]
-    if not ways or len(held_out) < FIRST_LOOK // 2:
+    ways = [way for k, near in enumerate(nears) for way in ways_for(k, near, len(near.free), thorough)]
+    if as_it_is:
+        ways = [way for way in ways if way.form != "none" or way.number == len(nears[0].free) - 2]
+    if not ways or len(held_out) < FEWEST_LOOKS:
         count = min(len(nears[0].free) - 2, max(FEWEST, len(nears[0].free) // 5))
         return Decision(Way(0, max(count, 1), "none"), 0, math.nan, math.nan, math.nan)
     scale = _scale(nears[0], held_out)
-    first = held_out[:: max(1, len(held_out) // (FIRST_LOOK if thorough else FIRST_LOOK // 2))]
-    early, _ = _scores(nears, ways, first, scale)
-    mean = early.mean(axis=1)
-    # The best of each kind goes on, so that the gain from adjusting can be told.
-    keep = set(np.argsort(mean, kind="stable")[::-1][: FINALISTS if thorough else 3].tolist())
-    for plain in (True, False):
-        kind = [k for k, way in enumerate(ways) if (way.form == "none") is plain]
-        keep |= {max(kind, key=lambda k: mean[k])} if kind else set()
-    finalists = [ways[k] for k in sorted(keep)]
-    scores, cover = _scores(nears, finalists, held_out, scale)
-    mean = scores.mean(axis=1)
+    # Any first part of this order is spread over all of them.
+    order = held_out[np.argsort(np.modf(np.arange(len(held_out)) * GOLDEN)[0], kind="stable")]
+    scores, cover = np.empty((2, len(ways), 0))
+    for upto, number in LOOKS if thorough else BRIEF_LOOKS:
+        more = _scores(nears, ways, order[scores.shape[1] : upto], scale)
+        scores, cover = np.concatenate([scores, more[0]], axis=1), np.concatenate([cover, more[1]], axis=1)
+        mean = scores.mean(axis=1)
+        keep = set(np.argsort(mean, kind="stable")[::-1][:number].tolist())
+        # The best of each kind goes on, so that the gain from adjusting can be told.
+        for plain in (True, False):
+            kind = [k for k, way in enumerate(ways) if (way.form == "none") is plain]
+            keep |= {max(kind, key=lambda k: mean[k])} if kind else set()
+        some = sorted(keep)
+        ways, scores, cover, mean = [ways[k] for k in some], scores[some], cover[some], mean[some]
     best = int(mean.argmax())
     chosen = min(
-        (k for k in range(len(finalists)) if _not_worse(scores[k] - scores[best])),
-        key=lambda k: (_preference(finalists[k]), -mean[k]),
+        (k for k in range(len(ways)) if _not_worse(scores[k] - scores[best])),
+        key=lambda k: (_preference(ways[k]), -mean[k]),
     )
-    plain_best = _best(scores, [way.form == "none" for way in finalists])
-    moved_best = _best(scores, [way.form != "none" for way in finalists])
+    plain_best = _best(scores, [way.form == "none" for way in ways])
+    moved_best = _best(scores, [way.form != "none" for way in ways])
     gain = np.full(2, np.nan) if plain_best is None or moved_best is None else moved_best - plain_best
     error = float(gain.std(ddof=1)) / math.sqrt(len(gain))
-    return Decision(finalists[chosen], len(held_out), float(gain.mean()), error, float(cover[chosen]))
+    return Decision(ways[chosen], scores.shape[1], float(gain.mean()), error, float(cover[chosen].mean()))
 
 
-def _preference(way: Way) -> tuple[int, int, int, int]:
-    """What is preferred where scores do not tell ways apart: one regression, few coefficients, many draws."""
-    return way.pieces, int(way.form == "products"), -way.number, way.summary
+def _preference(way: Way) -> tuple[int, int, int, int, int]:
+    """What is preferred where scores do not tell ways apart: what leans on little, and then what has many draws.
+
+    One regression rather than several, few coefficients, summaries as they were given, and a regression rather than
+    none: simulations near the data are nearer to the middle of all than the data are, so that scores show too little
+    of the bias that a regression takes away.
+    """
+    return way.pieces, int(way.form == "products"), way.summary, int(way.form == "none"), -way.number
 
 
 def _not_worse(difference: Array) -> bool:
@@ -514,15 +590,15 @@ def _best(scores: Array, kind: list[bool]) -> Array | None:
 
 def _scale(near: Near, held_out: Array) -> Array:
     """A map (dim, dim) to coordinates in which the held-out parameters have unit covariance."""
-    dim = near.free.shape[1]
-    covariance = np.atleast_2d(np.cov(near.free[held_out], rowvar=False)) if len(held_out) > dim + 1 else np.eye(dim)
+    dim, known = near.free.shape[1], near.scored(near.free[held_out], held_out)
+    covariance = np.atleast_2d(np.cov(known, rowvar=False)) if len(held_out) > dim + 1 else np.eye(dim)
     covariance = covariance + 1e-6 * np.diag(np.diag(covariance)) + 1e-12 * np.eye(dim)
     return np.linalg.inv(np.linalg.cholesky(covariance)).T
 
 
 def _scores(nears: Sequence[Near], ways: Sequence[Way], held_out: Array, scale: Array) -> tuple[Array, Array]:
-    """Log scores (ways, held out), and the share of known parameters inside each way's 90 % intervals."""
-    scores, cover = np.empty((len(ways), len(held_out))), np.zeros(len(ways))
+    """Log scores (ways, held out), and the share of known parameters inside 90 % intervals (ways, held out)."""
+    scores, cover = np.empty((2, len(ways), len(held_out)))
     most = max(way.number for way in ways)
     for place, j in enumerate(held_out.tolist()):
         sorted_by: dict[int, tuple[Array, Array]] = {}
@@ -540,11 +616,24 @@ def _scores(nears: Sequence[Near], ways: Sequence[Way], held_out: Array, scale: 
             found = last[1]
             density = log_density_local if way.local else log_density_global
             thin = slice(None, None, -(-len(found.free) // MOST_SCORED))
-            free, weights = found.free[thin], found.weights[thin] / found.weights[thin].sum()
-            scores[k, place] = density(free @ scale, weights, near.free[j] @ scale)
-            below = weights @ (free < near.free[j])
-            cover[k] += float(np.mean((below > 0.05) & (below < 0.95))) / len(held_out)
+            weights = found.weights[thin] / found.weights[thin].sum()
+            free, known = near.scored(found.free[thin], found.places[thin]), near.scored(near.free[j], j)
+            scores[k, place] = density(free @ scale, weights, known @ scale)
+            below = weights @ (free < known)
+            cover[k, place] = float(np.mean((below > 0.05) & (below < 0.95)))
     return scores, cover
+
+
+def ranks(near: Near, way: Way, held_out: Array) -> Array:
+    """Where the known parameters lie among the draws that a way gives at each held-out simulation: (m, dim) in [0, 1].
+
+    They are uniform where the draws are those of the posterior. Reference: Prangle, Blum, Popovic and Sisson (2014).
+    """
+    found = np.empty((len(held_out), near.free.shape[1]))
+    for k, j in enumerate(held_out.tolist()):
+        there = estimate(near, near.rows[j], way, left_out=j)
+        found[k] = there.weights @ (near.scored(there.free, there.places) < near.scored(near.free[j], j))
+    return found
 
 
 def with_pieces(near: Near, observed: Array) -> Near:
@@ -593,12 +682,12 @@ def adjusted(post: Posterior, draws: int | None, seed: int | None) -> Posterior:
     scale = np.where(spread > 0, spread, 1.0)
     observed = model.observed_row / scale
     near = Near(support.free(bank.theta[fine]), rows / scale, bank.log_weight[fine], ~np.asarray(model.prior.discrete))
-    near = with_pieces(near, observed) if near.movable.all() else near
+    near = with_pieces(near, observed)
     rng = Rng(seed, Phase.RESAMPLE, 1).bulk(Purpose.MOVE)
-    close = nearest(near.distances(observed), max(len(near.free) // 5, FIRST_LOOK))
+    close = nearest(near.distances(observed), max(len(near.free) // 5, FEWEST))
     weights = np.exp(near.log_weight[close] - near.log_weight[close].max())
     with one_blas_thread():
-        decision = decide([near], np.unique(close[systematic(weights, LOOK, rng.random())]))
+        decision = decide([near], np.unique(close[systematic(weights, LOOKS[-1][0], rng.random())]), as_it_is=True)
         if decision.way.form == "none":
             return replace(post, notes=(*post.notes, decision.words()))
         found = estimate(near, observed, decision.way)
@@ -613,7 +702,7 @@ def adjusted(post: Posterior, draws: int | None, seed: int | None) -> Posterior:
         kernel=None,
         bank=None,
         independent=True,
-        effective=effective(found.weights),
+        effective=worth(near, observed, decision.way, found),
         settings={**post.settings, "adjustment": decision.way.words(), "nearest": len(found.places)},
         notes=(*post.notes, decision.words()),
     )

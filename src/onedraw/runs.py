@@ -48,7 +48,7 @@ SAMPLERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "r_hit": (r_hit, ("hits", "max_draws", "chains", "thin")),
     "smc": (smc, ("particles", "eps", "pseudo_samples", "least_acceptance")),
     "importance": (importance, ("eps", "ess", "pseudo_samples", "defensive", "keep_rows")),
-    "infer": (infer, ()),
+    "infer": (infer, ("coverage",)),
 }
 """Each sampler with the arguments that a file gives back to it."""
 
@@ -212,7 +212,9 @@ def _read_sequential(store: Store, written: Mapping[str, Any], last: Record | No
 def _read_infer(store: Store, written: Mapping[str, Any], last: Record | None) -> Posterior:
     arguments = written["arguments"]
     record, finished = store.last("infer.interim"), store.last("infer.finished")
-    if finished is not None and finished.scalars["asked"] == [arguments["budget"], arguments["draws"]]:
+    if finished is not None and finished.scalars["asked"] == [
+        arguments[name] for name in ("budget", "draws", "coverage")
+    ]:
         record = finished
     status, _, seconds = _ending(last, "0 draws" if record is None else f"{len(record.arrays['theta']):,} draws")
     scalars: Mapping[str, Any] = {"notes": [], "settings": {}, "effective": np.nan, "rate": np.nan, "failures": []}

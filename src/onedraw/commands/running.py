@@ -51,6 +51,7 @@ def _where_to_work(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--pseudo-samples", type=COUNT, help="M, the simulations at one parameter value.  [default: 1]")
 @click.option("--hits", type=COUNT, help="Of r_hit.")
 @click.option("--particles", type=COUNT, help="Of smc.")
+@click.option("--coverage", type=COUNT, help="Of infer: simulations near the data that intervals are tried at.")
 @click.option("--keep-all", is_flag=True, help="Keep every simulation of rejection, for od.reuse.")
 @click.option("--seed", type=SEED, help="[default: drawn and recorded]")
 @click.option("--on-error", type=click.Choice(["reject", "raise"]), help="What a failed simulation does.")

@@ -63,12 +63,16 @@ COMPONENTS = 300
 TRIAL_COMPONENTS = 200
 SCALES = (0.5, 1.0, 2.0, 4.0)
 """Covariances of the normals, in those of a draw's neighbours, that are tried."""
+LEAST_DEVIATION = 0.5
+"""Of the normals that are rounded to whole numbers: one draw in three moves."""
 WORTHWHILE = 1.1
 """Gain over the prior from which a proposal is used."""
 NEAREST = 5000
 """Simulations by each summary that are studied."""
 LEARN_FROM, LEARN_SHARE = 5000, 0.3
 """Simulations from which a summary is learnt at the most, and the share of all, the nearest, they are taken from."""
+OWN_LOOKS = 12
+"""Simulations that are taken as data where the distance is the user's own, which may be slow."""
 CHECK_SHARE, CHECK_MOST = 50, 100
 """One in so many simulations, and at most so many, are made at posterior draws to compare them with the data."""
 INTERIM = 1000
@@ -82,35 +86,66 @@ CHECK_FROM, CHECK_STAGE = 1000, 2**20
 """The budget from which a part is spent on the check, and the number that names its streams."""
 FEW_CHECKS, LEAST_ALIKE = 20, 0.02
 LEAST_COVER = 0.8
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+"""Of the intervals whose coverage is measured on request."""
 SMALL_REST = 0.02
 MOST_PROPOSALS = 20
 """Proposals for each simulation of the budget after which a run ends: nearly all were outside the prior."""
 
 
 class Mixture(NamedTuple):
-    """Normals of equal share in free coordinates."""
+    """Normals of equal share in free coordinates; columns of whole numbers are rounded, and independent of the rest."""
 
     centre: Array
     """(k, dim)"""
     root: Array
-    """(k, dim, dim), lower triangular."""
+    """(k, continuous, continuous), lower triangular."""
+    deviation: Array
+    """(k, whole) of the normals that are rounded."""
+    whole: Array
+    """(dim,) which columns are whole numbers."""
 
     def sample(self, rng: np.random.Generator, n: int) -> Array:
         """n draws (n, dim)."""
         which = rng.integers(0, len(self.centre), n)
         normal = rng.standard_normal((n, self.centre.shape[1]))
-        return self.centre[which] + np.einsum("nij,nj->ni", self.root[which], normal)
+        drawn = self.centre[which]
+        drawn[:, ~self.whole] += np.einsum("nij,nj->ni", self.root[which], normal[:, ~self.whole])
+        drawn[:, self.whole] = np.rint(drawn[:, self.whole] + self.deviation[which] * normal[:, self.whole])
+        return drawn
 
     def log_density(self, free: Array) -> Array:
         """Log density at rows (n, dim)."""
-        k, dim = self.centre.shape
+        smooth, centre = free[:, ~self.whole], self.centre[:, ~self.whole]
+        # Of whole numbers there are few that differ.
+        counts = [np.unique(column, return_inverse=True) for column in free[:, self.whole].T]
+        k, dim = centre.shape
         inverse = np.linalg.inv(self.root)
         constant = -np.log(np.diagonal(self.root, axis1=1, axis2=2)).sum(axis=1) - 0.5 * dim * math.log(2 * math.pi)
         total = np.full(len(free), -np.inf)
         for j in range(k):
-            z = (free - self.centre[j]) @ inverse[j].T
-            np.logaddexp(total, constant[j] - 0.5 * np.einsum("ij,ij->i", z, z), out=total)
+            z = (smooth - centre[j]) @ inverse[j].T
+            log_one = constant[j] - 0.5 * np.einsum("ij,ij->i", z, z)
+            for (values, place), middle, width in zip(
+                counts, self.centre[j, self.whole], self.deviation[j], strict=True
+            ):
+                log_one = log_one + log_mass(values - middle, width)[place]
+            np.logaddexp(total, log_one, out=total)
         return total - math.log(k)
+
+
+def log_mass(away: Array, deviation: float) -> Array:
+    """Log probability (n,) that a normal of this deviation, rounded, lies so far from its mean.
+
+    >>> log_mass(np.array([0.0, 40.0]), 0.5).round(2).tolist()
+    [-0.38, -3125.79]
+    """
+    from scipy.special import log_ndtr
+
+    # Far out the tails on both sides of a cell are too small to be subtracted, and their logarithms are not.
+    near, far = log_ndtr((0.5 - np.abs(away)) / deviation), log_ndtr((-0.5 - np.abs(away)) / deviation)
+    mass: Array = near + np.log1p(-np.exp(far - near))
+    return mass
 
 
 class Drawn(NamedTuple):
@@ -134,6 +169,8 @@ class Drawn(NamedTuple):
         return {**{name: getattr(self, name) for name in COUNTS}, "failures": [one._asdict() for one in self.failures]}
 
 
+PLANNED = ("centre", "root", "deviation")
+"""What a file holds of a mixture."""
 COUNTS = ("simulations", "setups", "failed", "proposals")
 
 
@@ -276,6 +313,8 @@ class Study(NamedTuple):
     found: Estimate
     places: Array
     """Which of all good simulations are studied."""
+    held_out: Array
+    """Which of the studied simulations the ways were tried at."""
     distance: Callable[[Array], Array]
     """From raw summaries to distances in the chosen summary's terms."""
 
@@ -345,13 +384,16 @@ def study(bank: Bank, model: Model, pilot: int, seed: int, stage: int, thorough:
     nears = []
     for one, there in zip(maps, observed, strict=True):
         near = Near(free[index], one(rows[index]), log_weight, movable, (), own)
-        nears.append(adjust.with_pieces(near, there) if len(index) >= 100 and movable.all() else near)
-    look = (adjust.LOOK if thorough else adjust.LOOK // 2) if own is None else adjust.FIRST_LOOK
+        nears.append(adjust.with_pieces(near, there) if len(index) >= 100 else near)
+    most = (adjust.LOOKS if thorough else adjust.BRIEF_LOOKS)[-1][0]
+    look = most if own is None else min(most, OWN_LOOKS)
     held_out = _held_out(nears, observed, index, len(rows), seed, stage, look)
     decision = adjust.decide(nears, held_out, thorough)
     k = decision.way.summary
     found = adjust.estimate(nears[k], observed[k], decision.way)
-    return Study(tuple(nears), observed, tuple(names), decision, found, index, _distance_from(maps[k], own, model))
+    return Study(
+        tuple(nears), observed, tuple(names), decision, found, index, held_out, _distance_from(maps[k], own, model)
+    )
 
 
 def _distance_of(scale: Callable[[Array], Array], own: Any) -> Callable[[Array, Array], Array]:
@@ -389,6 +431,61 @@ def _held_out(
     return np.unique(np.concatenate(picked)) if picked else np.empty(0, dtype=np.intp)
 
 
+class Coverage(NamedTuple):
+    """How often central intervals held the known parameters of simulations near the data."""
+
+    number: int
+    """Simulations that were taken as data."""
+    levels: tuple[float, ...]
+    held: Array
+    """(levels, dim) shares."""
+    error: tuple[float, ...]
+    """Standard errors of such shares, of each level, where the level is true."""
+
+    def as_settings(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """For `settings` and the file."""
+        held = {name: [float(one) for one in column] for name, column in zip(names, self.held.T, strict=False)}
+        return {"number": self.number, "levels": list(self.levels), "held": held, "se": list(self.error)}
+
+    def words(self, names: tuple[str, ...]) -> str:
+        """In plain words, with two standard errors."""
+        if not self.number:
+            return "coverage: no simulations near the data are left to take as data; raise the budget"
+        levels = " / ".join(f"{100 * level:.0f}" for level in self.levels)
+        shares = [
+            f"{name} {' / '.join(f'{100 * one:.0f}' for one in column)} %"
+            for name, column in zip(names, self.held.T, strict=True)
+        ]
+        error = " / ".join(f"{200 * one:.0f}" for one in self.error)
+        return (
+            f"coverage: {levels} % intervals at {self.number} simulations near the data, taken as data, hold the known "
+            f"parameters: {', '.join(shares)} (± {error} % by chance)"
+        )
+
+
+def measured_coverage(said: Study, number: int, seed: int, stage: int) -> Coverage:
+    """Intervals at simulations near the data that no choice rests on: neither the way's nor a learnt summary's.
+
+    They are picked by weight, so that they stand for data from the prior that are like those observed; there a
+    posterior's intervals hold the parameters as often as they say.
+    """
+    way = said.decision.way
+    near, there = said.nears[way.summary], said.observed[way.summary]
+    order = np.argsort(near.distances(there), kind="stable")
+    order = order[(said.places[order] % 2 == 1) & ~np.isin(order, said.held_out)]
+    close = order[: max(4 * number, len(order) // 10)]
+    if len(close) == 0:
+        return Coverage(0, (), np.empty((0, 0)), ())
+    weight = np.exp(near.log_weight[close] - near.log_weight[close].max())
+    rng = Rng(seed, Phase.RESAMPLE, 1 + stage, 3).bulk(Purpose.MOVE)
+    picked, times = np.unique(close[systematic(weight, number, rng.random())], return_counts=True)
+    with one_blas_thread():
+        away = np.abs(adjust.ranks(near, way, picked) - 0.5)
+    held = np.stack([times @ (away < 0.5 * level) / times.sum() for level in LEVELS])
+    worth = effective(times.astype(float))
+    return Coverage(len(picked), LEVELS, held, tuple(math.sqrt(level * (1 - level) / worth) for level in LEVELS))
+
+
 class Aim(NamedTuple):
     """Where the next stage draws, and what that promises."""
 
@@ -401,7 +498,7 @@ def aim(bank: Bank, said: Study, seed: int, stage: int) -> Aim:
     """The prior, or normals around the nearest draws, whichever promises more effective draws near the data."""
     near = said.nears[said.decision.way.summary]
     index, dim = said.found.places, near.free.shape[1]
-    if not near.movable.all() or len(index) < 4 * (dim + 1):
+    if len(index) < 4 * (dim + 1):
         return Aim(None, 1.0)
     free, log_weight = near.free[index], near.log_weight[index]
     weight = np.exp(log_weight - log_weight.max())
@@ -413,7 +510,7 @@ def aim(bank: Bank, said: Study, seed: int, stage: int) -> Aim:
     best = (WORTHWHILE, 0.0)
     rng = Rng(seed, Phase.RESAMPLE, 1 + stage, 1)
     for scale in SCALES:
-        trial = around(free[makers], weight[makers], scale, TRIAL_COMPONENTS, rng.bulk(Purpose.PRIOR))
+        trial = around(free[makers], weight[makers], scale, TRIAL_COMPONENTS, rng.bulk(Purpose.PRIOR), ~near.movable)
         log_mixed = np.logaddexp(
             trial.log_density(free[judges]) + math.log1p(-1 / DEFENSIVE), log_prior - math.log(DEFENSIVE)
         )
@@ -421,16 +518,26 @@ def aim(bank: Bank, said: Study, seed: int, stage: int) -> Aim:
         best = max(best, (gain, scale))
     if best[1] == 0.0:
         return Aim(None, 1.0)
-    return Aim(around(free, weight, best[1], COMPONENTS, rng.bulk(Purpose.MOVE)), best[0])
+    return Aim(around(free, weight, best[1], COMPONENTS, rng.bulk(Purpose.MOVE), ~near.movable), best[0])
 
 
-def around(free: Array, weight: Array, scale: float, number: int, rng: np.random.Generator) -> Mixture:
+def around(free: Array, weight: Array, scale: float, number: int, rng: np.random.Generator, whole: Array) -> Mixture:
     """Normals around draws picked by weight, each with the covariance of its neighbours times `scale`."""
     n, dim = free.shape
     centre = free[systematic(weight, min(number, n), rng.random())]
     near = int(min(n, max(2 * dim + 2, n**0.7)))
-    root = adjust.local_roots(free, weight, centre, near, min(1.0, (dim + 1) / near))
-    return Mixture(centre, root * math.sqrt(scale))
+    root = adjust.local_roots(free, weight, centre, near, min(1.0, (dim + 1) / near)) * math.sqrt(scale)
+    if not whole.any():
+        return Mixture(centre, root, np.empty((len(centre), 0)), whole)
+    covariance = root @ root.transpose(0, 2, 1)
+    deviation = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2)[:, whole])
+    smooth = np.flatnonzero(~whole)
+    return Mixture(
+        centre,
+        np.linalg.cholesky(covariance[:, smooth[:, None], smooth]),
+        np.maximum(deviation, LEAST_DEVIATION),
+        whole,
+    )
 
 
 def next_size(budget: int, done: int) -> int:
@@ -456,6 +563,7 @@ def infer(
     budget: int,
     seed: int | None = None,
     draws: int = 10_000,
+    coverage: int = 0,
     on_error: str = "reject",
     max_seconds: float | None = None,
     workers: int | None = None,
@@ -484,6 +592,9 @@ def infer(
     draws
         How many draws to return. They are drawn from a smoothed estimate, and worth fewer independent ones: `summary()`
         says how many.
+    coverage
+        Take so many simulations near the data as data in turn, and see how often intervals hold the parameters that
+        made them: `post.settings["coverage"]`, and a line of the summary. It takes time, and no simulations.
     on_error, max_seconds, workers, executor, engine, timeout, store, segment, progress
         As in `od.rejection`.
 
@@ -503,6 +614,7 @@ def infer(
         raise ValueError(f"model must be an od.Model or the result of od.fit_summary, got {type(model).__name__}")
     budget = whole_number("budget", budget, "the largest number of simulations")
     draws = whole_number("draws", draws, "the number of posterior draws")
+    coverage = whole_number("coverage", coverage, "how many simulations are taken as data", least=0)
     if fitted is not None and fitted.cost.simulations > budget:
         raise ValueError(
             f"budget = {budget} is below the {fitted.cost.simulations} simulations that od.fit_summary has spent: they "
@@ -512,11 +624,12 @@ def infer(
     estimator = on_engine(AbcAverage(model.limited(timeout), uniform(1.0)), shared)
     placed: Model = estimator.model
     arguments = {
-        "parameters": list(placed.prior.names), "budget": budget, "draws": draws, **shared.identity(estimator),
+        "parameters": list(placed.prior.names), "budget": budget, "draws": draws, "coverage": coverage,
+        **shared.identity(estimator),
     }  # fmt: skip
 
     def run(saver: Saver, deadline: Deadline) -> Posterior:
-        post = Run(placed, fitted, budget, draws, shared.seed, on_error, deadline, shared.progress).all(saver)
+        post = Run(placed, fitted, budget, draws, coverage, shared.seed, on_error, deadline, shared.progress).all(saver)
         return replace(post, notes=(*post.notes, *in_time(arguments)))
 
     return opened(shared, lambda: _specification(placed, fitted, arguments), run, threads=placed.compiled)
@@ -538,6 +651,7 @@ class Run:
     fitted: Fitted | None
     budget: int
     draws: int
+    coverage: int
     seed: int
     on_error: str
     deadline: Deadline
@@ -550,7 +664,7 @@ class Run:
         self.ends: list[int] = []
         """Good simulations at the end of each stage."""
         finished = saver.last("infer.finished")
-        if finished is not None and finished.scalars["asked"] == [self.budget, self.draws]:
+        if finished is not None and finished.scalars["asked"] == self._asked():
             return self._posterior(finished.scalars, finished.arrays)
         if self.fitted is not None:
             self._take_over(self.fitted)
@@ -571,11 +685,12 @@ class Run:
             plan = plans.get(stage)
             if plan is None:
                 size, mixture = self._plan(said, stage, limit)
-                arrays = {} if mixture is None else {"centre": mixture.centre, "root": mixture.root}
+                arrays = {} if mixture is None else {name: getattr(mixture, name) for name in PLANNED}
                 saver.put("infer.plan", {"stage": stage, "size": size}, arrays)
             else:
                 size = int(plan.scalars["size"])
-                mixture = Mixture(plan.arrays["centre"], plan.arrays["root"]) if plan.arrays else None
+                whole = np.asarray(self.model.prior.discrete)
+                mixture = Mixture(**{name: plan.arrays[name] for name in PLANNED}, whole=whole) if plan.arrays else None
             reason = self._stage(stage, size, mixture, segments.get(stage, []))
             stage += 1
             if self._number() == 0:
@@ -586,6 +701,10 @@ class Run:
                 scalars, arrays = self._conclude(said, INTERIM, stage)
                 saver.put("infer.interim", scalars, arrays)
         return self._finish(reason, stage, check, [one for one in checks if one.scalars["budget"] == self.budget])
+
+    def _asked(self) -> list[int]:
+        """What a finished run must have been asked for, to be the answer to this call."""
+        return [self.budget, self.draws, self.coverage]
 
     def _take_over(self, fitted: Fitted) -> None:
         """Use the simulations that a summary was learnt from: they are at draws from the prior."""
@@ -670,8 +789,13 @@ class Run:
         if reason == "done" and check:
             reason, note = self._check(arrays["theta"], check, records)
             scalars |= {"notes": [*scalars["notes"], *note], **self._spent()}
+        if self.coverage:
+            covered = measured_coverage(said, self.coverage, self.seed, stage)
+            names = self.model.prior.names
+            scalars["settings"]["coverage"] = covered.as_settings(names)
+            scalars["notes"] = [*scalars["notes"], covered.words(names)]
         status = _status(reason, self.budget, self.bank.simulations)
-        scalars |= {"status": list(status), "asked": [self.budget, self.draws]}
+        scalars |= {"status": list(status), "asked": self._asked()}
         self.saver.put("infer.finished" if reason == "done" else "infer.interim", scalars, arrays)
         self.saver.finish(status.reason, status.message, scalars["notes"])
         return self._posterior(scalars, arrays, said)
@@ -710,7 +834,7 @@ class Run:
         rng = Rng(self.seed, Phase.RESAMPLE, 1 + stage, 2).bulk(Purpose.MOVE)
         theta, origin, left = adjust.posterior_draws(rng, near, found, way, number, self.model.prior, self.bank.support)
         path, promise = self._path(said)
-        worth = effective(found.weights)
+        worth = adjust.worth(near, said.observed[way.summary], way, found)
         settings = {
             "method": self._method(), "summary": said.names[way.summary], "eps": found.eps,
             "nearest": len(found.places), "adjustment": way.words(), "smoothing": "local" if way.local else "whole",
