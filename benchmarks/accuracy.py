@@ -2,12 +2,14 @@
 
 For each task, budget and observation the draws of `od.infer`, and those of plain rejection with the same budget (the
 nearest simulations to the data), are scored against reference draws by a network and by trees (benchmarks/c2st.py),
-beside the published scores of rejection (REJ-ABC), sequential ABC (SMC-ABC) and neural posterior estimation (NPE).
+beside the published scores of rejection (REJ-ABC), sequential ABC (SMC-ABC) and neural posterior estimation (NPE). With
+`--beside`, other samplers of this package have the same budget and are scored, too.
 """
 
 import argparse
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
@@ -31,6 +33,34 @@ def rejection_draws(model: od.Model, budget: int, seed: int, n: int) -> np.ndarr
     return stats.gaussian_kde(theta[kept].T).resample(n, seed=rng).T
 
 
+def smoothed(post: od.Posterior, n: int, seed: int) -> np.ndarray:
+    """n draws of weighted ones, smoothed by a normal kernel."""
+    theta = np.concatenate([values.reshape(1, -1) for values in post.draws.values()])
+    weights = None if post.weights is None else post.weights.ravel()
+    return stats.gaussian_kde(theta, weights=weights).resample(n, seed=np.random.default_rng(seed)).T
+
+
+def adjusted_draws(model: od.Model, budget: int, seed: int, n: int) -> np.ndarray:
+    """n draws of importance sampling after one regression adjustment."""
+    post = od.importance(model, budget=budget, seed=seed, keep_rows=True).adjust(draws=n, seed=seed)
+    return smoothed(post, n, seed) if post.weights is not None else np.column_stack([v[0] for v in post.draws.values()])
+
+
+BESIDE = {
+    "smc": lambda model, budget, seed, n: smoothed(od.smc(model, budget=budget, seed=seed), n, seed),
+    "importance": lambda model, budget, seed, n: smoothed(od.importance(model, budget=budget, seed=seed), n, seed),
+    "adjusted": adjusted_draws,
+}
+"""Draws of other samplers with the same budget."""
+
+
+def scaled(model: od.Model) -> od.Model:
+    """The model with summaries in their standard deviations, which are learnt beside the budget."""
+    rng = np.random.default_rng(0)
+    spread = model.simulate(rng, **model.prior.columns(model.prior.sample(rng, 1000))).std(axis=0)
+    return replace(model, distance=od.scaled(scale=np.where(spread > 0, spread, 1.0)))
+
+
 def main(arguments: list[str] | None = None) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.splitlines()[0])
     parser.add_argument("--task", nargs="+", default=list(TASKS), choices=[*TASKS, *FURTHER])
@@ -39,13 +69,19 @@ def main(arguments: list[str] | None = None) -> bool:
     parser.add_argument("--draws", type=int, default=4_000, help="draws on each side of a score")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trees-only", action="store_true", help="leave out the network, which takes most of the time")
+    parser.add_argument("--beside", nargs="+", default=[], choices=BESIDE, help="other samplers to score")
     parser.add_argument("--full", action="store_true", help="ten observations and 10,000 draws, as published")
     given = parser.parse_args([] if arguments is None else arguments)
     observations = list(range(1, 11)) if given.full else given.observations
     size = 10_000 if given.full else given.draws
     kinds = ["trees"] if given.trees_only else ["network", "trees"]
     print(f"C2ST, mean over observations {observations}, {size:,} draws a side; 0.5 is perfect")
-    columns = [*(f"{who} {kind}" for who in ("infer", "rejection") for kind in kinds), "REJ-ABC", "SMC-ABC", "NPE"]
+    columns = [
+        *(f"{who} {kind}" for who in ("infer", "rejection", *given.beside) for kind in kinds),
+        "REJ-ABC",
+        "SMC-ABC",
+        "NPE",
+    ]
     print(f"{'task':24}{'budget':>9}" + "".join(f"{name:>18}" for name in columns) + f"{'seconds':>9}", flush=True)
     reached = True
     gains: dict[tuple[int, str], list[float]] = {}
@@ -61,10 +97,12 @@ def main(arguments: list[str] | None = None) -> bool:
                 seconds += (time.perf_counter() - began) / len(observations)
                 assert post.cost.simulations <= budget
                 drawn = np.column_stack([values[0] for values in post.draws.values()])
-                plain = rejection_draws(model, budget, given.seed, size)
-                for kind in kinds:
-                    scores[f"infer {kind}"].append(c2st(reference, drawn, kind))
-                    scores[f"rejection {kind}"].append(c2st(reference, plain, kind))
+                samples = {"infer": drawn, "rejection": rejection_draws(model, budget, given.seed, size)}
+                for other in given.beside:
+                    samples[other] = BESIDE[other](scaled(model), budget, given.seed, size)
+                for who, sample in samples.items():
+                    for kind in kinds:
+                        scores[f"{who} {kind}"].append(c2st(reference, sample, kind))
             there = published(name, budget, observations)
             mean = {column: float(np.mean(values)) if values else there.get(column, np.nan)
                     for column, values in scores.items()}  # fmt: skip
