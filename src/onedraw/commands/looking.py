@@ -139,9 +139,11 @@ def _panel(look: Look, before: Look | None) -> str:
         rest = "" if left is None else f", about {clock(left)} left"
         lines.append(f"[{'#' * filled}{'.' * (30 - filled)}] {100 * done:.0f} %{rest}")
     pace = f", {number(cost.simulations / cost.seconds)} simulations/s" if cost.seconds > 0 else ""
+    eps = post.settings.get("eps")
+    tolerance = f"; eps = {eps:.4g}" if isinstance(eps, float) else ""
     lines.append(
-        f"{cost.simulations:,} simulations, {cost.failed:,} failed{pace}; {100 * post.acceptance_rate:.3g} % accepted; "
-        f"eps = {post.settings.get('eps')}"
+        f"{cost.simulations:,} simulations, {cost.failed:,} failed{pace}; {100 * post.acceptance_rate:.3g} % accepted"
+        f"{tolerance}"
     )
     if math.prod(post.shape):
         lines += ["", str(post.summary())]
