@@ -317,7 +317,9 @@ class Posterior:
 
     def _kernel_for_at(self) -> Kernel:
         if self.kernel is None:
-            raise ValueError("at(eps) needs a run with a kernel: this one used an estimator or kernel of its own")
+            tried = "chose its region of the nearest simulations by trial"
+            why = tried if self.settings.get("adjustment") else "used an estimator or kernel of its own"
+            raise ValueError(f"at(eps) needs a run with a kernel: this one {why}")
         if self.distances is None:
             raise ValueError(
                 "at(eps) needs the distance of every pseudo-sample, which this run did not keep: run again with "

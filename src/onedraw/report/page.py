@@ -237,7 +237,8 @@ def _boxes(post: Posterior, verdict: Verdict) -> list[tuple[str, str]]:
     boxes += [(found[name], label) for name, label in (("Effective draws", "effective draws, at the least"),
                                                       ("R-hat", "R-hat, at the most")) if name in found]  # fmt: skip
     if isinstance(eps, int | float):
-        boxes.append((f"{eps:.4g}", f"tolerance ε, {post.settings.get('kernel') or 'no'} kernel"))
+        kernel = post.settings.get("kernel")
+        boxes.append((f"{eps:.4g}", "tolerance ε" if kernel is None else f"tolerance ε, {kernel} kernel"))
     boxes.append((f"{post.cost.simulations:,}", "simulations"))
     return boxes
 

@@ -89,6 +89,8 @@ LEAST_COVER = 0.8
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Of the intervals whose coverage is measured on request."""
 SMALL_REST = 0.02
+LATEST = 3
+"""Ends of stages from which it is told what a larger budget would bring."""
 MOST_PROPOSALS = 20
 """Proposals for each simulation of the budget after which a run ends: nearly all were outside the prior."""
 
@@ -863,8 +865,10 @@ class Run:
         usable = [(n, eps) for n, eps in path if eps > 0]
         if len(usable) < 2:
             return path, ""
-        log_n, log_eps = np.log(np.array(usable)).T
-        slope = min(0.0, float(np.polyfit(log_n, log_eps, 1)[0]))
+        # The first stages close in on the posterior and fall faster than simulations from one proposal can: where these
+        # lie along a line the tolerance falls with their number, and in more dimensions more slowly.
+        log_n, log_eps = np.log(np.array(usable[-LATEST:])).T
+        slope = float(np.clip(np.polyfit(log_n, log_eps, 1)[0], -1.0, 0.0))
         now = said.found.eps
         return path, (
             f"ten times the budget would bring the tolerance from {now:.3g} to about {now * 10**slope:.2g} for as many "
