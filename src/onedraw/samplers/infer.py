@@ -791,7 +791,7 @@ class Run:
         if reason == "done" and check:
             reason, note = self._check(arrays["theta"], check, records)
             scalars |= {"notes": [*scalars["notes"], *note], **self._spent()}
-        if self.coverage:
+        if reason == "done" and self.coverage:
             covered = measured_coverage(said, self.coverage, self.seed, stage)
             names = self.model.prior.names
             scalars["settings"]["coverage"] = covered.as_settings(names)
