@@ -51,6 +51,8 @@ def covered(name: str, number: int, budget: int, prob: float) -> tuple[int, int]
             low, high = np.quantile(values, [(1 - prob) / 2, (1 + prob) / 2])
             inside += int(low <= truth[0, column] <= high)
             total += 1
+        if (k + 1) % 20 == 0:
+            print(f"  {name}: {k + 1} data sets, {100 * inside / total:.1f} % of {total} intervals hold", flush=True)
     return inside, total
 
 
@@ -58,9 +60,12 @@ def main(arguments: list[str] | None = None) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage")
     parser.add_argument("--sets", type=int, default=200)
     parser.add_argument("--budget", type=int, default=10_000)
+    parser.add_argument("--only", choices=[name.split()[0] for name in MODELS], help="one of the models")
     given = parser.parse_args([] if arguments is None else arguments)
     rows = []
     for name in MODELS:
+        if given.only not in (None, name.split()[0]):
+            continue
         inside, total = covered(name, given.sets, given.budget, 0.9)
         share = inside / total
         error = math.sqrt(share * (1 - share) / given.sets)
