@@ -98,8 +98,8 @@ def main(arguments: list[str] | None = None) -> bool:
                 assert post.cost.simulations <= budget
                 drawn = np.column_stack([values[0] for values in post.draws.values()])
                 samples = {"infer": drawn, "rejection": rejection_draws(model, budget, given.seed, size)}
-                for other in given.beside:
-                    samples[other] = BESIDE[other](scaled(model), budget, given.seed, size)
+                other_model = scaled(model) if given.beside else model
+                samples |= {other: BESIDE[other](other_model, budget, given.seed, size) for other in given.beside}
                 for who, sample in samples.items():
                     for kind in kinds:
                         scores[f"{who} {kind}"].append(c2st(reference, sample, kind))

@@ -19,6 +19,7 @@ keeps the variance; Gneiting and Raftery (2007) for scores.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +51,9 @@ LOOKS = ((16, 16), (48, 8), (192, 8))
 BRIEF_LOOKS = ((8, 6), (32, 6))
 """The same while a run goes on."""
 FEWEST_LOOKS = 6
+"""Pseudo-observations below which nothing is tried."""
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+"""Its multiples, taken modulo 1, fill the unit interval evenly from the first few on."""
 COUNTS = (60, 150, 400, 1000, 2500)
 """Numbers of nearest simulations that are tried, besides all."""
 MOST_SCORED = 1500
@@ -170,13 +173,17 @@ class Near(NamedTuple):
         """
         if self.movable.all():
             return free
-        # The same for one simulation in every way that is tried.
-        chance = Rng(0, Phase.RESAMPLE).bulk(Purpose.ACCEPT).random(self.free.shape)[places] - 0.5
-        return np.where(self.movable, free, free + chance)
+        return np.where(self.movable, free, free + cells_of(*self.free.shape)[places])
 
     def distances(self, observed: Array) -> Array:
         """Distances (n,) of the rows from an observed one."""
         return distances_from(self.rows, observed) if self.own is None else self.own(self.rows, observed)
+
+
+@lru_cache(maxsize=1)
+def cells_of(n: int, dim: int) -> Array:
+    """Where in its cell, of width 1, each number (n, dim) lies, the same in every way that is tried."""
+    return Rng(0, Phase.RESAMPLE).bulk(Purpose.ACCEPT).random((n, dim)) - 0.5
 
 
 class Way(NamedTuple):

@@ -32,6 +32,19 @@ class Proposed(NamedTuple):
     """(n,) True for chains that repeat their state; None where none does."""
 
 
+def rounded_mass(away: Array, deviation: Array | float) -> Array:
+    """The probability that a normal of this deviation, rounded, lies so far from its mean, a whole number.
+
+    >>> rounded_mass(np.array([0.0, 1.0, -1.0, 40.0]), 0.5).round(4).tolist()
+    [0.6827, 0.1573, 0.1573, 0.0]
+    """
+    from scipy.special import ndtr
+
+    # Both from the lower tail, where a difference of small numbers is exact.
+    mass: Array = ndtr((0.5 - np.abs(away)) / deviation) - ndtr((-0.5 - np.abs(away)) / deviation)
+    return mass
+
+
 @dataclass(frozen=True, eq=False)
 class RandomWalk:
     """theta' = theta + a normal increment; made by `random_walk`."""

@@ -209,14 +209,15 @@ def begin(store: Any, segment: float, make_specification: Callable[[], Specifica
             _cut_off_damage(file)
         written = file.meta("specification")
         notes: tuple[str, ...] = ()
-        engine = specification.arguments.get("engine")
-        now = {"began": time.strftime("%Y-%m-%d %H:%M:%S"), "versions": versions(engine)}
+        now: dict[str, Any] = {
+            "began": time.strftime("%Y-%m-%d %H:%M:%S"), "versions": versions(specification.arguments.get("engine")),
+        }  # fmt: skip
         # A file in which nothing was saved yet binds nobody.
         if written is None or file.count() == 0:
             file.set_meta({"specification": specification.as_json(), "sessions": [now]})
         else:
             sessions = list(file.meta("sessions") or [])
-            changed = _compare(file, written, specification, sessions, force)
+            changed = _compare(file, written, specification, sessions, now["versions"], force)
             if changed:
                 now["forced"] = changed
             file.set_meta({"specification": specification.as_json(), "sessions": [*sessions, now]})
@@ -259,7 +260,12 @@ def versions(engine: str | None = None) -> dict[str, str]:
 
 
 def _compare(
-    file: "Store", written: dict[str, Any], given: Specification, sessions: list[dict[str, Any]], force: bool
+    file: "Store",
+    written: dict[str, Any],
+    given: Specification,
+    sessions: list[dict[str, Any]],
+    now: dict[str, str],
+    force: bool,
 ) -> list[str]:
     """A StoreError that names what has changed; what `force` let pass, in words."""
     if written["algorithm"] != given.algorithm:
@@ -271,7 +277,6 @@ def _compare(
         raise StoreError(
             f"{file.path} holds another run: {'; '.join(settings)}. Give the same settings, or store= another name"
         )
-    now = versions(given.arguments.get("engine"))
     before = sessions[-1]["versions"] if sessions else now
     other = [f"{name} {before.get(name)} -> {version}" for name, version in now.items() if before.get(name) != version]
     if other:

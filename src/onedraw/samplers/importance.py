@@ -32,6 +32,7 @@ from onedraw.model import Model
 from onedraw.posterior import Posterior, Simulations
 from onedraw.prior import Prior
 from onedraw.progress import Show
+from onedraw.proposal import rounded_mass
 from onedraw.samplers.opening import Shared, check_model, check_pays, on_engine
 from onedraw.samplers.rounds import (
     Found,
@@ -164,12 +165,7 @@ class Mixture(NamedTuple):
             else:
                 value = np.ones(len(theta))
             if whole.any():
-                from scipy.special import ndtr
-
-                away = theta[:, whole] - np.asarray(centre[whole])
-                value = value * np.prod(
-                    ndtr((away + 0.5) / self.deviation[k]) - ndtr((away - 0.5) / self.deviation[k]), axis=1
-                )
+                value = value * rounded_mass(theta[:, whole] - centre[whole], self.deviation[k]).prod(axis=1)
             total += value
         return total / len(self.centre)
 

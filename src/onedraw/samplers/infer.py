@@ -44,6 +44,7 @@ from onedraw.model import Model
 from onedraw.posterior import Posterior, Status
 from onedraw.prior import Prior
 from onedraw.progress import Progress, Show
+from onedraw.proposal import rounded_mass
 from onedraw.samplers.fit_summary import Fitted, block_rows, learn, terms_for
 from onedraw.samplers.opening import Shared, on_engine, opened
 from onedraw.samplers.pilot import refuse_hopeless, warn_ignored_rng
@@ -131,23 +132,10 @@ class Mixture(NamedTuple):
             for (values, place), middle, width in zip(
                 counts, self.centre[j, self.whole], self.deviation[j], strict=True
             ):
-                log_one = log_one + log_mass(values - middle, width)[place]
+                with np.errstate(divide="ignore"):
+                    log_one = log_one + np.log(rounded_mass(values - middle, width))[place]
             np.logaddexp(total, log_one, out=total)
         return total - math.log(k)
-
-
-def log_mass(away: Array, deviation: float) -> Array:
-    """Log probability (n,) that a normal of this deviation, rounded, lies so far from its mean.
-
-    >>> log_mass(np.array([0.0, 40.0]), 0.5).round(2).tolist()
-    [-0.38, -3125.79]
-    """
-    from scipy.special import log_ndtr
-
-    # Far out the tails on both sides of a cell are too small to be subtracted, and their logarithms are not.
-    near, far = log_ndtr((0.5 - np.abs(away)) / deviation), log_ndtr((-0.5 - np.abs(away)) / deviation)
-    mass: Array = near + np.log1p(-np.exp(far - near))
-    return mass
 
 
 class Drawn(NamedTuple):
@@ -421,16 +409,20 @@ def _held_out(
 ) -> Array:
     """Simulations near the data by each summary, picked by weight so that they stand for the prior."""
     rng = Rng(seed, Phase.RESAMPLE, 1 + stage).bulk(Purpose.MOVE)
-    among = max(60, simulations // 50)
-    picked = []
-    for near, there in zip(nears, observed, strict=True):
-        order = np.argsort(near.distances(there), kind="stable")
-        close = order[index[order] % 2 == 1][: min(among, len(near.free) // 2)]
-        if len(close) == 0:
-            continue
-        weight = np.exp(near.log_weight[close] - near.log_weight[close].max())
-        picked.append(close[systematic(weight, max(1, number // len(nears)), rng.random())])
-    return np.unique(np.concatenate(picked)) if picked else np.empty(0, dtype=np.intp)
+    odd, each = index % 2 == 1, max(1, number // len(nears))
+    among = min(max(60, simulations // 50), len(index) // 2)
+    picked = [_near_data(*both, odd, among, each, rng) for both in zip(nears, observed, strict=True)]
+    return np.unique(np.concatenate(picked))
+
+
+def _near_data(near: Near, observed: Array, allowed: Array, among: int, number: int, rng: np.random.Generator) -> Array:
+    """`number` of those allowed, of the `among` nearest, picked by weight, so that they stand for the prior."""
+    order = np.argsort(near.distances(observed), kind="stable")
+    close = order[allowed[order]][:among]
+    if len(close) == 0:
+        return close
+    weight = np.exp(near.log_weight[close] - near.log_weight[close].max())
+    return close[systematic(weight, number, rng.random())]
 
 
 class Coverage(NamedTuple):
@@ -446,7 +438,7 @@ class Coverage(NamedTuple):
 
     def as_settings(self, names: tuple[str, ...]) -> dict[str, Any]:
         """For `settings` and the file."""
-        held = {name: [float(one) for one in column] for name, column in zip(names, self.held.T, strict=False)}
+        held = {name: [float(one) for one in column] for name, column in zip(names, self.held.T, strict=True)}
         return {"number": self.number, "levels": list(self.levels), "held": held, "se": list(self.error)}
 
     def words(self, names: tuple[str, ...]) -> str:
@@ -473,14 +465,13 @@ def measured_coverage(said: Study, number: int, seed: int, stage: int) -> Covera
     """
     way = said.decision.way
     near, there = said.nears[way.summary], said.observed[way.summary]
-    order = np.argsort(near.distances(there), kind="stable")
-    order = order[(said.places[order] % 2 == 1) & ~np.isin(order, said.held_out)]
-    close = order[: max(4 * number, len(order) // 10)]
-    if len(close) == 0:
-        return Coverage(0, (), np.empty((0, 0)), ())
-    weight = np.exp(near.log_weight[close] - near.log_weight[close].max())
+    allowed = said.places % 2 == 1
+    allowed[said.held_out] = False
     rng = Rng(seed, Phase.RESAMPLE, 1 + stage, 3).bulk(Purpose.MOVE)
-    picked, times = np.unique(close[systematic(weight, number, rng.random())], return_counts=True)
+    among = max(4 * number, int(np.count_nonzero(allowed)) // 10)
+    picked, times = np.unique(_near_data(near, there, allowed, among, number, rng), return_counts=True)
+    if len(picked) == 0:
+        return Coverage(0, (), np.empty((0, near.free.shape[1])), ())
     with one_blas_thread():
         away = np.abs(adjust.ranks(near, way, picked) - 0.5)
     held = np.stack([times @ (away < 0.5 * level) / times.sum() for level in LEVELS])
