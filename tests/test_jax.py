@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, placed
 from onedraw.proposal import resolve
 from onedraw.samplers import pseudo_marginal, r_hit, rejection, wilkinson
+from onedraw.samplers.start import next_block
 from onedraw.study import exact as study
 from onedraw.study.settings import Toy
 from onedraw.theory import exact as grid_chains
@@ -633,6 +635,76 @@ def test_rejection_in_a_file_goes_on(tmp_path):
 def test_rounds_give_the_same_bytes(run, tmp_path):
     first, again = run(toy(), seed=3), run(toy(), seed=3, store=tmp_path / "run.db", segment=1e-9)
     assert told(first)[:3] == told(again)[:3]
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_starts_are_those_of_any_session(precision, tmp_path, monkeypatch):
+    """Each block is as long as the ones before it suggest, also where an earlier session drew them."""
+    asked = []
+    proposals = device.proposals
+
+    def seen(task, engine, block):
+        asked.append(tuple(block))
+        if stop and len(asked) == 2:
+            raise KeyboardInterrupt
+        return proposals(task, engine, block)
+
+    monkeypatch.setattr(device, "proposals", seen)
+    given = {"chains": 200, "draws": 2, "seed": 5, "proposal": WALK, "engine": f"jax:{precision}"}
+    narrow, stop = od.uniform(0.01), False
+    whole = od.pseudo_marginal(toy(), narrow, **given)
+    expected = list(asked)
+    first, second = expected[:2]
+    assert first == (0, 16 * 200) and second[1] > first[1] and len(expected) < 8
+    assert all(b[0] == sum(a) for a, b in pairwise(expected))
+    asked.clear()
+    stop = True
+    stopped = od.pseudo_marginal(toy(), narrow, store=tmp_path / "run.db", segment=1e-9, **given)
+    assert stopped.status.reason == "interrupted" and stopped.shape[1] == 0
+    stop = False
+    asked.clear()
+    assert told(od.resume(tmp_path / "run.db", toy())) == told(whole)
+    assert asked == expected[1:]
+
+
+def test_blocks_of_starts_follow_what_was_found():
+    assert next_block(100, 1600, 2**21, 0, 0) == 1600
+    # Nothing found tells little, few hits a little more; a large block is never passed.
+    assert next_block(100, 1600, 2**21, 1600, 0) == 8 * 1600
+    assert next_block(100, 1600, 2**21, 1600, 1) == 12 * 1600
+    assert next_block(100, 1600, 4000, 1600, 1) == 4000
+    # An eighth is missing, and a seventh of that is added; one block at the least where only neighbours are missing.
+    assert next_block(8000, 1000, 2**21, 70_000, 7000) == 12_000
+    assert next_block(100, 1600, 2**21, 1600, 100) == 1600
+
+
+def test_starts_found_in_several_blocks_are_exact():
+    """One step leaves the law of the starts as it is."""
+    kernel = od.uniform(0.05)
+    agrees(od.pseudo_marginal(toy(), kernel, chains=20_000, draws=1, seed=11, proposal=PRIOR_DRAWS), Exact(kernel))
+
+
+@pytest.mark.parametrize("count", [1, 3, 12, 60])
+@pytest.mark.parametrize("n", [16, 64, 2048])
+def test_the_smallest_of_many(n, count):
+    values = np.random.default_rng(n + count).permutation(n).astype(float)
+    values[values > n / 2] = np.inf
+    found = np.asarray(device._smallest(jnp.asarray(values), min(count, n)))
+    assert np.array_equal(values[found], np.sort(values)[: min(count, n)])
+
+
+def test_options_that_a_compiler_does_not_know(monkeypatch):
+    assert device._options() == {}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    # The compiler of a CPU takes those of a GPU, too, and does nothing with them.
+    assert device._options() == {"xla_gpu_graph_min_graph_size": 1}
+
+    def refused(*_, compiler_options=None):
+        if compiler_options:
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option")
+
+    monkeypatch.setattr(jax, "jit", refused)
+    assert device._options() == {}
 
 
 # What it costs

@@ -168,13 +168,16 @@ def test_too_few_iterations_are_refused():
         run.Plan(figures=("3",))
 
 
-def test_chains_times_draws_is_the_number_of_iterations():
+def test_chains_times_steps_is_the_number_of_iterations():
     for iterations in (5_000_000, 1_000_000, 300_000, 2000):
         for count in settings.PSEUDO_SAMPLES:
-            chains, draws = run.chains_and_draws(iterations, count)
-            assert chains * draws == iterations
-    chains, draws = run.chains_and_draws(1_000_003)
-    assert 1_000_003 <= chains * draws < 1_000_003 + chains
+            chains, steps = run.chains_and_steps(iterations, count)
+            assert chains * steps == iterations
+            chains, steps = run.chains_and_steps(iterations, count, "jax")
+            assert iterations <= chains * steps < iterations + run.DEVICE_THIN * chains
+            assert steps % run.DEVICE_THIN == 0
+    chains, steps = run.chains_and_steps(1_000_003)
+    assert 1_000_003 <= chains * steps < 1_000_003 + chains
 
 
 def test_forecast_counts_what_is_left(short):
@@ -352,14 +355,16 @@ def test_other_engines_agree_with_the_exact_values(engine):
     assert plan.identity() != run.Plan(200_000, figures=("1L",)).identity()
 
 
-def test_a_study_on_a_device_is_run_here_and_kept(tmp_path, monkeypatch):
-    """Points in this process, exact curves by the workers; what is there is used again, by the same engine only."""
+def test_a_study_on_a_device_is_shared_by_processes_and_kept(tmp_path, monkeypatch):
+    """The same numbers by two processes and by this one; what is there is used again, by the same engine only."""
     monkeypatch.setattr(run, "MATCHED_EPS", ())
     monkeypatch.setattr(run, "EFFICIENCY", CURVES[:1])
     monkeypatch.setattr(run, "points", lambda: settings.points()[:2])
     plan = run.Plan(200_000, figures=("1L",), engine="jax")
     first = run.run_study(plan, tmp_path, workers=2, progress=False)
     assert [one.pseudo_samples for one in first.outcomes] == [1, 2]
+    alone = run.run_study(plan, tmp_path / "alone", progress=False)
+    assert [one._replace(seconds=0) for one in alone.outcomes] == [one._replace(seconds=0) for one in first.outcomes]
     assert run.run_study(plan, tmp_path, progress=False).picked_up == 2
     with pytest.raises(run.StudyError, match="another study"):
         run.run_study(run.Plan(200_000, figures=("1L",)), tmp_path, progress=False)

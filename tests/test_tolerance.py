@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.samplers.tolerance import DEVICE_CHAINS, DEVICE_STEPS, Search, chord, parabola, tolerance_for
 from onedraw.samplers.tolerance import Trial as Run
-from onedraw.samplers.tolerance import chord, parabola, tolerance_for
 from onedraw.study import exact
 from onedraw.study.run import toy_model
 from onedraw.study.settings import Toy
@@ -123,6 +123,37 @@ def test_slopes_of_a_straight_line_and_of_a_parabola():
     assert slope == pytest.approx(0.7 + 0.4 * 0.1) and bend == pytest.approx(0.4)
     assert error > 0
     assert chord(run(-1, -2.0), run(1, -1.0))[0] == pytest.approx(0.5)
+
+
+def even_search(engine="numpy", pseudo_samples=1, small=False):
+    """A search whose pilot found distances evenly from 0 to 1, so that the mean weight at eps is eps."""
+    model, distances = toy_model(Toy(), engine), np.linspace(0, 1, 10_001)[1:]
+    return Search(model, od.uniform, pseudo_samples, None, None, 0.01, 1, False, distances, 10_000, small=small)
+
+
+def test_short_runs_do_not_step_where_none_can_start():
+    search, eps = even_search(), np.log(0.1)
+    assert search.fewest == 32
+    assert search.affordable_step(eps, -5.0, None) == search.affordable_step(eps, -5.0, 10_000) == -np.log(8)
+    # Starting points of 96 chains in 2,000 simulations need a weight of 0.048; a quarter of the step leads to 0.059.
+    assert search.affordable_step(eps, -5.0, 2_000) == pytest.approx(-np.log(8) / 4)
+    assert search.affordable_step(eps, 0.3, 10) == 0.3
+    assert search.affordable_half(eps, 0.5, 10_000) == 0.5
+    assert search.affordable_half(eps, 0.5, 700) == pytest.approx(0.5 * 0.8**2)
+
+
+def test_chains_on_a_device_are_few_numbers():
+    """Each is a program; a quarter of the simulations, or at most half, goes into their starting points."""
+    for simulations in (1e4, 1e5, 1e6, 1e7):
+        for eps in (0.001, 0.01, 0.1, 0.9):
+            for pseudo_samples in (1, 16):
+                chains = even_search("jax", pseudo_samples).chains_for(eps, simulations)
+                assert chains in (256, 1024, 4096, 16_384)
+                if chains > DEVICE_CHAINS[0]:
+                    assert chains / eps <= 0.5 * simulations
+                    assert chains * DEVICE_STEPS * pseudo_samples <= 2 * simulations
+    assert even_search("jax").chains_for(0.1, 1e7) == DEVICE_CHAINS[1]
+    assert even_search("jax", small=True).chains_for(0.1, 1000) >= 8
 
 
 def test_a_rate_above_that_of_every_eps_is_refused():

@@ -1,5 +1,6 @@
 """Model: prior, simulator, observed data, summary and distance, checked when made."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -136,7 +137,12 @@ class Model:
 
     def placed(self, engine: Any) -> "Model":
         """The model with its simulator on the engine of a run."""
-        return replace(self, simulate=replace(self.simulate, engine=engine))
+        simulate = replace(self.simulate, engine=engine)
+        made = copy.copy(self)
+        # What was checked when the model was made is not checked again: a trial of the simulator takes milliseconds.
+        object.__setattr__(made, "simulate", simulate)
+        object.__setattr__(made, "recipe", self.recipe._replace(simulator=simulate))
+        return made
 
     def limited(self, timeout: float | None) -> "Model":
         """The model with each simulation given up after so many seconds; itself where `timeout` is None."""

@@ -12,6 +12,7 @@ to: float64 on a CPU and float32 on a GPU unless asked otherwise.
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,22 @@ LONGEST = 512
 """Draws of each chain that a leg keeps on the device at the most."""
 VALUES = 2**25
 """Numbers of raw data that a step holds at once; beyond that the M pseudo-samples are drawn in groups."""
+
+
+def _options() -> dict[str, Any]:
+    """How programs are compiled, where the compiler knows of it."""
+    # The few kernels of a step as one graph: launched one by one they take a GPU up to three times as long.
+    wanted = {"xla_gpu_graph_min_graph_size": 1}
+    if jax.default_backend() != "gpu":
+        return {}
+    try:
+        jax.jit(lambda: 0, compiler_options=wanted)()
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return wanted
+
+
+OPTIONS = _options()
 
 
 class Engine(NamedTuple):
@@ -114,6 +131,7 @@ def register(kind: type, numbers: tuple[str, ...], fixed: tuple[str, ...]) -> No
 
 
 REGISTERED: set[type] = set()
+REGISTERING = threading.Lock()
 
 
 def _numeric(value: Any) -> bool:
@@ -250,7 +268,7 @@ def with_padding(array: Array, rows: int) -> Array:
     return np.concatenate([array, np.repeat(array[-1:], rows - len(array), axis=0)])
 
 
-@partial(jax.jit, static_argnames=("engine",))
+@partial(jax.jit, static_argnames=("engine",), compiler_options=OPTIONS)
 def _evaluated(estimator: Any, name: Name, theta: Any, log_needed: Any, *, engine: Engine) -> Any:
     rng = DeviceRng.of(name, engine.dtype)
     result = estimator.on_device(rng, theta.astype(engine.dtype), log_needed)
@@ -377,12 +395,16 @@ class Sums(NamedTuple):
     capped: Any
 
 
-@partial(jax.jit, static_argnames=("room", "full", "thin", "batches", "keep_distances", "engine"))
+@partial(
+    jax.jit, static_argnames=("room", "full", "thin", "batches", "keep_distances", "engine"), compiler_options=OPTIONS
+)
 def _steps(
     sampler: Any, name: Name, state: Any, begin: Any, end: Any, kept: Any, *, room: int, full: bool, thin: int,
     batches: int, keep_distances: bool, engine: Engine,
 ) -> Any:  # fmt: skip
     """`kept` x `thin` steps, with room for as many kept draws; `full` where that is how many there are."""
+    from onedraw.proposal import Lazy
+
     block = DeviceRng.block_of(name.words)
     n = state.theta.shape[0]
     each = 0
@@ -394,7 +416,8 @@ def _steps(
         state, info = sampler.step(DeviceRng(words, engine.dtype), state)
         place = 0 if batches == 1 else ((number - begin).astype(jnp.int32) * batches) // (end - begin).astype(jnp.int32)
         held = sums.held
-        if not isinstance(info.proposals, int):
+        assert (held is None) == isinstance(info.proposals, int)
+        if held is not None:
             held = held.at[place].add(~info.proposals)
         turns = sums.turns
         if isinstance(info.simulations, int):
@@ -427,7 +450,8 @@ def _steps(
         return state.theta, state.distances if keep_distances else None
 
     counts = jnp.zeros((batches, n), jnp.int32)
-    carry = state, Sums(counts, counts, jnp.zeros(n, jnp.int32), jnp.uint32(0), jnp.int32(0))
+    held = counts if isinstance(sampler.proposal, Lazy) else None
+    carry = state, Sums(counts, held, jnp.zeros(n, jnp.int32), jnp.uint32(0), jnp.int32(0))
     if full:
 
         def one(carry: Any, turn: Any) -> Any:
@@ -435,7 +459,7 @@ def _steps(
             return carry, shown(carry[0])
 
         (state, sums), draws = lax.scan(one, carry, jnp.arange(room))
-        return state, sums, draws, jnp.uint32(each)
+        return state, draws, *_counted(sums, each)
 
     def into(turn: Any, everything: Any) -> Any:
         carry, draws = everything
@@ -444,19 +468,32 @@ def _steps(
 
     empty = jax.tree.map(lambda row: jnp.zeros((room, *row.shape), row.dtype), shown(state))
     (state, sums), draws = lax.fori_loop(0, kept, into, (carry, empty))
-    return state, sums, draws, jnp.uint32(each)
+    return state, draws, *_counted(sums, each)
+
+
+def _counted(sums: Sums, each: int) -> tuple[Any, ...]:
+    """What is fetched of a leg's sums, in few arrays, since each takes its time; and its failures, mostly not."""
+    few = (sums.turns, sums.capped.astype(jnp.uint32), jnp.uint32(each), sums.failed.any().astype(jnp.uint32))
+    return sums.accepted, sums.held, jnp.stack(few), sums.failed
 
 
 def most_kept(state: Any) -> int:
     """Draws of all chains that a leg keeps on the device at the most."""
-    width = state.theta.shape[1] + state.distances.shape[1]
-    return max(1, min(LONGEST, VALUES // (state.theta.shape[0] * width)))
+    return max(1, min(LONGEST, VALUES // _values(state)))
 
 
-def room_for(kept: int, most: int) -> int:
-    """Room for so many draws: of few sizes, since each is a program of its own, and little of it unused."""
-    least = 64 if jax.default_backend() == "cpu" else 8
-    return min(most, max(least, 8 ** math.ceil(math.log(kept, 8) - 1e-9)))
+def _values(state: Any) -> int:
+    """Numbers in one draw of all chains."""
+    return int(state.theta.shape[0] * (state.theta.shape[1] + state.distances.shape[1]))
+
+
+def room_for(kept: int, state: Any) -> int:
+    """Room for so many draws: of few sizes, since each is a program of its own, and little of it unused.
+
+    What is unused is fetched too, so that there is less of it where a draw is large.
+    """
+    least = 64 if jax.default_backend() == "cpu" or _values(state) <= 2**14 else 8
+    return min(most_kept(state), max(least, 8 ** math.ceil(math.log(kept, 8) - 1e-9)))
 
 
 def walk(task: Any, engine: Engine, leg: Any) -> Any:
@@ -466,27 +503,36 @@ def walk(task: Any, engine: Engine, leg: Any) -> Any:
     register_all()
     rng = Rng(task.seed, Phase.RUN, leg.block.first, leg.first_step)
     with engine.active():
-        state = jax.tree.map(lambda part: jnp.asarray(part, engine.dtype), leg.state)
+        state = _state_for(engine, leg)
         begin, end = (np.uint32(one) for one in task.stretch)
         kept = leg.steps // task.thin
-        room = room_for(kept, most_kept(state))
+        room = room_for(kept, state)
         # A loop whose length is known beforehand saves a GPU a wait in every turn; on a CPU it would only be compiled.
         full = kept == room and jax.default_backend() != "cpu"
-        state, sums, (theta, distances), each = _steps(
+        state, draws, accepted, held, few, failed = _steps(
             task.sampler, Name.of(rng), state, begin, end, np.int32(kept), room=room, full=full, thin=task.thin,
             batches=task.batches, keep_distances=task.keep_distances, engine=engine,
         )  # fmt: skip
         n = leg.block.size
-        accepted, held = np.asarray(sums.accepted, np.int64), np.asarray(sums.held, np.int64)
+        # All at once: to wait for each by itself takes longer than a short leg.
+        (theta, distances), accepted, held, few = jax.device_get((draws, accepted, held, few))
+        turns, capped, each, any_failed = (int(one) for one in few)
         steps = np.arange(leg.first_step, leg.first_step + leg.steps)
         places = (steps - task.stretch[0]) * task.batches // (task.stretch[1] - task.stretch[0])
-        made = np.bincount(places, minlength=task.batches)[:, None] - held
-        simulations = (int(sums.turns) + leg.steps * int(each)) * n
-        tally = Tally(accepted, made, simulations, capped=int(sums.capped))
-        tally.failed = int(np.asarray(sums.failed).sum())
+        made = np.bincount(places, minlength=task.batches)[:, None] - (0 if held is None else held.astype(np.int64))
+        made = np.broadcast_to(made, accepted.shape)
+        tally = Tally(accepted.astype(np.int64), made, (turns + leg.steps * each) * n, capped=capped)
+        tally.failed = int(np.asarray(failed, np.int64).sum()) if any_failed else 0
         if tally.failed and not leg.told:
             tally.failures = list(_find_failure(task, engine, leg))
-        return state, np.asarray(theta)[:kept], None if distances is None else np.asarray(distances)[:kept], tally
+        return state, theta[:kept], None if distances is None else distances[:kept], tally
+
+
+def _state_for(engine: Engine, leg: Any) -> Any:
+    """The state that a leg begins with: on the device where the leg before left it there."""
+    if isinstance(leg.state.theta, jax.Array):
+        return leg.state
+    return jax.device_put(jax.tree.map(lambda part: np.asarray(part, engine.dtype), leg.state))
 
 
 @partial(jax.jit, static_argnames=("engine",))
@@ -499,8 +545,7 @@ def _one_step(sampler: Any, name: Name, state: Any, *, engine: Engine) -> Any:
 
 def _find_failure(task: Any, engine: Engine, leg: Any) -> tuple[Any, ...]:
     """The first failure of a leg: its steps taken again one by one, up to the one that failed."""
-    estimator = task.sampler.estimator
-    state = jax.tree.map(lambda part: jnp.asarray(part, engine.dtype), leg.state)
+    estimator, state = task.sampler.estimator, _state_for(engine, leg)
     for number in range(leg.first_step, leg.first_step + leg.steps):
         rng = Rng(task.seed, Phase.RUN, leg.block.first, number)
         state, failed, bad, each = _one_step(task.sampler, Name.of(rng), state, engine=engine)
@@ -514,10 +559,11 @@ def _find_failure(task: Any, engine: Engine, leg: Any) -> tuple[Any, ...]:
 # ------------------------------------------------------------------------------------------ proposals of rejection
 
 
-@partial(jax.jit, static_argnames=("room", "neighbours", "engine"))
+@partial(jax.jit, static_argnames=("room", "neighbours", "summaries", "engine"), compiler_options=OPTIONS)
 def _proposals(
-    estimator: Any, name: Name, log_bound: Any, size: Any, *, room: int, neighbours: int, engine: Engine
-) -> Any:
+    estimator: Any, name: Name, log_bound: Any, size: Any, *, room: int, neighbours: int, summaries: bool,
+    engine: Engine,
+) -> Any:  # fmt: skip
     from onedraw.samplers.rejection import passes
 
     rng = DeviceRng.of(name, engine.dtype)
@@ -529,9 +575,30 @@ def _proposals(
     near = None
     if neighbours and result.distances is not None:
         rest = jnp.where(accepted | ~asked, jnp.inf, result.distances[:, 0])
-        nearest, place = lax.top_k(-rest, min(neighbours, room))
-        near = theta[place], -nearest
-    return theta, result, accepted, accepted.sum(), result.failed.sum(), near
+        place = _smallest(rest, min(neighbours, room))
+        near = jnp.concatenate([theta[place], rest[place][:, None]], axis=1)
+    # Side by side in one array: each that is fetched takes its time.
+    columns = [theta, result.log_estimate[:, None], *([] if result.distances is None else [result.distances])]
+    arrays = jnp.concatenate(columns, axis=1), result.rows if summaries else None
+    # What was accepted comes back with the count, unless it is more than there was room for.
+    some = _taken(arrays, accepted, room=max(1, room // 16))
+    counts = jnp.stack([accepted.sum(), result.failed.sum()])
+    return (some, counts, near), arrays, accepted, result.rows, result.failures
+
+
+def _smallest(values: Any, count: int) -> Any:
+    """Places of the smallest of values (n,), n a power of two: they are in the groups whose own smallest are so.
+
+    >>> _smallest(jnp.array([5.0, 1.0, 7.0, 8.0, 2.0, 3.0, 9.0, 6.0]), 3).tolist()
+    [1, 4, 5]
+    """
+    n = values.shape[0]
+    groups = values.reshape(1 << (n.bit_length() // 2), -1)
+    # To sort all of them would take longer than to simulate them.
+    chosen = lax.top_k(-groups.min(axis=1), min(count, groups.shape[0]))[1]
+    width = groups.shape[1]
+    places = (chosen[:, None] * width + jnp.arange(width)).reshape(-1)
+    return places[lax.top_k(-values[places], count)[1]]
 
 
 @partial(jax.jit, static_argnames=("room",))
@@ -550,32 +617,34 @@ def proposals(task: Any, engine: Engine, block: Any) -> Any:
     with engine.active():
         room = padded(block.size)
         current().surplus += (room - block.size) * estimator.simulations
-        theta, result, accepted, count, failed, near = _proposals(
+        found, arrays, accepted, rows, bad = _proposals(
             estimator, Name.of(rng), np.asarray(task.log_bound, engine.dtype), np.int32(block.size), room=room,
-            neighbours=task.neighbours, engine=engine,
+            neighbours=task.neighbours, summaries=task.keep == "summaries", engine=engine,
         )  # fmt: skip
-        summaries = result.rows if task.keep == "summaries" else None
-        arrays = theta, result.log_estimate, result.distances, summaries
-        # What was accepted comes back with the count, unless it is more than there was room for.
-        taken = _taken(arrays, accepted, room=max(1, room // 16))
-        some, kept, failed, near = jax.device_get((taken, count, failed, near))
+        some, (kept, failed), near = jax.device_get(found)
         if kept > room // 16:
             some = jax.device_get(_taken(arrays, accepted, room=room))
-        here: list[Any] = [None if part is None else host(part)[:kept] for part in some]
+        dim, (values, summaries) = estimator.prior.dim, (None if part is None else host(part[:kept]) for part in some)
+        assert values is not None
+        theta, log_estimate, distances = (
+            np.ascontiguousarray(part) for part in (values[:, :dim], values[:, dim], values[:, dim + 1 :])
+        )
         failed = int(failed)
-        failures = first_failure(estimator, rng, result.failures) if failed else ()
+        failures = first_failure(estimator, rng, bad) if failed else ()
         simulations = block.size * estimator.simulations
         spent = Evaluation(np.empty(0), np.empty((0, 0)), simulations, failed=failed, failures=failures)
-        near_theta, near_distance = np.empty((0, theta.shape[1])), np.empty(0)
+        near_theta, near_distance = np.empty((0, dim)), np.empty(0)
         if near is not None:
-            finite = np.isfinite(near[1])
-            near_theta, near_distance = host(near[0])[finite], host(near[1])[finite]
+            near = host(near[np.isfinite(near[:, -1])])
+            near_theta, near_distance = near[:, :-1], near[:, -1]
         bank = {}
-        if result.rows is not None and task.keep == "all":
-            every = {"theta": theta, "rows": result.rows, "distances": result.distances}
-            bank = {key: host(part[: block.size]) for key, part in every.items()}
-        distances = NO_DISTANCES if here[2] is None else here[2]
-        return Accepted(here[0], here[1], distances, spent, near_theta, near_distance, bank, here[3])
+        if rows is not None and task.keep == "all":
+            every = host(arrays[0][: block.size])
+            bank = {"theta": every[:, :dim], "rows": host(rows[: block.size]), "distances": every[:, dim + 1 :]}
+        return Accepted(
+            theta, log_estimate, distances if distances.shape[1] else NO_DISTANCES, spent, near_theta, near_distance,
+            bank, summaries,
+        )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- what is what
@@ -583,8 +652,12 @@ def proposals(task: Any, engine: Engine, block: Any) -> Any:
 
 def register_all() -> None:
     """Say of our own objects which of their parts are numbers."""
-    if REGISTERED:
-        return
+    with REGISTERING:
+        if not REGISTERED:
+            _register_all()
+
+
+def _register_all() -> None:
     from onedraw.distance import Euclidean, Mahalanobis, Scaled
     from onedraw.estimator import AbcAverage, FunctionEstimator, Handicapped
     from onedraw.kernels import Kernel

@@ -102,6 +102,8 @@ class Rounds:
     """First step and steps planned of each round."""
     taken: int = 0
     """Steps taken of the last round."""
+    pace: float = math.inf
+    """Seconds a simulation, while starting points were looked for."""
 
     def done(self) -> int:
         """Steps taken in all rounds."""
@@ -167,9 +169,12 @@ def _run(
             estimator = estimator.with_model(model)
             rounds.cost = pilot
         left = None if request.budget is None else request.budget - rounds.cost.simulations
+        known, began = saver.last("start") is not None, deadline.seconds()
         start = starting_states(
             request.start, estimator, request.chains, shared.seed, left, deadline, shared.progress, saver
         )
+        if not known:
+            rounds.pace = (deadline.seconds() - began) / max(1, start.cost.simulations)
     except Stopped as stopped:
         rounds.reason = stopped.reason
     else:
@@ -264,7 +269,7 @@ def _rounds_of_steps(
                 theta[:known] = rounds.theta.pop()
                 if distances is not None:
                     distances[:known] = rounds.distances.pop()
-            _segments(request, sampler, blocks, states, theta, distances, deadline, rounds, bar, wanted, saver)
+            _segments(request, sampler, blocks, states, theta, distances, deadline, rounds, bar, wanted, worst, saver)
             rounds.theta.append(theta[: rounds.taken // request.thin])
             if distances is not None:
                 rounds.distances.append(distances[: rounds.taken // request.thin])
@@ -299,6 +304,7 @@ def _segments(
     rounds: Rounds,
     bar: Progress,
     wanted: int | None,
+    worst: int,
     saver: Saver,
 ) -> None:
     """Take the steps of the last round in segments short enough to look up in between, and save some of the times."""
@@ -321,9 +327,12 @@ def _segments(
     walk = Walk(sampler, request.seed, request.thin, batches, (done, done + steps), distances is not None)
     cuts = [rounds.taken]
     """Where legs begin, by step of the round; the clock decides, and no number depends on it."""
-    # A leg must be worth asking a device for.
-    growth = 4 if walk.engine is None else 8
-    length = request.thin if walk.engine is None else growth * request.thin
+    growth, length = 4, request.thin
+    if walk.engine is not None:
+        # A leg must be worth asking a device for, and the first may well be the last. Starting points are looked for
+        # in short calls, so the pace there is that of the way to the device, mostly.
+        growth, step_seconds = 64, rounds.pace * request.chains * worst
+        length = int(np.clip(5 * LOOK_SECONDS / (step_seconds * request.thin), 8, 64)) * request.thin
 
     def told_of_steps() -> bool:
         return any(one.phase == Phase.RUN for one in rounds.failures)

@@ -8,7 +8,7 @@ Reference: Bornn, Pillai, Smith and Woodard, Algorithm 1; Wilkinson (2013).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -263,14 +263,17 @@ def collect(
     phase: int,
     draws: int | None,
     proposals: int | None,
-    block: int,
+    block: int | Callable[[int, int], int],
     deadline: Deadline,
     progress: Progress,
     neighbours: int = 0,
     saver: Saver | None = None,
     keep: str = "all",
 ) -> Collected:
-    """Run Algorithm 1 until there are `draws` acceptances or `proposals` proposals were made."""
+    """Run Algorithm 1 until there are `draws` acceptances or `proposals` proposals were made.
+
+    `block` is the number of proposals in a block, or a function of those made and accepted before, which names it.
+    """
     task = Proposals(estimator, float(estimator.log_bound), seed, phase, neighbours, keep)
     saver = Saver() if saver is None else saver
     name = Phase(phase).name.lower()
@@ -295,10 +298,18 @@ def collect(
     reason = "enough"
     try:
         if not enough():
-            reason = in_order(task, cut(proposals, block, basket.made), take, deadline, progress)
+            blocks = _as_it_goes(basket, proposals, block) if callable(block) else cut(proposals, block, basket.made)
+            reason = in_order(task, blocks, take, deadline, progress)
     finally:
         basket.save(saver, name)
     return basket.collected(draws, estimator.prior.dim, reason, deadline.seconds())
+
+
+def _as_it_goes(basket: Basket, proposals: int | None, size: Callable[[int, int], int]) -> Iterator[Block]:
+    """Blocks on a device, each asked for when those before it are in the basket."""
+    while proposals is None or basket.made < proposals:
+        block = size(basket.made, basket.accepted)
+        yield Block(basket.made, block if proposals is None else min(block, proposals - basket.made))
 
 
 def _nearest(parts: list[tuple[Array, Array]], count: int) -> tuple[Array, Array]:

@@ -5,8 +5,9 @@ burn-in. For M > 1 it is enough to accept with one pseudo-sample, keep it, and a
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,8 +138,11 @@ def _by_rejection(
     wanted = max(12, 5 * estimator.prior.dim)
     # Whole blocks are paid for, so few chains are looked for in small ones.
     size = 64
+    sized: Callable[[int, int], int] | None = None
     if abc:
-        size = min(_largest_block(cheap), max(64, (16 if cheap.engine is None else 64) * chains))
+        size = min(_largest_block(cheap), max(64, 16 * chains))
+        if cheap.engine is not None:
+            sized = partial(next_block, chains, size, _largest_block(cheap))
     elif getattr(estimator, "engine", None) is not None:
         size = max(64, min(DEVICE_ROWS // cost_each, 16 * chains))
     found = collect(
@@ -147,7 +151,7 @@ def _by_rejection(
         phase=Phase.START,
         draws=chains,
         proposals=proposals,
-        block=size,
+        block=sized or size,
         deadline=deadline,
         progress=Progress(progress, "starting points", chains, "chains"),
         neighbours=wanted,
@@ -155,6 +159,19 @@ def _by_rejection(
     )
     here = _as_start(found, found.log_estimate)
     return _completed(estimator, found, seed) if here.complete(chains) else here
+
+
+def next_block(wanted: int, first: int, most: int, made: int, accepted: int) -> int:
+    """Proposals of the next block on a device, which should find the rest: to ask it costs as much as many proposals.
+
+    >>> next_block(100, 6400, 2**21, 0, 0), next_block(100, 6400, 2**21, 6400, 20)
+    (6400, 32000)
+    """
+    if made == 0:
+        return first
+    # A seventh more than the rest should need, since it would be missed half of the time; few hits tell little.
+    rest = made * min(8 + 4 * accepted, 8 / 7 * (wanted - accepted) / max(accepted, 1e-9))
+    return min(most, max(1, math.ceil(rest / first)) * first)
 
 
 def _largest_block(estimator: AbcAverage) -> int:

@@ -51,12 +51,16 @@ PILOT = {True: 10_000, False: 400}
 """Prior simulations of the first stage, for batched simulators and for others."""
 CHAINS = {True: (32, 4096), False: (4, 64)}
 """The fewest and the most chains of a run, for batched simulators and for others."""
-DEVICE_CHAINS = 256
-"""The fewest on a device, where a step of many costs no more than one of few."""
+DEVICE_CHAINS = (256, 16_384)
+"""The same on a device, where a step of many costs no more than one of few."""
+DEVICE_STEPS = 64
+"""The fewest steps of a chain there, if its starting point cost nothing."""
+DEVICE_THIN = 16
+"""Steps between the draws that come back from a device: a search asks for rates, not for draws."""
 FEW_CHAINS = 8
 """The fewest where a budget pays for few simulations of a batched simulator."""
-START_SHARE = 0.1
-"""Share of a run's simulations that may go into its starting points."""
+START_SHARE, DEVICE_START_SHARE = 0.1, 0.25
+"""Share of a run's simulations that may go into its starting points; on a device steps are what takes time."""
 ROUGH_MOVES = 200
 """Accepted moves of a short run at the target: log r to 7 % if they were independent."""
 ROUGH_SHARE, WING_SHARE = 1 / 20, 1 / 8
@@ -161,22 +165,31 @@ class Search:
     """Whether the budget is less than a few blocks of a batched simulator: then starts must cost less."""
 
     def chains_for(self, eps: float, simulations: float) -> int:
-        """As many chains as START_SHARE of the simulations should find starting points for."""
+        """As many chains as a share of the simulations should find starting points for."""
         if self.chains is not None:
             return self.chains
+        weight = self.mean_weight(eps)
+        if self.on_device:
+            affordable = simulations * min(DEVICE_START_SHARE * weight, 1 / (DEVICE_STEPS * self.pseudo_samples))
+            chains = int(np.clip(affordable, self.fewest, DEVICE_CHAINS[1]))
+            # Each number of chains is a program of its own on a device, so there are few: the nearest power of four.
+            return max(self.fewest, 4 ** (chains.bit_length() // 2))
         affordable = START_SHARE * simulations
-        if not self.small and not isinstance(self.model.simulate, JaxSimulator):
+        if not self.small:
             # Half a block is soon drawn where a run is many blocks long.
             affordable = max(affordable, 0.5 * min(block_size(self.model, 1), simulations))
-        chains = int(np.clip(affordable * self.mean_weight(eps), self.fewest, CHAINS[self.model.batched][1]))
-        # Each number of chains is a program of its own on a device, so there are few.
-        return 1 << (chains.bit_length() - 1) if isinstance(self.model.simulate, JaxSimulator) else chains
+        return int(np.clip(affordable * weight, self.fewest, CHAINS[self.model.batched][1]))
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the steps are taken by the JAX engine."""
+        return isinstance(self.model.simulate, JaxSimulator)
 
     @property
     def fewest(self) -> int:
         """The fewest chains of a run."""
-        if self.chains is None and isinstance(self.model.simulate, JaxSimulator) and not self.small:
-            return DEVICE_CHAINS
+        if self.chains is None and self.on_device and not self.small:
+            return DEVICE_CHAINS[0]
         return self.chains or (FEW_CHAINS if self.small else CHAINS[self.model.batched][0])
 
     def mean_weight(self, eps: float) -> float:
@@ -188,12 +201,22 @@ class Search:
             total = FEW * min(1.0, eps / near) ** power if near > 0 else FEW
         return total / self.pilot
 
+    def affordable_step(self, log_eps: float, step: float, budget: int | None) -> float:
+        """A step of the short runs, made less until it leads where one can start: the slopes are rough."""
+        step = float(np.clip(step, -LONGEST_STEP, LONGEST_STEP))
+        while step < -0.1 and not self.starts(log_eps + step, budget, 3.0):
+            step *= 0.5
+        return step
+
     def affordable_half(self, middle: float, half: float, budget: int | None) -> float:
         """The distance of the wings, made less until the budget of the lower one should find its starting points."""
-        fewest = self.fewest
-        while budget is not None and half > 0.1 and self.mean_weight(math.exp(middle - half)) * budget < 1.5 * fewest:
+        while half > 0.1 and not self.starts(middle - half, budget, 1.5):
             half *= 0.8
         return half
+
+    def starts(self, log_eps: float, budget: int | None, times: float) -> bool:
+        """Whether a budget should find the starting points of so many times the fewest chains."""
+        return budget is None or self.mean_weight(math.exp(log_eps)) * budget >= times * self.fewest
 
     def slope_of_prior(self, eps: float) -> float:
         """Slope of the log of `mean_weight` in log eps: the rate's own for M = 1 and proposals from the prior."""
@@ -206,11 +229,14 @@ class Search:
         eps = math.exp(log_eps)
         planned = steps * self.pseudo_samples if budget is None else min(steps * self.pseudo_samples, budget)
         chains = self.chains_for(eps, planned)
+        long = planned >= 8 * DEVICE_THIN * chains * self.pseudo_samples
+        thin = DEVICE_THIN if self.on_device and long else 1
         post = pseudo_marginal(
             self.model,
             self.kernel(eps),
-            draws=None if math.isinf(steps) else max(2, math.ceil(steps / chains)),
+            draws=None if math.isinf(steps) else max(2, math.ceil(steps / (chains * thin))),
             chains=chains,
+            thin=thin,
             pseudo_samples=self.pseudo_samples,
             proposal=self.proposal,
             budget=budget,
@@ -234,7 +260,7 @@ class Search:
                 post.acceptance_rate,
                 post.acceptance_rate_se,
                 chains,
-                post.shape[1],
+                post.shape[1] * thin,
                 post.cost.simulations,
             )
         )
@@ -359,7 +385,7 @@ def _rough_root(search: Search, path: list[Trial], spending: "Spending", steps: 
             low, high = (max(low, log_eps), high) if miss < 0 else (low, min(high, log_eps))
         if high - low < JUMP:
             raise _jump(search, path)
-        log_eps += float(np.clip(-miss / slope, -LONGEST_STEP, LONGEST_STEP))
+        log_eps += search.affordable_step(log_eps, -miss / slope, spending.share(ROUGH_SHARE))
         if not low < log_eps < high:
             log_eps = 0.5 * (low + high)
         log_eps = min(max(log_eps, floor), ceiling)
@@ -468,7 +494,8 @@ def tolerance_for(
     pseudo_samples, proposal
         As in `od.pseudo_marginal`.
     chains
-        Chains of every run of the search; by default as many as a tenth of the run's simulations can start.
+        Chains of every run of the search; by default as many as a tenth of the run's simulations can start (on a
+        device, where steps are what takes time, about a quarter).
     budget
         The most simulations, never passed. Without a precision all of them are used.
     precision

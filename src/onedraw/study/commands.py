@@ -56,7 +56,7 @@ def study(
             figures=settings.FIGURES if figure == "all" else (figure,),
             engine=engine,
         )
-        workers = workers or run.usable_cores()
+        workers = workers or run.default_workers(engine)
         out.mkdir(parents=True, exist_ok=True)
         done = run.read_checkpoint(out / run.CHECKPOINT, plan)
         tasks = run.point_tasks(plan)

@@ -21,6 +21,7 @@ from functools import cache
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,8 +52,11 @@ LEAST_ITERATIONS = {"1L": 1000, "1R": 300_000, "2L": 300_000, "2R": 300_000}
 CHAINS, SIDE_BY_SIDE = (2000, 8000), 128_000
 """Fewest and most chains in figure 1L, and the pseudo-samples that all of them draw in one step: enough for array code
 to be fast, few enough to stay in the cache."""
-DEVICE_CHAINS = 8192
-"""The same on a device, for every M: few enough that their starting points are soon found."""
+DEVICE_CHAINS, DEVICE_THIN = 8192, 16
+"""The same on a device, for every M: few enough that their starting points are soon found; and the steps between draws
+that come back, since rates are what is asked for."""
+DEVICE_PROCESSES = 8
+"""The most processes that share a device unless asked for: while one waits for it, others prepare their questions."""
 CHECKPOINT, TABLE = "points.jsonl", "study.csv"
 COLUMNS = ("figure", "series", "pseudo_samples", "simulated", "std_error", "exact")
 
@@ -201,15 +205,15 @@ def prior() -> od.Prior:
     return od.Prior(theta=stats.norm(0, 1))
 
 
-def chains_and_draws(iterations: int, pseudo_samples: int = 1, engine: Engine = "numpy") -> tuple[int, int]:
-    """Chains and draws of each whose product is `iterations`, or the next number above it that can be cut evenly.
+def chains_and_steps(iterations: int, pseudo_samples: int = 1, engine: Engine = "numpy") -> tuple[int, int]:
+    """Chains and steps of each whose product is `iterations`, or the next number above it that can be cut evenly.
 
-    >>> chains_and_draws(5_000_000), chains_and_draws(5_000_000, 64)
+    >>> chains_and_steps(5_000_000), chains_and_steps(5_000_000, 64)
     ((8000, 625), (2000, 2500))
     """
     if engine == "jax":
         chains = min(DEVICE_CHAINS, 1 << max(0, (iterations // 50).bit_length() - 1))
-        return chains, math.ceil(iterations / chains)
+        return chains, math.ceil(iterations / (chains * DEVICE_THIN)) * DEVICE_THIN
     most = min(int(np.clip(SIDE_BY_SIDE // pseudo_samples, *CHAINS)), max(1, iterations // 50))
     for chains in range(most, most // 2, -1):
         if iterations % chains == 0:
@@ -232,13 +236,15 @@ def rate_per_pseudo_sample(
     toy: Toy, kernel: od.Kernel, pseudo_samples: int, iterations: int, seed: int, engine: Engine = "numpy"
 ) -> tuple[float, float, int]:
     """Simulated acceptance rate over M, its standard error, and the simulations it took."""
-    chains, draws = chains_and_draws(iterations, pseudo_samples, engine)
+    chains, steps = chains_and_steps(iterations, pseudo_samples, engine)
+    thin = DEVICE_THIN if engine == "jax" else 1
     post = od.pseudo_marginal(
         toy_model(toy, engine),
         kernel,
         proposal=od.independence(),
         chains=chains,
-        draws=draws,
+        draws=steps // thin,
+        thin=thin,
         pseudo_samples=pseudo_samples,
         keep_distances=False,
         seed=seed,
@@ -385,25 +391,45 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 @contextmanager
-def _executor(workers: int) -> Iterator[Executor | None]:
+def _processes(workers: int, engine: Engine) -> Iterator[Executor | None]:
     """Worker processes, one a core; none for a single worker. An interrupt drops what has not begun."""
     if workers == 1:
         yield None
         return
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
+    with TemporaryDirectory(prefix="onedraw-") as programs:
+        pool = processes(workers, engine, programs)
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
 
 
-def _results(here: Sequence[Task], there: Sequence[Task], pool: Executor | None) -> Iterator[tuple[Task, Any]]:
-    """Each task with its result, as they finish: those for this process, and those for the workers."""
-    futures = {} if pool is None else {pool.submit(_do, task): task for task in there}
-    for task in here if pool is not None else (*here, *there):
-        yield task, _do(task)
+def processes(workers: int, engine: Engine, programs: str) -> ProcessPoolExecutor:
+    """Worker processes; those that share a device keep what they compile for each other in the folder `programs`."""
+    if engine != "jax":
+        return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    spawn = get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=spawn, initializer=_share_device, initargs=(programs,))
+
+
+def _share_device(programs: str) -> None:
+    # Otherwise the first process takes most of a GPU's memory for itself.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", programs)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _results(tasks: Sequence[Task], pool: Executor | None) -> Iterator[tuple[Task, Any]]:
+    """Each task with its result, as they finish."""
+    if pool is None:
+        yield from ((task, _do(task)) for task in tasks)
+        return
+    futures = {pool.submit(_do, task): task for task in tasks}
     for future in as_completed(futures):
         yield futures[future], future.result()
 
@@ -423,13 +449,11 @@ def run_study(plan: Plan, out: Path, *, workers: int = 1, progress: Show = None)
     found: dict[str, EfficiencyCurve] = {}
     picked_up = len(wanted) - len(missing)
     with (
-        _executor(workers) as pool,
+        _processes(workers, plan.engine) as pool,
         Progress(progress, "study", len(missing) + len(curves), "points") as bar,
         checkpoint.open("a", encoding="utf-8", newline="\n") as file,
     ):
-        # One process has the device; the others meanwhile compute what is exact.
-        here, there = (missing, curves) if plan.engine == "jax" else ([], [*missing, *curves])
-        for count, (task, result) in enumerate(_results(here, there, pool), start=1):
+        for count, (task, result) in enumerate(_results([*missing, *curves], pool), start=1):
             if isinstance(result, EfficiencyCurve):
                 found[task.key] = result
             else:
@@ -537,6 +561,11 @@ def machine() -> dict[str, str]:
         "SciPy": scipy.__version__,
         "onedraw": od.__version__,
     }
+
+
+def default_workers(engine: Engine) -> int:
+    """Processes where none are asked for."""
+    return min(usable_cores(), DEVICE_PROCESSES) if engine == "jax" else usable_cores()
 
 
 def usable_cores() -> int:
