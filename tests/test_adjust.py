@@ -224,6 +224,37 @@ def test_what_a_draw_adds_to_the_mean():
             assert abs(there - here - found[k]) < 1e-6
 
 
+def test_far_pieces_are_worth_what_tells_their_shares():
+    """Each piece is known exactly, and how much of the posterior it has by the number of draws in it alone."""
+    rng = np.random.default_rng(1)
+    free = np.repeat([-10.0, 10.0], 300)[:, None] + 0.01 * rng.standard_normal((600, 1))
+    log_weight = rng.normal(0, 0.5, 600)
+    near = adjust.with_pieces(
+        Near(free, rng.standard_normal((600, 2)), log_weight, np.ones(1, dtype=bool)), np.zeros(2)
+    )
+    way = Way(0, 598, "linear", 2)
+    found = adjust.estimate(near, np.zeros(2), way)
+    assert adjust.worth(near, np.zeros(2), way, found) == pytest.approx(effective(found.weights), rel=0.05)
+
+
+def test_what_is_preferred_where_scores_do_not_tell():
+    ways = [
+        Way(0, 400, "linear"), Way(0, 60, "linear"), Way(0, 60, "none"), Way(1, 400, "linear"), Way(0, 400, "products"),
+        Way(0, 400, "linear", 2), Way(0, 400, "linear", 3),
+    ]  # fmt: skip
+    turned = ways[::-1]
+    turned.sort(key=adjust._preference)
+    assert turned == ways
+
+
+def test_the_best_of_each_kind_is_tried_to_the_end(monkeypatch):
+    """Otherwise it could not be told what adjusting gains."""
+    monkeypatch.setattr(adjust, "LOOKS", ((8, 2), (16, 1)))
+    near = linear_normal(3000)
+    decision = adjust.decide([near], held_out(near, OBSERVED))
+    assert decision.tried == 16 and np.isfinite(decision.gain) and decision.gain_se > 0
+
+
 def test_all_that_are_equally_near_count():
     """Of counts, hundreds may be at distance 0: to take 60 of them would throw the rest away."""
     rng = np.random.default_rng(5)

@@ -14,7 +14,18 @@ from onedraw.adjust import support_of
 from onedraw.engine.blocks import Block, Deadline
 from onedraw.engine.saving import Saver
 from onedraw.engine.store import Store
-from onedraw.samplers.infer import Bank, Mixture, Run, Simulate, aim, around, log_constant, next_size, predictive_notes
+from onedraw.samplers.infer import (
+    Bank,
+    Mixture,
+    Run,
+    Simulate,
+    aim,
+    around,
+    log_constant,
+    measured_coverage,
+    next_size,
+    predictive_notes,
+)
 from tests.reference import toy
 
 NOISE = 0.5
@@ -165,6 +176,24 @@ def test_the_promise_of_ten_times_the_budget(dim):
     assert np.allclose([eps for _, eps in path], (151 / np.array(run.ends)) ** (1 / dim), rtol=0.03 / dim)
     told = float(re.search(r"from 0.2 to about ([0-9.]+) for as many draws, or ten times the draws", promise)[1])
     assert told == pytest.approx(0.2 * 10 ** (-1 / dim), rel=0.06)
+
+
+@pytest.mark.parametrize(("fall", "told"), [((3.0, 3.0, 3.0, 0.0, 0.0), 0.2), ((3.0, 3.0, 3.0, 3.0, 3.0), 0.02)])
+def test_the_promise_rests_on_the_latest_stages(fall, told):
+    """The first stages close in faster than simulations alone do, and no promise is more than tenfold."""
+    run = Run(LINEAR, None, 10_000, 100, 0, 1, "reject", None, None)
+    run.ends = [250 * 2**k for k in range(6)]
+    # From each end to the next, tolerances fall by 2^-fall.
+    eps = 2.0 ** -np.concatenate([[0.0], np.cumsum(fall)])
+    # Of all simulations up to an end, the 11 nearest lie at its tolerance.
+    away = np.full(run.ends[-1], 99.0)
+    for begin, value in zip([0, *run.ends[:-1]], eps, strict=True):
+        away[begin : begin + 11] = value
+    run.bank = Bank(PRIOR, support_of(PRIOR), [np.zeros((len(away), 2))], [away[:, None]], [])
+    said = SimpleNamespace(distance=lambda rows: rows[:, 0], found=SimpleNamespace(places=range(10), eps=0.2))
+    path, promise = run._path(said)
+    assert [value for _, value in path] == eps.tolist()
+    assert f"from 0.2 to about {told:.2g} for" in promise
 
 
 def test_data_that_the_model_cannot_produce_are_named(quick):
@@ -363,6 +392,36 @@ def test_coverage_on_request(tmp_path, quick):
         od.infer(model, budget=10, coverage=-1)
 
 
+def test_coverage_counts_a_simulation_as_often_as_it_was_picked():
+    """Of two that are near, one has all but a hundredth of the weight, and lies outside of every interval."""
+    n = 400
+    free = np.linspace(-1.0, 1.0, n)[:, None]
+    log_weight = np.zeros(n)
+    free[[101, 103], 0] = 50.0, 0.0
+    rows = np.full((n, 1), 5.0)
+    rows[[101, 103]] = 0.0
+    log_weight[101] = np.log(99.0)
+    near = adjust.Near(free, rows, log_weight, np.ones(1, dtype=bool))
+    way = adjust.Way(0, n - 2, "none")
+    held_out = np.setdiff1d(np.arange(1, n, 2), [101, 103])
+    said = SimpleNamespace(
+        decision=SimpleNamespace(way=way),
+        nears=(near,),
+        observed=(np.zeros(1),),
+        places=np.arange(n),
+        held_out=held_out,
+    )
+    found = measured_coverage(said, 100, 1, 0)
+    assert found.number == 2 and np.allclose(found.held, 0.01)
+    # Worth (99 + 1)^2 / (99^2 + 1) simulations.
+    assert found.error == pytest.approx([np.sqrt(one * (1 - one) / (1e4 / 9802)) for one in found.levels])
+    equal = said.nears[0]._replace(log_weight=np.zeros(n))
+    said.nears, said.held_out = (equal,), np.arange(1, 301, 2)
+    found = measured_coverage(said, 50, 1, 0)
+    assert found.number == 50
+    assert found.error == pytest.approx([np.sqrt(one * (1 - one) / 50) for one in found.levels])
+
+
 def test_the_draws_are_not_sold_as_a_samplers(linear):
     with pytest.raises(ValueError, match="worth about"):
         linear.efficiency()
@@ -500,6 +559,19 @@ def test_a_proposal_is_used_only_where_it_pays():
         said = study(bank, model, 600, 1, 1, thorough=False)
         said = said._replace(found=said.found._replace(places=said.found.places[: 60 if pays else 400]))
         assert (aim(bank, said, 1, 1).mixture is not None) is pays
+
+
+def test_proposals_for_whole_numbers_always_move():
+    """Also where all draws agree on one number: its neighbours must be tried."""
+    rng = np.random.default_rng(1)
+    free = np.column_stack([np.full(200, 7.0), rng.standard_normal(200)])
+    mixture = around(free, np.ones(200), 1.0, 30, rng, np.array([True, False]))
+    assert np.array_equal(mixture.deviation, np.full((30, 1), 0.5))
+    drawn = mixture.sample(rng, 4000)
+    away = np.mean(drawn[:, 0] != 7.0)
+    # Rounded normals of deviation 1/2 move with probability 2 Phi(-1).
+    expected = 2 * stats.norm.cdf(-1.0)
+    assert abs(away - expected) < 4 * np.sqrt(expected * (1 - expected) / 4000)
 
 
 def test_proposals_follow_their_neighbours():

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import shutil
 import subprocess
 
 import numpy as np
@@ -14,6 +13,7 @@ import onedraw.samplers.pseudo_marginal as algorithm_2
 from onedraw import proposal
 from onedraw.study import claims, figures, page, run, settings
 from onedraw.study.commands import study as study_command
+from tests.browser import CHROMIUM, needs_chromium
 
 CURVES = settings.EFFICIENCY[2:]
 """Both proposals at the smaller eps, which is the cheaper one."""
@@ -264,8 +264,6 @@ def test_page_escapes_text(reduced, monkeypatch):
     assert "&lt;b&gt;fast" in page.render(study)
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
 PROBE = """<script>
 const boxes = [...document.querySelectorAll('.panel svg')].map(one => one.getBoundingClientRect());
 document.body.dataset.probe = JSON.stringify({
@@ -286,7 +284,7 @@ def browse(page_path, profile, width, *more):
     return done.stdout
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page in: apt-get install chromium")
+@needs_chromium
 @pytest.mark.parametrize("width", [1280, 390])
 def test_page_in_a_browser(written, tmp_path, width):
     from PIL import Image
