@@ -24,7 +24,7 @@ from onedraw.engine import jax as device
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, placed
 from onedraw.proposal import resolve
-from onedraw.samplers import pseudo_marginal, r_hit, rejection, wilkinson
+from onedraw.samplers import pseudo_marginal, r_hit, rejection, start, wilkinson
 from onedraw.samplers.start import next_block
 from onedraw.study import exact as study
 from onedraw.study.settings import Toy
@@ -780,6 +780,28 @@ def test_failures_of_chains_are_counted_where_something_was_wanted(hold):
     assert f"{post.cost.failed:,} of" in post.notes[-1]
     with pytest.raises(od.SimulationError, match=str(first.theta["theta"])):
         od.pseudo_marginal(BROKEN, WIDE, proposal=od.lazy(PRIOR_DRAWS, hold=hold), on_error="raise", **given)
+
+
+def broken_at_times(key, theta):
+    chance = jax.random.uniform(jax.random.fold_in(key, 1), dtype=theta.dtype)
+    return jnp.where(chance < 0.5, jnp.nan, theta + jax.random.normal(key, dtype=theta.dtype))
+
+
+def named_in_steps(post):
+    return [one for one in post.failures if one.phase == Phase.RUN]
+
+
+def test_the_first_failure_of_chains_is_named_whatever_is_kept_and_by_any_legs(monkeypatch):
+    """Chains that are held are simulated too, where they are: what fails there is nobody's failure."""
+    monkeypatch.setattr(start, "DEVICE_BLOCK", 16)
+    given = {"chains": 64, "draws": 12, "seed": 4, "pseudo_samples": 2, "start": {"theta": 0.0}}
+    run = partial(od.pseudo_marginal, toy(function=broken_at_times), WIDE, proposal=od.lazy(WALK, hold=0.8), **given)
+    first, kept = run(keep_distances=False), run(keep_distances=True)
+    assert len(named_in_steps(first)) == 1 and named_in_steps(first) == named_in_steps(kept)
+    assert first.cost.failed == kept.cost.failed > 64
+    monkeypatch.setattr(device, "LONGEST", 3)
+    cut = run(keep_distances=False)
+    assert named_in_steps(cut) == named_in_steps(first) and cut.cost.failed == first.cost.failed
 
 
 def test_failures_of_handicapped_estimators_stop_a_run_that_asked_for_it():
