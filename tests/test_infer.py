@@ -178,7 +178,14 @@ def test_the_promise_of_ten_times_the_budget(dim):
     assert told == pytest.approx(0.2 * 10 ** (-1 / dim), rel=0.06)
 
 
-@pytest.mark.parametrize(("fall", "told"), [((3.0, 3.0, 3.0, 0.0, 0.0), 0.2), ((3.0, 3.0, 3.0, 3.0, 3.0), 0.02)])
+@pytest.mark.parametrize(
+    ("fall", "told"),
+    [
+        ((3.0, 3.0, 3.0, 0.0, 0.0), "leave the tolerance near 0.2 and bring ten times the draws"),
+        ((3.0, 3.0, 3.0, 0.5, 0.5), "from 0.2 to about 0.063 for"),
+        ((3.0, 3.0, 3.0, 3.0, 3.0), "from 0.2 to about 0.02 for"),
+    ],
+)
 def test_the_promise_rests_on_the_latest_stages(fall, told):
     """The first stages close in faster than simulations alone do, and no promise is more than tenfold."""
     run = Run(LINEAR, None, 10_000, 100, 0, 1, "reject", None, None)
@@ -193,7 +200,7 @@ def test_the_promise_rests_on_the_latest_stages(fall, told):
     said = SimpleNamespace(distance=lambda rows: rows[:, 0], found=SimpleNamespace(places=range(10), eps=0.2))
     path, promise = run._path(said)
     assert [value for _, value in path] == eps.tolist()
-    assert f"from 0.2 to about {told:.2g} for" in promise
+    assert told in promise
 
 
 def test_data_that_the_model_cannot_produce_are_named(quick):

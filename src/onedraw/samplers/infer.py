@@ -861,6 +861,8 @@ class Run:
         log_n, log_eps = np.log(np.array(usable[-LATEST:])).T
         slope = float(np.clip(np.polyfit(log_n, log_eps, 1)[0], -1.0, 0.0))
         now = said.found.eps
+        if 10**slope > 0.95:
+            return path, f"ten times the budget would leave the tolerance near {now:.3g} and bring ten times the draws"
         return path, (
             f"ten times the budget would bring the tolerance from {now:.3g} to about {now * 10**slope:.2g} for as many "
             "draws, or ten times the draws"
