@@ -1,10 +1,13 @@
 """tolerance_for against exact eps, its stated error, its budget, and what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.samplers import tolerance
 from onedraw.samplers.tolerance import DEVICE_CHAINS, DEVICE_STEPS, Search, chord, parabola, tolerance_for
 from onedraw.samplers.tolerance import Trial as Run
 from onedraw.study import exact
@@ -125,15 +128,14 @@ def test_slopes_of_a_straight_line_and_of_a_parabola():
     assert chord(run(-1, -2.0), run(1, -1.0))[0] == pytest.approx(0.5)
 
 
-def even_search(engine="numpy", pseudo_samples=1, small=False):
+def even_search(engine="numpy", pseudo_samples=1, fewest=32):
     """A search whose pilot found distances evenly from 0 to 1, so that the mean weight at eps is eps."""
     model, distances = toy_model(Toy(), engine), np.linspace(0, 1, 10_001)[1:]
-    return Search(model, od.uniform, pseudo_samples, None, None, 0.01, 1, False, distances, 10_000, small=small)
+    return Search(model, od.uniform, pseudo_samples, None, None, 0.01, 1, False, distances, 10_000, fewest)
 
 
 def test_short_runs_do_not_step_where_none_can_start():
     search, eps = even_search(), np.log(0.1)
-    assert search.fewest == 32
     assert search.affordable_step(eps, -5.0, None) == search.affordable_step(eps, -5.0, 10_000) == -np.log(8)
     # Starting points of 96 chains in 2,000 simulations need a weight of 0.048; a quarter of the step leads to 0.059.
     assert search.affordable_step(eps, -5.0, 2_000) == pytest.approx(-np.log(8) / 4)
@@ -142,18 +144,45 @@ def test_short_runs_do_not_step_where_none_can_start():
     assert search.affordable_half(eps, 0.5, 700) == pytest.approx(0.5 * 0.8**2)
 
 
+@pytest.mark.parametrize(("eps", "error"), [(0.045, 0.42), (0.5, 0.1)])
+def test_the_slope_of_the_prior_is_not_left_to_chance(eps, error):
+    """Distances whose share below eps is eps^2, so that the slope is 2; at the smaller eps, 20 of 10,000 lie below."""
+    away = []
+    for seed in range(100):
+        distances = np.sort(np.sqrt(np.random.default_rng(seed).random(10_000)))
+        away.append(replace(even_search(), distances=distances).slope_of_prior(eps) - 2.0)
+    assert np.sqrt(np.mean(np.square(away))) < error
+
+
 def test_chains_on_a_device_are_few_numbers():
     """Each is a program; a quarter of the simulations, or at most half, goes into their starting points."""
     for simulations in (1e4, 1e5, 1e6, 1e7):
         for eps in (0.001, 0.01, 0.1, 0.9):
             for pseudo_samples in (1, 16):
-                chains = even_search("jax", pseudo_samples).chains_for(eps, simulations)
+                chains = even_search("jax", pseudo_samples, DEVICE_CHAINS[0]).chains_for(eps, simulations)
                 assert chains in (256, 1024, 4096, 16_384)
                 if chains > DEVICE_CHAINS[0]:
                     assert chains / eps <= 0.5 * simulations
                     assert chains * DEVICE_STEPS * pseudo_samples <= 2 * simulations
     assert even_search("jax").chains_for(0.1, 1e7) == DEVICE_CHAINS[1]
-    assert even_search("jax", small=True).chains_for(0.1, 1000) >= 8
+    assert even_search("jax", fewest=16).chains_for(0.1, 1000) == 16
+
+
+@pytest.mark.parametrize(
+    ("engine", "arguments", "fewest"),
+    [
+        ("numpy", {"budget": 500_000}, 32), ("numpy", {"budget": 20_000}, 8), ("numpy", {"precision": 0.01}, 32),
+        ("jax", {"budget": 5_000_000}, 256), ("jax", {"budget": 1_500_000}, 64), ("jax", {"budget": 20_000}, 16),
+        ("jax", {"budget": 5_000_000, "pseudo_samples": 4}, 64), ("jax", {"precision": 0.01}, 256),
+        ("jax", {"budget": 5_000_000, "chains": 100}, 100),
+    ],
+)  # fmt: skip
+def test_the_fewest_chains_follow_the_budget(engine, arguments, fewest, monkeypatch):
+    seen = []
+    monkeypatch.setattr(tolerance, "_with_pilot", lambda search, _: (seen.append(search.fewest), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        tolerance_for(toy_model(Toy(), engine), 0.1, seed=1, **arguments)
+    assert seen == [fewest]
 
 
 def test_a_rate_above_that_of_every_eps_is_refused():

@@ -170,7 +170,7 @@ def next_block(wanted: int, first: int, most: int, made: int, accepted: int) -> 
     if made == 0:
         return first
     # A seventh more than the rest should need, since it would be missed half of the time; few hits tell little.
-    rest = made * min(8 + 4 * accepted, 8 / 7 * (wanted - accepted) / max(accepted, 1e-9))
+    rest = made * min(16 + 8 * accepted, 8 / 7 * (wanted - accepted) / max(accepted, 1e-9))
     return min(most, max(1, math.ceil(rest / first)) * first)
 
 

@@ -53,6 +53,8 @@ CHAINS = {True: (32, 4096), False: (4, 64)}
 """The fewest and the most chains of a run, for batched simulators and for others."""
 DEVICE_CHAINS = (256, 16_384)
 """The same on a device, where a step of many costs no more than one of few."""
+AMPLE = 2_000_000
+"""Times M: a budget below which a search on a device makes do with fewer, so as to take steps."""
 DEVICE_STEPS = 64
 """The fewest steps of a chain there, if its starting point cost nothing."""
 DEVICE_THIN = 16
@@ -160,6 +162,8 @@ class Search:
     distances: Array
     """Of the first stage's simulations, sorted; failed ones are missing."""
     pilot: int
+    fewest: int
+    """Chains of a run."""
     engine: str | None = None
     small: bool = False
     """Whether the budget is less than a few blocks of a batched simulator: then starts must cost less."""
@@ -184,13 +188,6 @@ class Search:
     def on_device(self) -> bool:
         """Whether the steps are taken by the JAX engine."""
         return isinstance(self.model.simulate, JaxSimulator)
-
-    @property
-    def fewest(self) -> int:
-        """The fewest chains of a run."""
-        if self.chains is None and self.on_device and not self.small:
-            return DEVICE_CHAINS[0]
-        return self.chains or (FEW_CHAINS if self.small else CHAINS[self.model.batched][0])
 
     def mean_weight(self, eps: float) -> float:
         """Mean kernel value of prior simulations; a power law from the nearest ones where eps is below them."""
@@ -221,8 +218,12 @@ class Search:
     def slope_of_prior(self, eps: float) -> float:
         """Slope of the log of `mean_weight` in log eps: the rate's own for M = 1 and proposals from the prior."""
         apart = 0.2
-        rise = self.mean_weight(eps * math.exp(apart)) / self.mean_weight(eps * math.exp(-apart))
-        return float(np.clip(math.log(rise) / (2 * apart), *SLOPES))
+        while True:
+            high, low = (self.mean_weight(eps * math.exp(side * apart)) for side in (1, -1))
+            # Few simulations in between would leave the slope to chance.
+            if (high - low) * self.pilot >= 4 * FEW or apart > 1.0:
+                return float(np.clip(math.log(high / low) / (2 * apart), *SLOPES))
+            apart *= 1.5
 
     def run(self, path: list[Trial], stage: str, log_eps: float, steps: float, budget: int | None) -> Posterior:
         """A run of about `steps` steps over all chains, or for `budget` simulations; appended to the path."""
@@ -530,11 +531,17 @@ def tolerance_for(
         raise ValueError(
             f"budget = {budget} is too small for a search with M = {pseudo_samples}: give at least {smallest}"
         )
+    fewest = chains or (FEW_CHAINS if small else CHAINS[model.batched][0])
+    if chains is None and isinstance(model.simulate, JaxSimulator):
+        ample = budget is None or budget >= AMPLE * pseudo_samples
+        fewest = DEVICE_CHAINS[0] // (16 if small else 1 if ample else 4)
     seed, show = shared.seed, shared.progress
     began = Deadline(None)
     model, cost = learn_distance(model, seed, budget, shared.on_error, show)
     search, pilot_cost = _with_pilot(
-        Search(model, kernel, pseudo_samples, proposal, chains, target, seed, show, np.empty(0), 0, engine, small),
+        Search(
+            model, kernel, pseudo_samples, proposal, chains, target, seed, show, np.empty(0), 0, fewest, engine, small
+        ),
         None if budget is None else budget - cost.simulations,
     )
     cost = cost.plus(pilot_cost)

@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -417,6 +418,8 @@ def processes(workers: int, engine: Engine, programs: str) -> ProcessPoolExecuto
 def _share_device(programs: str) -> None:
     # Otherwise the first process takes most of a GPU's memory for itself.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    # A study that has ended takes its programs away, and what is still under way need not say so.
+    warnings.filterwarnings("ignore", message="Error .* persistent compilation cache")
     import jax
 
     if jax.config.jax_compilation_cache_dir is None:
