@@ -668,14 +668,17 @@ def test_starts_are_those_of_any_session(precision, tmp_path, monkeypatch):
 
 
 def test_blocks_of_starts_follow_what_was_found():
-    assert next_block(100, 1600, 2**21, 0, 0) == 1600
+    block = partial(next_block, 100, 1600, 2**21, None)
+    assert block(0, 0) == 1600
     # Nothing found tells little, few hits a little more; a large block is never passed.
-    assert next_block(100, 1600, 2**21, 1600, 0) == 16 * 1600
-    assert next_block(100, 1600, 2**21, 1600, 1) == 24 * 1600
-    assert next_block(100, 1600, 4000, 1600, 1) == 4000
+    assert block(1600, 0) == 16 * 1600
+    assert block(1600, 1) == 24 * 1600
+    assert next_block(100, 1600, 4000, None, 1600, 1) == 4000
     # An eighth is missing, and a seventh of that is added; one block at the least where only neighbours are missing.
-    assert next_block(8000, 1000, 2**21, 70_000, 7000) == 12_000
-    assert next_block(100, 1600, 2**21, 1600, 100) == 1600
+    assert next_block(8000, 1000, 2**21, None, 70_000, 7000) == 12_000
+    assert block(1600, 100) == 1600
+    # A third of what a budget has left is left for steps.
+    assert next_block(100, 1600, 2**21, 25_600, 1600, 1) == 16_000
 
 
 def test_starts_found_in_several_blocks_are_exact():

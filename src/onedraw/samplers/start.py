@@ -142,7 +142,7 @@ def _by_rejection(
     if abc:
         size = min(_largest_block(cheap), max(64, 16 * chains))
         if cheap.engine is not None:
-            sized = partial(next_block, chains, size, _largest_block(cheap))
+            sized = partial(next_block, chains, size, _largest_block(cheap), proposals)
     elif getattr(estimator, "engine", None) is not None:
         size = max(64, min(DEVICE_ROWS // cost_each, 16 * chains))
     found = collect(
@@ -161,16 +161,19 @@ def _by_rejection(
     return _completed(estimator, found, seed) if here.complete(chains) else here
 
 
-def next_block(wanted: int, first: int, most: int, made: int, accepted: int) -> int:
+def next_block(wanted: int, first: int, most: int, budget: int | None, made: int, accepted: int) -> int:
     """Proposals of the next block on a device, which should find the rest: to ask it costs as much as many proposals.
 
-    >>> next_block(100, 6400, 2**21, 0, 0), next_block(100, 6400, 2**21, 6400, 20)
-    (6400, 32000)
+    >>> next_block(100, 1600, 2**21, None, 0, 0), next_block(100, 1600, 2**21, None, 1600, 10)
+    (1600, 17600)
     """
     if made == 0:
         return first
     # A seventh more than the rest should need, since it would be missed half of the time; few hits tell little.
     rest = made * min(16 + 8 * accepted, 8 / 7 * (wanted - accepted) / max(accepted, 1e-9))
+    if budget is not None:
+        # Some is left for steps where the rest needs less than it seems.
+        rest = min(rest, 2 / 3 * (budget - made))
     return min(most, max(1, math.ceil(rest / first)) * first)
 
 
