@@ -84,12 +84,10 @@ def chains(small):
     return report("Chains on the toy, one step in a thousand recorded", rows)
 
 
-def one_point(task):
-    return task.function(*task.arguments)
-
-
 def all_points(tasks):
-    return [one_point(task) for task in tasks]
+    from onedraw.study import run
+
+    return [run.do(task) for task in tasks]
 
 
 def study(small, figures, workers):
@@ -99,7 +97,7 @@ def study(small, figures, workers):
     iterations = 300_000 if small else 5_000_000
     plan = run.Plan(iterations=iterations, engine="jax", figures=tuple(figures))
     tasks = run.point_tasks(plan)
-    with TemporaryDirectory() as programs, run.processes(workers, "jax", programs) as pool:
+    with TemporaryDirectory() as programs, run.processes(workers, programs) as pool:
         began = time.perf_counter()
         # Each process does every point once, and begins with others, so that they compile for each other.
         begins = [len(tasks) * k // workers for k in range(workers)]
@@ -107,7 +105,7 @@ def study(small, figures, workers):
         print(f"  study, {workers} processes, each compiling all: {time.perf_counter() - began:.1f} s", flush=True)
         for _ in range(3):
             began = time.perf_counter()
-            outcomes = list(pool.map(one_point, tasks))
+            outcomes = list(pool.map(run.do, tasks))
             seconds = time.perf_counter() - began
             print(f"  study, after compilation: {len(outcomes)} points, {seconds:.2f} s", flush=True)
     agreed = run.agreement([one for one in outcomes if isinstance(one, run.Outcome)])

@@ -183,7 +183,9 @@ class Near(NamedTuple):
 @lru_cache(maxsize=1)
 def cells_of(n: int, dim: int) -> Array:
     """Where in its cell, of width 1, each number (n, dim) lies, the same in every way that is tried."""
-    return Rng(0, Phase.RESAMPLE).bulk(Purpose.ACCEPT).random((n, dim)) - 0.5
+    cells = Rng(0, Phase.RESAMPLE).bulk(Purpose.ACCEPT).random((n, dim)) - 0.5
+    cells.flags.writeable = False
+    return cells
 
 
 class Way(NamedTuple):

@@ -163,7 +163,7 @@ class Search:
     """Of the first stage's simulations, sorted; failed ones are missing."""
     pilot: int
     fewest: int
-    """Chains of a run."""
+    """The fewest chains of a run."""
     engine: str | None = None
     small: bool = False
     """Whether the budget is less than a few blocks of a batched simulator: then starts must cost less."""

@@ -31,7 +31,7 @@ import onedraw as od
 from onedraw.engine.threads import one_blas_thread
 from onedraw.pages import write_whole
 from onedraw.progress import Progress, Show
-from onedraw.samplers.tolerance import tolerance_for
+from onedraw.samplers.tolerance import DEVICE_THIN, tolerance_for
 from onedraw.study.efficiency import EfficiencyCurve, efficiency_curve
 from onedraw.study.exact import acceptance_rate, exact_value, tolerance
 from onedraw.study.settings import (
@@ -53,9 +53,8 @@ LEAST_ITERATIONS = {"1L": 1000, "1R": 300_000, "2L": 300_000, "2R": 300_000}
 CHAINS, SIDE_BY_SIDE = (2000, 8000), 128_000
 """Fewest and most chains in figure 1L, and the pseudo-samples that all of them draw in one step: enough for array code
 to be fast, few enough to stay in the cache."""
-DEVICE_CHAINS, DEVICE_THIN = 8192, 16
-"""The same on a device, for every M: few enough that their starting points are soon found; and the steps between draws
-that come back, since rates are what is asked for."""
+DEVICE_CHAINS = 8192
+"""The same on a device, for every M: few enough that their starting points are soon found."""
 DEVICE_PROCESSES = 8
 """The most processes that share a device unless asked for: while one waits for it, others prepare their questions."""
 CHECKPOINT, TABLE = "points.jsonl", "study.csv"
@@ -323,7 +322,8 @@ class Task(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-def _do(task: Task) -> Any:
+def do(task: Task) -> Any:
+    """The result of a task."""
     with one_blas_thread():
         return task.function(*task.arguments)
 
@@ -398,7 +398,7 @@ def _processes(workers: int, engine: Engine) -> Iterator[Executor | None]:
         yield None
         return
     with TemporaryDirectory(prefix="onedraw-") as programs:
-        pool = processes(workers, engine, programs)
+        pool = processes(workers, programs if engine == "jax" else None)
         try:
             yield pool
         except BaseException:
@@ -407,15 +407,16 @@ def _processes(workers: int, engine: Engine) -> Iterator[Executor | None]:
         pool.shutdown()
 
 
-def processes(workers: int, engine: Engine, programs: str) -> ProcessPoolExecutor:
-    """Worker processes; those that share a device keep what they compile for each other in the folder `programs`."""
-    if engine != "jax":
-        return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-    spawn = get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=spawn, initializer=_share_device, initargs=(programs,))
+def processes(workers: int, programs: str | None) -> ProcessPoolExecutor:
+    """Worker processes; given a folder they share a device, and keep there what they compile for each other."""
+    return ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_share_device, initargs=(programs,)
+    )  # fmt: skip
 
 
-def _share_device(programs: str) -> None:
+def _share_device(programs: str | None) -> None:
+    if programs is None:
+        return
     # Otherwise the first process takes most of a GPU's memory for itself.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     # A study that has ended takes its programs away, and what is still under way need not say so.
@@ -430,9 +431,9 @@ def _share_device(programs: str) -> None:
 def _results(tasks: Sequence[Task], pool: Executor | None) -> Iterator[tuple[Task, Any]]:
     """Each task with its result, as they finish."""
     if pool is None:
-        yield from ((task, _do(task)) for task in tasks)
+        yield from ((task, do(task)) for task in tasks)
         return
-    futures = {pool.submit(_do, task): task for task in tasks}
+    futures = {pool.submit(do, task): task for task in tasks}
     for future in as_completed(futures):
         yield futures[future], future.result()
 
