@@ -21,6 +21,7 @@ import onedraw as od
 from onedraw.distance import Mahalanobis
 from onedraw.engine import device_streams
 from onedraw.engine import jax as device
+from onedraw.engine.blocks import Block
 from onedraw.engine.streams import Phase, Purpose, Rng
 from onedraw.estimator import AbcAverage, Evaluation, placed
 from onedraw.proposal import resolve
@@ -727,6 +728,40 @@ def test_a_budget_is_spent_and_never_passed():
 def test_a_budget_of_races_is_never_passed():
     race = od.r_hit(toy(), od.uniform(1.2), budget=60_000, chains=64, proposal=WALK, seed=1)
     assert race.shape[1] > 0 and race.cost.simulations <= 60_000 and race.cost.simulations % 64 == 0
+
+
+def test_races_count_every_turn_and_every_limit():
+    """Hardly any draw hits here, so that nearly every step of every chain ends at its limit."""
+    given = {"chains": 64, "proposal": WALK, "seed": 1, "hits": 2, "max_draws": 4}
+    short, long = (od.r_hit(toy(), od.uniform(0.02), draws=draws, **given) for draws in (2, 9))
+    # All chains draw in every turn, two to four of which make a step.
+    turns, rest = divmod(long.cost.simulations - short.cost.simulations, 64)
+    assert 7 * 2 <= turns <= 7 * 4 and rest == 0
+    note = next(one for one in long.notes if "reached the limit of draws" in one)
+    assert 9 * 64 - 3 <= int(note.split()[0]) <= 9 * 64
+
+
+def test_a_model_on_an_engine_simulates_with_its_precision():
+    engine = device.Engine("float32")
+    model = toy().placed(engine)
+    assert model.recipe.simulator is model.simulate and model.simulate.engine is engine
+    rows = model.simulate_rows(Rng(1, 4), np.linspace(-1, 1, 20)[:, None], np.arange(20)).rows
+    assert np.array_equal(rows, rows.astype(np.float32))
+    assert toy().simulate.engine is None
+
+
+def test_the_nearest_rejected_are_proposals_of_the_block():
+    """Not those that fill the program up to 64 rows."""
+    block = Block(0, 33)
+    every, some = (
+        rejection.Proposals(average(toy(), kernel), 0.0, 5, Phase.START, neighbours=12)(block)
+        for kernel in (WIDE, od.uniform(0.7))
+    )
+    assert len(every.theta) == 33 and 0 < len(some.theta) < 20
+    order = np.argsort(every.distances[:, 0])
+    rejected = [k for k in order if every.theta[k, 0] not in some.theta[:, 0]][:12]
+    assert np.array_equal(some.near_theta, every.theta[rejected])
+    assert np.array_equal(some.near_distance, every.distances[rejected, 0])
 
 
 def test_rows_that_fill_up_a_program_are_surplus(tmp_path):

@@ -1,14 +1,16 @@
 """tolerance_for against exact eps, its stated error, its budget, and what it refuses."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.cost import Cost
 from onedraw.samplers import tolerance
-from onedraw.samplers.tolerance import DEVICE_CHAINS, DEVICE_STEPS, Search, chord, parabola, tolerance_for
+from onedraw.samplers.tolerance import DEVICE_CHAINS, DEVICE_STEPS, DEVICE_THIN, Search, chord, parabola, tolerance_for
 from onedraw.samplers.tolerance import Trial as Run
 from onedraw.study import exact
 from onedraw.study.run import toy_model
@@ -152,6 +154,28 @@ def test_the_slope_of_the_prior_is_not_left_to_chance(eps, error):
         distances = np.sort(np.sqrt(np.random.default_rng(seed).random(10_000)))
         away.append(replace(even_search(), distances=distances).slope_of_prior(eps) - 2.0)
     assert np.sqrt(np.mean(np.square(away))) < error
+
+
+@pytest.mark.parametrize(("engine", "thin"), [("numpy", 1), ("jax", DEVICE_THIN)])
+def test_steps_are_counted_whatever_comes_back(engine, thin, monkeypatch):
+    """On a device one draw in 16 comes back, and all steps count."""
+    asked = {}
+
+    def run(model, kernel, **given):
+        asked.update(given)
+        status = SimpleNamespace(reason="budget")
+        return SimpleNamespace(
+            status=status, shape=(given["chains"], given["draws"] or 25), acceptance_rate=0.1, acceptance_rate_se=0.01,
+            cost=Cost(simulations=7),
+        )  # fmt: skip
+
+    monkeypatch.setattr(tolerance, "pseudo_marginal", run)
+    search, path = even_search(engine, fewest=256), []
+    search.run(path, "search", np.log(0.001), 256 * 1000, None)
+    assert asked["thin"] == thin and asked["draws"] == -(-1000 // thin)
+    assert path[0].steps == asked["draws"] * thin >= 1000 and path[0].chains == 256
+    search.run(path, "wing", np.log(0.001), np.inf, 2_000_000)
+    assert asked["draws"] is None and path[1].steps == 25 * thin and path[1].simulations == 7
 
 
 def test_chains_on_a_device_are_few_numbers():
