@@ -85,14 +85,14 @@ def chains(small):
 
 
 def all_points(tasks):
-    from onedraw.study import run
+    from onedraw.paper.study import run
 
     return [run.do(task) for task in tasks]
 
 
 def study(small, figures, workers):
     """The points of these figures of the study, the second time, when every program is compiled."""
-    from onedraw.study import run
+    from onedraw.paper.study import run
 
     iterations = 300_000 if small else 5_000_000
     plan = run.Plan(iterations=iterations, engine="jax", figures=tuple(figures))

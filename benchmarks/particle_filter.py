@@ -20,7 +20,7 @@ from scipy import stats
 
 import onedraw as od
 from benchmarks.timing import best_times, report
-from onedraw.engine.streams import Rng
+from onedraw.engines.streams import Rng
 
 CHAINS, PARTICLES, TIMES = 64, 100, 100
 TURNS = 4

@@ -8,8 +8,8 @@ from scipy import stats
 
 import onedraw as od
 from benchmarks.timing import report
-from onedraw.engine.blocks import cut
-from onedraw.engine.crew import hired
+from onedraw.run.blocks import cut
+from onedraw.run.pool import hired
 
 SECONDS = 0.100
 SIZES = (1, 4, 16, 32, 64)

@@ -12,7 +12,7 @@ from scipy import stats
 import onedraw as od
 from benchmarks.peers import found
 from benchmarks.timing import report
-from onedraw.summary import ratio_error
+from onedraw.results.summary import ratio_error
 
 SEEDS = (1, 2)
 PEERS = {"pyabc": 500, "elfi": 10_000}

@@ -14,8 +14,8 @@ from scipy import stats
 
 import onedraw as od
 from benchmarks.timing import report
-from onedraw.engine.saving import Saver
-from onedraw.engine.store import Store
+from onedraw.run.saving import Saver
+from onedraw.run.store import Store
 
 EPS = 0.1
 ROUNDS = 3

@@ -7,8 +7,8 @@ from multiprocessing import get_context
 import numpy as np
 
 from benchmarks.timing import report
-from onedraw.study.run import Plan, run_point, usable_cores
-from onedraw.study.settings import ITERATIONS, points
+from onedraw.paper.study.run import Plan, run_point, usable_cores
+from onedraw.paper.study.settings import ITERATIONS, points
 
 RAW_DRAWS = 100_000_000
 BLOCK = 16_384

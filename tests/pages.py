@@ -31,7 +31,7 @@ import click
 from click.testing import CliRunner
 
 import onedraw as od
-from onedraw.cli import main
+from onedraw.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 LENIENT = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import integrate, stats
 
 import onedraw as od
-from onedraw.summary import ratio_error
+from onedraw.results.summary import ratio_error
 from tests.reference import hit, toy
 
 GRID = np.linspace(-6.0, 6.0, 4_801)

@@ -13,7 +13,7 @@ import warnings
 from scipy import stats
 
 import onedraw as od
-from onedraw.engine import store as store_module
+from onedraw.run import store as store_module
 
 PRIOR = od.Prior(a=stats.norm(0, 2), b=stats.uniform(0, 3), k=stats.poisson(2))
 KERNEL = od.uniform(2.0)

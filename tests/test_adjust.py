@@ -5,11 +5,11 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw import adjust
-from onedraw.adjust import Near, Way, pull, ranks, regress
-from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.samplers.fit_summary import learn
-from onedraw.weights import effective, systematic
+from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.proposals.weights import effective, systematic
+from onedraw.results import adjustment as adjust
+from onedraw.results.adjustment import Near, Way, pull, ranks, regress
+from onedraw.tuning.fit_summary import learn
 
 DIM = 2
 NOISE = 0.5

@@ -10,16 +10,16 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.contrast import problems
-from onedraw.engine.streams import Rng
-from onedraw.study.efficiency import posterior_moments, random_walk_variance
-from onedraw.study.settings import Toy
-from onedraw.theory import verify as checks
-from onedraw.theory.advise import advise, measured_discount
-from onedraw.theory.commands import advise as advise_command
-from onedraw.theory.commands import verify as verify_command
-from onedraw.theory.efficiency import Estimate
-from onedraw.theory.tuning import log_variance
+from onedraw.cli.advise import advise as advise_command
+from onedraw.cli.advise import verify as verify_command
+from onedraw.engines.streams import Rng
+from onedraw.paper import verify as checks
+from onedraw.paper.contrast import problems
+from onedraw.paper.study.efficiency import posterior_moments, random_walk_variance
+from onedraw.paper.study.settings import Toy
+from onedraw.results.efficiency import Estimate
+from onedraw.tuning.advise import advise, measured_discount
+from onedraw.tuning.particles import log_variance
 from tests.reference import simulate_one, toy
 
 
@@ -271,7 +271,7 @@ def test_advise_command(tmp_path):
 
 def test_advise_command_takes_an_estimator(tmp_path):
     file = tmp_path / "level.py"
-    file.write_text("from onedraw.contrast.problems import state_space\nlevel = state_space(5, 4)\n")
+    file.write_text("from onedraw.paper.contrast.problems import state_space\nlevel = state_space(5, 4)\n")
     result = run(advise_command, f"{file}:level", "--start", "mu=0.5", "--budget", 600_000, "--seed", 1, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["rules"][0]["rule"]["name"] == "Pitt et al. (2012)"
@@ -321,7 +321,7 @@ def test_plain_simulators_are_stopped_early():
 
 @pytest.fixture(scope="module")
 def tuning():
-    """The level of a short series; see `onedraw.contrast.problems`."""
+    """The level of a short series; see `onedraw.paper.contrast.problems`."""
     return advise(estimator=problems.state_space(20, 8), start={"mu": 0.0}, budget=2_500_000, seed=1)
 
 

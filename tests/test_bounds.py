@@ -8,9 +8,10 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.theory import bounds, exact
-from onedraw.theory.bounds import certificate, certify, gain_bound, kappa_floor, nonnegative
-from onedraw.theory.efficiency import Estimate
+from onedraw.paper import exact
+from onedraw.results import certificate as bounds
+from onedraw.results.certificate import certificate, certify, gain_bound, kappa_floor, nonnegative
+from onedraw.results.efficiency import Estimate
 from tests.reference import toy
 from tests.test_efficiency import grid_run
 

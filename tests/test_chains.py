@@ -10,17 +10,17 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.engine.blocks import Deadline
-from onedraw.engine.lockstep import advance
-from onedraw.engine.streams import Phase, Rng
-from onedraw.estimator import AbcAverage
-from onedraw.progress import Progress
-from onedraw.proposal import resolve
+from onedraw.engines.streams import Phase, Rng
+from onedraw.estimators.average import AbcAverage
+from onedraw.paper import exact as grid_chains
+from onedraw.paper.study import exact as study
+from onedraw.paper.study.settings import Toy
+from onedraw.proposals.proposals import resolve
+from onedraw.run.blocks import Deadline
+from onedraw.run.lockstep import advance
+from onedraw.run.progress import Progress
 from onedraw.samplers import pseudo_marginal, r_hit, wilkinson
 from onedraw.samplers.rejection import collect
-from onedraw.study import exact as study
-from onedraw.study.settings import Toy
-from onedraw.theory import exact as grid_chains
 from tests.reference import Exact, hit, toy
 
 UNIFORM, GAUSSIAN = od.uniform(0.6), od.gaussian(0.5)

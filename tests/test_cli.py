@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 import onedraw as od
-from onedraw.cli import main
-from onedraw.commands import models
-from onedraw.engine.store import writer
+from onedraw.cli import models
+from onedraw.cli.main import main
+from onedraw.run.store import writer
 
 ROOT = Path(__file__).parent.parent
 

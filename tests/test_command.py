@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.command import CommandFailed
-from onedraw.engine.child import TimedOut
+from onedraw.engines.children import TimedOut
+from onedraw.model.external import CommandFailed
 
 PROGRAM = """
 import json, os, random, sys, time

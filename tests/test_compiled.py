@@ -18,19 +18,19 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw import estimator as estimator_module
-from onedraw.distance import Mahalanobis
-from onedraw.engine import crew as crew_module
-from onedraw.engine.crew import Crew, hired
-from onedraw.engine.fingerprint import fingerprint
-from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.estimator import AbcAverage
-from onedraw.samplers import chains as chains_module
+from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.estimators import average as estimator_module
+from onedraw.estimators.average import AbcAverage
+from onedraw.model.distance import Mahalanobis
+from onedraw.run import chains as chains_module
+from onedraw.run import pool as crew_module
+from onedraw.run.fingerprint import fingerprint
+from onedraw.run.pool import Crew, hired
 from tests.reference import Exact, beta_evidence, beta_posterior, simulate_one, toy
 from tests.test_chains import agrees
 from tests.test_contract import bytes_of
 
-compiled_module = import_module("onedraw.compiled")  # od.compiled is the function in it
+compiled_module = import_module("onedraw.engines.numba")  # od.compiled is the function in it
 KERNELS = [od.uniform(0.6), od.gaussian(0.5), od.epanechnikov(0.9), od.triangular(0.9), od.laplace(0.4)]
 THETA = od.Prior(theta=stats.norm(0, 1))
 TWO = od.Prior(mu=stats.norm(0, 1), count=stats.randint(2, 7))

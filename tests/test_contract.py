@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.engine.crew import Here
+from onedraw.run import chains as chains_module
+from onedraw.run import options as opening
+from onedraw.run.options import IDENTITY, Shared
+from onedraw.run.pool import Here
 from onedraw.runs import SAMPLERS
-from onedraw.samplers import chains as chains_module
-from onedraw.samplers import opening
-from onedraw.samplers.opening import IDENTITY, Shared
 from tests.reference import Exact, toy
 
 KERNEL = od.uniform(0.8)

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from onedraw.cli import main
-from onedraw.contrast import figure, page, problems, run
-from onedraw.contrast.problems import line_of
-from onedraw.contrast.run import Contrast, Plan, Task, longest_stall, run_filter, run_process, run_tails, run_task
-from onedraw.contrast.shapes import ratio, shapes_of
-from onedraw.drawing import svg_of
-from onedraw.engine.streams import Rng
-from onedraw.estimator import evaluate
+from onedraw.cli.main import main
+from onedraw.engines.streams import Rng
+from onedraw.estimators.average import evaluate
+from onedraw.paper.contrast import figure, page, problems, run
+from onedraw.paper.contrast.problems import line_of
+from onedraw.paper.contrast.run import Contrast, Plan, Task, longest_stall, run_filter, run_process, run_tails, run_task
+from onedraw.paper.contrast.shapes import ratio, shapes_of
+from onedraw.paper.study.efficiency import independence_variance, posterior_moments
+from onedraw.paper.study.settings import Toy
+from onedraw.report.style import svg_of
 from onedraw.samplers.pseudo_marginal import PseudoMarginal
-from onedraw.study.efficiency import independence_variance, posterior_moments
-from onedraw.study.settings import Toy
 
 
 def points(key, numbers, share):

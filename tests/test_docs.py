@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import onedraw as od
-from onedraw.commands import models
+from onedraw.cli import models
 from tests import pages
 from tests.pages import ROOT, Wrong
 

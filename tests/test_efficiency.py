@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.theory import exact
-from onedraw.theory.efficiency import Estimate, efficiency, running_time, variances
+from onedraw.paper import exact
+from onedraw.results.efficiency import Estimate, efficiency, running_time, variances
 from tests.reference import toy
 
 POINTS = 15

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from threadpoolctl import threadpool_limits
 
-from onedraw.theory import exact
+from onedraw.paper import exact
 
 SWAP = np.array([[0.0, 1.0], [1.0, 0.0]])
 

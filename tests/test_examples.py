@@ -13,9 +13,9 @@ import pytest
 from scipy import integrate, linalg, special, stats
 
 import onedraw as od
-from onedraw.engine.streams import Rng
-from onedraw.estimator import evaluate
-from onedraw.theory.efficiency import variances
+from onedraw.engines.streams import Rng
+from onedraw.estimators.average import evaluate
+from onedraw.results.efficiency import variances
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

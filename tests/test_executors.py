@@ -15,10 +15,10 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.engine import crew as crew_module
-from onedraw.engine.blocks import Deadline, cut, in_lanes, in_order
-from onedraw.engine.crew import Crew, hired
-from onedraw.progress import Progress
+from onedraw.run import pool as crew_module
+from onedraw.run.blocks import Deadline, cut, in_lanes, in_order
+from onedraw.run.pool import Crew, hired
+from onedraw.run.progress import Progress
 from tests.reference import toy
 from tests.test_contract import ALL, SEQUENTIAL, bytes_of, run
 

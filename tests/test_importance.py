@@ -8,10 +8,10 @@ import pytest
 from scipy import integrate, stats
 
 import onedraw as od
-from onedraw.engine.streams import Rng
+from onedraw.engines.streams import Rng
+from onedraw.run.rounds import effective
 from onedraw.samplers import importance as module
 from onedraw.samplers.importance import Mixture, around, importance, round_sizes
-from onedraw.samplers.rounds import effective
 from tests.reference import Exact, beta_binomial, beta_posterior, toy
 from tests.sequential import Counted, Ordered, SignalAndNoise, Toy, TwoPieces, assert_right, errors
 from tests.test_smc import COUNT, ONE, PAIR, TWO
@@ -192,7 +192,7 @@ def test_refusals():
 
 
 def test_the_task_is_a_function_of_its_item():
-    from onedraw.estimator import AbcAverage
+    from onedraw.estimators.average import AbcAverage
 
     task = module.Simulate(AbcAverage(toy("plain"), od.uniform(1.0), early=False), 3)
     item = module.Item(32, 4, 2, np.asfortranarray(np.zeros((4, 1))))
@@ -224,7 +224,7 @@ class TestAdaptiveDistance(SignalAndNoise):
 
     def test_it_is_resumed_with_its_scales(self, tmp_path):
         whole = importance(self.model(adapt=True), budget=3000, seed=1, store=tmp_path / "run.db", segment=1e-9)
-        from onedraw.engine.store import Store
+        from onedraw.run.store import Store
 
         with Store(tmp_path / "run.db", write=True) as file:
             file.drop_after(file.count() - 3)

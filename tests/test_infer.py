@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw import adjust
-from onedraw.adjust import support_of
-from onedraw.engine.blocks import Block, Deadline
-from onedraw.engine.saving import Saver
-from onedraw.engine.store import Store
+from onedraw.results import adjustment as adjust
+from onedraw.results.adjustment import support_of
+from onedraw.run.blocks import Block, Deadline
+from onedraw.run.saving import Saver
+from onedraw.run.store import Store
 from onedraw.samplers.infer import (
     Bank,
     Mixture,

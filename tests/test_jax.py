@@ -18,18 +18,19 @@ from jax.extend.random import threefry_2x32
 from scipy import stats
 
 import onedraw as od
-from onedraw.distance import Mahalanobis
-from onedraw.engine import device_streams
-from onedraw.engine import jax as device
-from onedraw.engine.blocks import Block
-from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.estimator import AbcAverage, Evaluation, placed
-from onedraw.proposal import resolve
-from onedraw.samplers import pseudo_marginal, r_hit, rejection, start, wilkinson
-from onedraw.samplers.start import next_block
-from onedraw.study import exact as study
-from onedraw.study.settings import Toy
-from onedraw.theory import exact as grid_chains
+from onedraw.engines import jax as device
+from onedraw.engines import jax_streams as device_streams
+from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.estimators.average import AbcAverage, Evaluation, placed
+from onedraw.model.distance import Mahalanobis
+from onedraw.paper import exact as grid_chains
+from onedraw.paper.study import exact as study
+from onedraw.paper.study.settings import Toy
+from onedraw.proposals.proposals import resolve
+from onedraw.run import starts as start
+from onedraw.run.blocks import Block
+from onedraw.run.starts import next_block
+from onedraw.samplers import pseudo_marginal, r_hit, rejection, wilkinson
 from tests.reference import Y_OBS, Exact, hit
 from tests.reference import toy as numpy_toy
 from tests.test_particle_filter import DATA, A, check_unbiased, exact_posterior, joint_normal, linear

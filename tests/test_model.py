@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.engine.streams import Phase, Rng
+from onedraw.engines.streams import Phase, Rng
 
 PRIOR = od.Prior(mu=stats.norm(0, 1), sigma=stats.uniform(0.5, 1))
 DATA = np.linspace(-1, 1, 20)

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.engine.streams import Rng
-from onedraw.particle_filter import ancestors, weigh
+from onedraw.engines.streams import Rng
+from onedraw.estimators.particle_filter import ancestors, weigh
 
 RUNS = 10_000
 A, NOISE = 0.8, 0.7

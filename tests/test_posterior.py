@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.summary import describe, weighted_interval
+from onedraw.results.summary import describe, weighted_interval
 from tests.reference import Exact, toy
 
 

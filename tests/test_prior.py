@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.prior import FAMILIES
+from onedraw.model.prior import FAMILIES
 
 DISTRIBUTIONS = {
     "norm": stats.norm(1.5, 2.0),

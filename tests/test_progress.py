@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw import progress
-from onedraw.progress import Progress, Tick
+from onedraw.run import progress
+from onedraw.run.progress import Progress, Tick
 
 MODEL = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
 

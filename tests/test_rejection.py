@@ -131,9 +131,9 @@ def test_same_seed_same_bytes(kind):
 
 def test_blocks_run_apart_give_the_same_bytes():
     """Blocks are pure: run backwards, in any order, they are the blocks of the run."""
-    from onedraw.engine.blocks import cut
-    from onedraw.engine.streams import Phase
-    from onedraw.estimator import AbcAverage
+    from onedraw.engines.streams import Phase
+    from onedraw.estimators.average import AbcAverage
+    from onedraw.run.blocks import cut
     from onedraw.samplers.rejection import Proposals, block_size
 
     model, kernel = toy("plain"), od.gaussian(0.5)
@@ -163,7 +163,7 @@ def test_a_huge_m_is_worked_off_in_chunks():
 
 def test_chunks_do_not_change_the_average():
     """At a fixed theta the estimate with a chunked M is the hit share of all M draws."""
-    from onedraw.engine.streams import Rng
+    from onedraw.engines.streams import Rng
 
     estimator = od.abc_average(toy(), od.gaussian(0.5), pseudo_samples=100_000)
     log_estimate = estimator.evaluate(Rng(1, 0), np.array([[1.0]]), None)

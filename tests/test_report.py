@@ -16,11 +16,11 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.engine.store import StoreError
+from onedraw.proposals.weights import effective
 from onedraw.report import binning, page, plots, tolerances
 from onedraw.report.verdict import judge
-from onedraw.summary import Row
-from onedraw.weights import effective
+from onedraw.results.summary import Row
+from onedraw.run.store import StoreError
 
 from .browser import Browser, needs_chromium
 

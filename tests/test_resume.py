@@ -15,10 +15,12 @@ from click.testing import CliRunner
 from scipy import stats
 
 import onedraw as od
-from onedraw.commands import looking, models, running
-from onedraw.engine import saving
-from onedraw.engine.fingerprint import fingerprint
-from onedraw.engine.store import Store
+from onedraw.cli import inspect as looking
+from onedraw.cli import models
+from onedraw.cli import run as running
+from onedraw.run import saving
+from onedraw.run.fingerprint import fingerprint
+from onedraw.run.store import Store
 from tests.stored_run import KERNEL, RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 
 ROOT = Path(__file__).parent.parent
@@ -434,7 +436,7 @@ class TestSignals:
         assert told(od.resume(store, model)) == whole["pseudo_marginal"]
 
     def test_a_second_signal_interrupts_what_must_not_be_dropped(self):
-        from onedraw.engine.signals import guarded
+        from onedraw.run.signals import guarded
 
         before = signal.getsignal(signal.SIGINT)
         with guarded(terminate=True) as guard:

@@ -8,11 +8,11 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.engine.store import Store
+from onedraw.proposals.weights import systematic
+from onedraw.run.rounds import effective, reweighted, tolerance_keeping, tolerance_with
+from onedraw.run.store import Store
 from onedraw.samplers import smc as module
-from onedraw.samplers.rounds import effective, reweighted, tolerance_keeping, tolerance_with
 from onedraw.samplers.smc import occupation, smc
-from onedraw.weights import systematic
 from tests.reference import Exact, beta_binomial, beta_posterior, toy
 from tests.sequential import Counted, Ordered, SignalAndNoise, Toy, TwoPieces, assert_right, errors
 
@@ -222,7 +222,7 @@ class TestParts:
     def test_the_task_is_pure_and_can_be_sent_away(self):
         import pickle
 
-        from onedraw.estimator import AbcAverage
+        from onedraw.estimators.average import AbcAverage
 
         task = module.Moves(AbcAverage(PICKLED, od.uniform(1.0)), 3)
         item = module.Item(0, 8, 0, 0, math.inf, None, np.empty(0))

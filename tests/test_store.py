@@ -21,8 +21,8 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.engine import store as store_module
-from onedraw.engine.store import Store, StoreError
+from onedraw.run import store as store_module
+from onedraw.run.store import Store, StoreError
 from tests.stored_run import RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 from tests.test_resume import ROOT, needs_fork
 
@@ -294,7 +294,7 @@ class TestHostileFiles:
 
     def test_the_source_never_unpickles(self):
         # Between a run and its own workers, objects travel pickled; no file is ever read that way.
-        apart = {"crew.py", "child.py"}
+        apart = {"pool.py", "children.py"}
         for source in (one for one in (ROOT / "src" / "onedraw").rglob("*.py") if one.name not in apart):
             text = source.read_text()
             assert "import pickle" not in text and "allow_pickle=True" not in text and "eval(" not in text, source

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from onedraw.engine.streams import Phase, Purpose, Rng
+from onedraw.engines.streams import Phase, Purpose, Rng
 
 
 def test_a_stream_equals_a_fresh_philox_with_that_key_and_counter():

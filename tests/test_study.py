@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import onedraw.samplers.pseudo_marginal as algorithm_2
-from onedraw import proposal
-from onedraw.study import claims, figures, page, run, settings
-from onedraw.study.commands import study as study_command
+from onedraw.cli.study import study as study_command
+from onedraw.paper.study import claims, figures, page, run, settings
+from onedraw.proposals import proposals as proposal
 from tests.browser import CHROMIUM, needs_chromium
 
 CURVES = settings.EFFICIENCY[2:]
@@ -215,7 +215,7 @@ def exact_outcomes(figure):
 
 
 def run_exact(figure):
-    from onedraw.study.exact import exact_value
+    from onedraw.paper.study.exact import exact_value
 
     return [(point, exact_value(point)) for point in settings.points([figure])]
 

@@ -8,8 +8,8 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import integrate, special, stats
 
-from onedraw.study import efficiency, exact
-from onedraw.study.settings import (
+from onedraw.paper.study import efficiency, exact
+from onedraw.paper.study.settings import (
     FIGURES,
     PSEUDO_SAMPLES,
     RATE_PER_COST,

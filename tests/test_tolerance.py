@@ -9,12 +9,12 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.cost import Cost
-from onedraw.samplers import tolerance
-from onedraw.samplers.tolerance import DEVICE_CHAINS, DEVICE_STEPS, DEVICE_THIN, Search, chord, parabola, tolerance_for
-from onedraw.samplers.tolerance import Trial as Run
-from onedraw.study import exact
-from onedraw.study.run import toy_model
-from onedraw.study.settings import Toy
+from onedraw.paper.study import exact
+from onedraw.paper.study.run import toy_model
+from onedraw.paper.study.settings import Toy
+from onedraw.tuning import tolerance
+from onedraw.tuning.tolerance import DEVICE_CHAINS, DEVICE_STEPS, DEVICE_THIN, Search, chord, parabola, tolerance_for
+from onedraw.tuning.tolerance import Trial as Run
 from tests import reference
 
 POINTS = [

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onedraw.theory import exact
-from onedraw.theory import verify as module
-from onedraw.theory.verify import rerun, verify
+from onedraw.paper import exact
+from onedraw.paper import verify as module
+from onedraw.paper.verify import rerun, verify
 
 TRIALS = 120
 NAMES = [name for name, *_ in module.STATEMENTS]

@@ -3,50 +3,50 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from onedraw.command import command
-from onedraw.compiled import compiled
 from onedraw.cost import Cost
-from onedraw.distance import euclidean, mahalanobis, scaled
-from onedraw.engine.crew import WorkerError
-from onedraw.engine.record import StoreError
-from onedraw.estimator import Estimator, abc_average, handicapped, unbiased
-from onedraw.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
-from onedraw.model import Model
-from onedraw.particle_filter import particle_filter
-from onedraw.posterior import Posterior, Status
-from onedraw.prior import Prior
-from onedraw.proposal import independence, lazy, random_walk
+from onedraw.engines.numba import compiled
+from onedraw.estimators.average import Estimator, abc_average, handicapped, unbiased
+from onedraw.estimators.particle_filter import particle_filter
+from onedraw.model.distance import euclidean, mahalanobis, scaled
+from onedraw.model.external import command
+from onedraw.model.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
+from onedraw.model.model import Model
+from onedraw.model.prior import Prior
+from onedraw.model.simulator import Failure, SimulationError, batched, jax_simulator, staged
+from onedraw.proposals.proposals import independence, lazy, random_walk
+from onedraw.results.posterior import Posterior, Status
+from onedraw.run.pool import WorkerError
+from onedraw.run.record import StoreError
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
 from onedraw.samplers.wilkinson import wilkinson
-from onedraw.simulator import Failure, SimulationError, batched, jax_simulator, staged
 
 if TYPE_CHECKING:
     from onedraw.report import plots
+    from onedraw.results.certificate import Certificate, certificate
+    from onedraw.results.efficiency import Efficiency, running_time
     from onedraw.runs import open, replay, resume, reuse
-    from onedraw.samplers.fit_summary import Fitted, fit_summary
     from onedraw.samplers.importance import importance
     from onedraw.samplers.infer import infer
     from onedraw.samplers.smc import smc
-    from onedraw.samplers.tolerance import Tolerance, tolerance_for
-    from onedraw.theory.advise import Advice, advise
-    from onedraw.theory.bounds import Certificate, certificate
-    from onedraw.theory.efficiency import Efficiency, running_time
+    from onedraw.tuning.advise import Advice, advise
+    from onedraw.tuning.fit_summary import Fitted, fit_summary
+    from onedraw.tuning.tolerance import Tolerance, tolerance_for
 
 __version__ = "0.1.0"
 
 LATER = {
     "onedraw.report.plots": ("plots",),
     "onedraw.runs": ("open", "replay", "resume", "reuse"),
-    "onedraw.samplers.fit_summary": ("Fitted", "fit_summary"),
+    "onedraw.tuning.fit_summary": ("Fitted", "fit_summary"),
     "onedraw.samplers.importance": ("importance",),
     "onedraw.samplers.infer": ("infer",),
     "onedraw.samplers.smc": ("smc",),
-    "onedraw.samplers.tolerance": ("Tolerance", "tolerance_for"),
-    "onedraw.theory.advise": ("Advice", "advise"),
-    "onedraw.theory.bounds": ("Certificate", "certificate"),
-    "onedraw.theory.efficiency": ("Efficiency", "running_time"),
+    "onedraw.tuning.tolerance": ("Tolerance", "tolerance_for"),
+    "onedraw.tuning.advise": ("Advice", "advise"),
+    "onedraw.results.certificate": ("Certificate", "certificate"),
+    "onedraw.results.efficiency": ("Efficiency", "running_time"),
 }
 """Names that are imported when they are used, so that `import onedraw` stays quick."""
 

@@ -1,5 +1,5 @@
 """`python -m onedraw` is the command line."""
 
-from onedraw.cli import main
+from onedraw.cli.main import main
 
 main(prog_name="onedraw")

@@ -11,35 +11,36 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arrays import Array
-from onedraw.compiled import Compiled
 from onedraw.cost import Cost
-from onedraw.distance import Euclidean, Mahalanobis, Scaled
-from onedraw.engine.fingerprint import fingerprint
-from onedraw.engine.record import Record, StoreError
-from onedraw.engine.saving import Continue, changed_parts, forced_notes
-from onedraw.engine.store import Store
-from onedraw.engine.streams import Phase, Rng
-from onedraw.engine.threads import one_blas_thread
-from onedraw.kernels import Kernel
-from onedraw.layout import Layout
-from onedraw.model import Model
-from onedraw.posterior import Posterior, Status
-from onedraw.prior import named_columns
-from onedraw.progress import Show
-from onedraw.samplers import chains, rejection, rounds
-from onedraw.samplers.fit_summary import Fitted
+from onedraw.engines.arrays import Array
+from onedraw.engines.numba import Compiled
+from onedraw.engines.streams import Phase, Rng
+from onedraw.engines.threads import one_blas_thread
+from onedraw.model.distance import Euclidean, Mahalanobis, Scaled
+from onedraw.model.kernels import Kernel
+from onedraw.model.layout import Layout
+from onedraw.model.model import Model
+from onedraw.model.prior import named_columns
+from onedraw.model.simulator import Batched, Failure, JaxSimulator, Simulated, Staged, summarise_observed
+from onedraw.results.posterior import Posterior, Status
+from onedraw.run import chains, rounds
+from onedraw.run.fingerprint import fingerprint
+from onedraw.run.options import IDENTITY, check_model
+from onedraw.run.pilot import ready
+from onedraw.run.progress import Show
+from onedraw.run.record import Record, StoreError
+from onedraw.run.saving import Continue, changed_parts, forced_notes
+from onedraw.run.specification import KERNELS, OWN, in_time, kernel_of, model_parts, proposal_of
+from onedraw.run.store import Store
+from onedraw.samplers import rejection
 from onedraw.samplers.importance import importance
 from onedraw.samplers.infer import infer
 from onedraw.samplers.infer import posterior_of as posterior_of_infer
-from onedraw.samplers.opening import IDENTITY, check_model
-from onedraw.samplers.pilot import ready
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.smc import smc
-from onedraw.samplers.specification import KERNELS, OWN, in_time, kernel_of, model_parts, proposal_of
 from onedraw.samplers.wilkinson import wilkinson
-from onedraw.simulator import Batched, Failure, JaxSimulator, Simulated, Staged, summarise_observed
+from onedraw.tuning.fit_summary import Fitted
 
 SAMPLERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "rejection": (rejection.rejection, ("pseudo_samples", "keep_distances", "keep")),

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onedraw.arrays import Array
-from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.posterior import Posterior
+from onedraw.engines.arrays import Array
+from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.results.posterior import Posterior
 
 FEWEST_BINS, MOST_BINS = 16, 48
 PRIOR_DRAWS = 50_000

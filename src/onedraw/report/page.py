@@ -20,22 +20,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw import kernels
 from onedraw.arguments import whole_number
-from onedraw.engine.fingerprint import fingerprint
-from onedraw.engine.saving import changed_parts, versions
-from onedraw.engine.store import Store
-from onedraw.model import Model
-from onedraw.pages import filled, write_whole
-from onedraw.posterior import Posterior
-from onedraw.progress import clock, number
+from onedraw.model import kernels
+from onedraw.model.model import Model
 from onedraw.report import plots
 from onedraw.report.binning import Marginal, marginals_of
+from onedraw.report.pages import filled, write_whole
 from onedraw.report.tolerances import Position, positions_of
 from onedraw.report.verdict import Verdict, judge
-from onedraw.samplers.specification import model_parts
-from onedraw.summary import Row
-from onedraw.theory.bounds import certificate
+from onedraw.results.certificate import certificate
+from onedraw.results.posterior import Posterior
+from onedraw.results.summary import Row
+from onedraw.run.fingerprint import fingerprint
+from onedraw.run.progress import clock, number
+from onedraw.run.saving import changed_parts, versions
+from onedraw.run.specification import model_parts
+from onedraw.run.store import Store
 
 WIDTH, HEIGHT, FOOT = 320, 132, 26
 """A marginal's drawing, and the part of its height that holds the axis."""

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from onedraw.arguments import whole_number
-from onedraw.arrays import Array
-from onedraw.drawing import BLUE, DASHED, ORANGE, SKY, plain_numbers, styled
-from onedraw.posterior import Posterior
+from onedraw.engines.arrays import Array
+from onedraw.proposals.weights import effective
 from onedraw.report.binning import density_of, edges_of, marginals_of
-from onedraw.theory.advise import Advice, Gain
-from onedraw.theory.bounds import Certificate
-from onedraw.weights import effective
+from onedraw.report.style import BLUE, DASHED, ORANGE, SKY, plain_numbers, styled
+from onedraw.results.certificate import Certificate
+from onedraw.results.posterior import Posterior
+from onedraw.tuning.advise import Advice, Gain
 
 CHAINS: tuple[tuple[str, Any], ...] = (
     ("black", "-"), (BLUE, "-"), (ORANGE, (0, (4, 1))), (SKY, "-"), ("0.55", (0, (2, 1))), ("#009e73", "-"),

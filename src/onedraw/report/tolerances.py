@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onedraw.arrays import Array
-from onedraw.posterior import Posterior
+from onedraw.engines.arrays import Array
+from onedraw.proposals.weights import effective
 from onedraw.report.binning import Marginal, density_of
-from onedraw.summary import Row
-from onedraw.weights import effective
+from onedraw.results.posterior import Posterior
+from onedraw.results.summary import Row
 
 POSITIONS = 33
 """Positions of the slider."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onedraw.posterior import ESS_LIMIT, R_HAT_LIMIT, Posterior
 from onedraw.report.tolerances import Position
-from onedraw.summary import Row
+from onedraw.results.posterior import ESS_LIMIT, R_HAT_LIMIT, Posterior
+from onedraw.results.summary import Row
 
 GOOD, CARE, BAD = "good", "care", "bad"
 WANTED_ESS = 400

@@ -22,19 +22,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arguments import positive, whole_number
-from onedraw.arrays import Array
-from onedraw.engine.blocks import cut
-from onedraw.engine.signals import Stopped
-from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.estimator import AbcAverage
-from onedraw.kernels import EPS_MEANING, Kernel
-from onedraw.model import Model
-from onedraw.posterior import Posterior, Simulations
-from onedraw.prior import Prior
-from onedraw.progress import Show
-from onedraw.proposal import rounded_mass
-from onedraw.samplers.opening import Shared, check_model, check_pays, on_engine
-from onedraw.samplers.rounds import (
+from onedraw.engines.arrays import Array
+from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.estimators.average import AbcAverage
+from onedraw.model.kernels import EPS_MEANING, Kernel
+from onedraw.model.model import Model
+from onedraw.model.prior import Prior
+from onedraw.model.simulator import Simulated
+from onedraw.proposals.proposals import rounded_mass
+from onedraw.proposals.weights import systematic
+from onedraw.results.posterior import Posterior, Simulations
+from onedraw.run.blocks import cut
+from onedraw.run.options import Shared, check_model, check_pays, on_engine
+from onedraw.run.progress import Show
+from onedraw.run.rounds import (
     Found,
     Ledger,
     Outcome,
@@ -46,9 +47,8 @@ from onedraw.samplers.rounds import (
     together,
     tolerance_with,
 )
-from onedraw.samplers.specification import distance_setting
-from onedraw.simulator import Simulated
-from onedraw.weights import systematic
+from onedraw.run.signals import Stopped
+from onedraw.run.specification import distance_setting
 
 PLAIN_BLOCK = 16
 """Simulations a block for simulators that are called once a pseudo-sample."""

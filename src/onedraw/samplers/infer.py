@@ -1,8 +1,8 @@
 """The most accurate posterior for a budget: stages that aim each other, and a conclusion that is tried out.
 
 1. *Pilot*: simulations at draws from the prior, from which the scale of each summary is learnt.
-2. *Stages*: the simulations so far are studied (`onedraw.adjust.decide`): which summary, how wide a region and which
-   kind of regression predict held-out simulations near the data best. The next stage draws from the prior, or from
+2. *Stages*: the simulations so far are studied (`adjustment.decide`): which summary, how wide a region and which kind
+   of regression predict held-out simulations near the data best. The next stage draws from the prior, or from
    normals around the nearest draws with local covariances, whichever promises more effective draws in that region. With
    prior draws in the region R, a simulation from q is worth 1 / E_R[pi / q] of one from the prior; this is measured on
    draws that q was not made from. A simulation at theta has the weight
@@ -27,30 +27,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw import adjust
-from onedraw.adjust import Decision, Estimate, Near, Support, support_of
 from onedraw.arguments import whole_number
-from onedraw.arrays import Array
 from onedraw.cost import Cost
-from onedraw.distance import Euclidean
-from onedraw.engine.blocks import Block, Deadline, cut, in_order
-from onedraw.engine.fingerprint import fingerprint
-from onedraw.engine.saving import Saver, Specification
-from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.engine.threads import one_blas_thread
-from onedraw.estimator import AbcAverage
-from onedraw.kernels import uniform
-from onedraw.model import Model
-from onedraw.posterior import Posterior, Status
-from onedraw.prior import Prior
-from onedraw.progress import Progress, Show
-from onedraw.proposal import rounded_mass
-from onedraw.samplers.fit_summary import Fitted, block_rows, learn, terms_for
-from onedraw.samplers.opening import Shared, on_engine, opened
-from onedraw.samplers.pilot import refuse_hopeless, warn_ignored_rng
-from onedraw.samplers.specification import in_time, model_facts, model_parts
-from onedraw.simulator import Batched, Failure
-from onedraw.weights import effective, systematic
+from onedraw.engines.arrays import Array
+from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.engines.threads import one_blas_thread
+from onedraw.estimators.average import AbcAverage
+from onedraw.model.distance import Euclidean
+from onedraw.model.kernels import uniform
+from onedraw.model.model import Model
+from onedraw.model.prior import Prior
+from onedraw.model.simulator import Batched, Failure
+from onedraw.proposals.proposals import rounded_mass
+from onedraw.proposals.weights import effective, systematic
+from onedraw.results import adjustment as adjust
+from onedraw.results.adjustment import Decision, Estimate, Near, Support, support_of
+from onedraw.results.posterior import Posterior, Status
+from onedraw.run.blocks import Block, Deadline, cut, in_order
+from onedraw.run.fingerprint import fingerprint
+from onedraw.run.options import Shared, on_engine, opened
+from onedraw.run.pilot import refuse_hopeless, warn_ignored_rng
+from onedraw.run.progress import Progress, Show
+from onedraw.run.saving import Saver, Specification
+from onedraw.run.specification import in_time, model_facts, model_parts
+from onedraw.tuning.fit_summary import Fitted, block_rows, learn, terms_for
 
 PILOT, PILOT_GROWTH = 200, 0.7
 """Pilot simulations at a budget of 1000, and the power of the budget with which they grow."""

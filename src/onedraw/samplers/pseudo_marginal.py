@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arguments import whole_number
-from onedraw.arrays import Array, namespace
-from onedraw.engine.lockstep import Info
-from onedraw.engine.streams import Purpose, Rng
-from onedraw.estimator import AbcAverage, Evaluation, check_estimator, check_model_and_kernel, evaluate
-from onedraw.kernels import Kernel
-from onedraw.model import Model
-from onedraw.posterior import Posterior
-from onedraw.progress import Show
-from onedraw.proposal import Proposed
-from onedraw.samplers.chains import Request, run_chains
-from onedraw.samplers.start import Start, keeps_distances, pseudo_samples_of
+from onedraw.engines.arrays import Array, namespace
+from onedraw.engines.streams import Purpose, Rng
+from onedraw.estimators.average import AbcAverage, Evaluation, check_estimator, check_model_and_kernel, evaluate
+from onedraw.model.kernels import Kernel
+from onedraw.model.model import Model
+from onedraw.proposals.proposals import Proposed
+from onedraw.results.posterior import Posterior
+from onedraw.run.chains import Request, run_chains
+from onedraw.run.lockstep import Info
+from onedraw.run.progress import Show
+from onedraw.run.starts import Start, keeps_distances, pseudo_samples_of
 
 
 class State(NamedTuple):

@@ -23,18 +23,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arguments import whole_number
-from onedraw.arrays import Array, namespace
-from onedraw.engine.lockstep import Info
-from onedraw.engine.streams import Purpose, Rng
-from onedraw.estimator import AbcAverage, check_model_and_kernel
-from onedraw.kernels import Kernel
-from onedraw.model import Model
-from onedraw.posterior import Posterior
-from onedraw.progress import Show
-from onedraw.samplers.chains import Request, run_chains
+from onedraw.engines.arrays import Array, namespace
+from onedraw.engines.streams import Purpose, Rng
+from onedraw.estimators.average import AbcAverage, check_model_and_kernel
+from onedraw.model.kernels import Kernel
+from onedraw.model.model import Model
+from onedraw.model.simulator import Failure
+from onedraw.results.posterior import Posterior
+from onedraw.run.chains import Request, run_chains
+from onedraw.run.lockstep import Info
+from onedraw.run.progress import Show
+from onedraw.run.starts import Start
 from onedraw.samplers.pseudo_marginal import chosen, proposals_of
-from onedraw.samplers.start import Start
-from onedraw.simulator import Failure
 
 MAX_DRAWS = 100_000
 
@@ -93,7 +93,7 @@ class Tries:
         """
         model = self.estimator.model
         if not self.here:
-            from onedraw.engine import jax as device
+            from onedraw.engines import jax as device
 
             xp = namespace(theta)
             drawn = device.draw(model, self.rng, theta, 0, 1, 1, number + 1)
@@ -223,7 +223,7 @@ class RHit:
         )
         failures: Any = tuple(tries.failures)
         if not isinstance(rng, Rng):
-            from onedraw.engine.jax import Bad
+            from onedraw.engines.jax import Bad
 
             failures = (Bad(spent.place, (spent.failed > 0)[:, None]),)
         return state, Info(

@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arguments import one_of, whole_number
-from onedraw.arrays import Array
 from onedraw.cost import Cost
-from onedraw.engine.blocks import Block, Deadline, cut, in_order
-from onedraw.engine.record import Record
-from onedraw.engine.saving import Saver
-from onedraw.engine.signals import Stopped
-from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.estimator import AbcAverage, Evaluation, check_model_and_kernel, evaluate
-from onedraw.kernels import Kernel
-from onedraw.model import Model
-from onedraw.posterior import Posterior, Simulations, Status
-from onedraw.progress import Progress, Show
-from onedraw.samplers.opening import Shared, check_pays, checked_ends, ended, on_engine, opened
-from onedraw.samplers.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
-from onedraw.samplers.specification import distance_setting, in_time, specify
-from onedraw.simulator import Failure
+from onedraw.engines.arrays import Array
+from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.estimators.average import AbcAverage, Evaluation, check_model_and_kernel, evaluate
+from onedraw.model.kernels import Kernel
+from onedraw.model.model import Model
+from onedraw.model.simulator import Failure
+from onedraw.results.posterior import Posterior, Simulations, Status
+from onedraw.run.blocks import Block, Deadline, cut, in_order
+from onedraw.run.options import Shared, check_pays, checked_ends, ended, on_engine, opened
+from onedraw.run.pilot import learn_distance, refuse_hopeless, warn_ignored_rng
+from onedraw.run.progress import Progress, Show
+from onedraw.run.record import Record
+from onedraw.run.saving import Saver
+from onedraw.run.signals import Stopped
+from onedraw.run.specification import distance_setting, in_time, specify
 
 PLAIN_BLOCK = 16
 """Proposals a block for simulators that are called once a pseudo-sample."""
@@ -78,7 +78,7 @@ class Proposals:
     def __call__(self, block: Block) -> Accepted:
         engine = getattr(self.estimator, "engine", None)
         if engine is not None:
-            from onedraw.engine import jax as device
+            from onedraw.engines import jax as device
 
             found: Accepted = device.proposals(self, engine, block)
             return found
@@ -387,7 +387,7 @@ def rejection(
         Seconds between saves; without influence on the result.
     progress
         Show how far the run is: True, False, None (a bar in terminals, a line now and then in logs), or a function
-        that is called with an `onedraw.progress.Tick`.
+        that is called with an `onedraw.run.progress.Tick`.
 
     >>> import onedraw as od
     >>> from scipy import stats

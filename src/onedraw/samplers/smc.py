@@ -26,21 +26,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arguments import optional_whole_number, positive, whole_number
-from onedraw.arrays import Array
-from onedraw.compiled import chains_a_block
-from onedraw.engine.blocks import cut
-from onedraw.engine.signals import Stopped
-from onedraw.engine.streams import Phase, Purpose, Rng
-from onedraw.estimator import AbcAverage, Evaluation, evaluate
-from onedraw.kernels import EPS_MEANING, Kernel
-from onedraw.model import Model
-from onedraw.posterior import Posterior
-from onedraw.prior import Prior
-from onedraw.progress import Show
-from onedraw.proposal import RandomWalk, random_walk
-from onedraw.samplers.opening import Shared, check_model, on_engine
-from onedraw.samplers.pseudo_marginal import PseudoMarginal, State
-from onedraw.samplers.rounds import (
+from onedraw.engines.arrays import Array
+from onedraw.engines.numba import chains_a_block
+from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.estimators.average import AbcAverage, Evaluation, evaluate
+from onedraw.model.kernels import EPS_MEANING, Kernel
+from onedraw.model.model import Model
+from onedraw.model.prior import Prior
+from onedraw.model.simulator import Failure, Simulated
+from onedraw.proposals.proposals import RandomWalk, random_walk
+from onedraw.proposals.weights import systematic
+from onedraw.results.posterior import Posterior
+from onedraw.run.blocks import cut
+from onedraw.run.options import Shared, check_model, on_engine
+from onedraw.run.progress import Show
+from onedraw.run.rounds import (
     REACHED,
     Found,
     Ledger,
@@ -55,9 +55,9 @@ from onedraw.samplers.rounds import (
     tolerance_keeping,
     tolerance_with,
 )
-from onedraw.samplers.specification import distance_setting
-from onedraw.simulator import Failure, Simulated
-from onedraw.weights import systematic
+from onedraw.run.signals import Stopped
+from onedraw.run.specification import distance_setting
+from onedraw.samplers.pseudo_marginal import PseudoMarginal, State
 
 PLAIN_BLOCK, BATCHED_BLOCK = 16, 16_384
 """Particles a block: they share the streams of proposals and uniforms, so this is part of a run's identity."""

@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arrays import Array, namespace
-from onedraw.engine.lockstep import Info
-from onedraw.engine.streams import Purpose, Rng
-from onedraw.estimator import AbcAverage, check_model_and_kernel, evaluate
-from onedraw.kernels import Kernel
-from onedraw.model import Model
-from onedraw.posterior import Posterior
-from onedraw.progress import Show
-from onedraw.proposal import Proposed
-from onedraw.samplers.chains import Request, run_chains
+from onedraw.engines.arrays import Array, namespace
+from onedraw.engines.streams import Purpose, Rng
+from onedraw.estimators.average import AbcAverage, check_model_and_kernel, evaluate
+from onedraw.model.kernels import Kernel
+from onedraw.model.model import Model
+from onedraw.proposals.proposals import Proposed
+from onedraw.results.posterior import Posterior
+from onedraw.run.chains import Request, run_chains
+from onedraw.run.lockstep import Info
+from onedraw.run.progress import Show
+from onedraw.run.starts import Start
 from onedraw.samplers.pseudo_marginal import accept, chosen, info_of, wanted
-from onedraw.samplers.start import Start
 
 
 class State(NamedTuple):

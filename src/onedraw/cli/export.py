@@ -1,0 +1,199 @@
+"""Commands that write a file: the report of a run, its draws for other programs, and a first model to start from."""
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onedraw.cli.models import named
+from onedraw.cli.text import as_json, opened
+
+FIRST_MODEL = '''"""A model for onedraw. Change the four parts below, then:
+
+    onedraw run {name} --budget 20000 --eps 1 --out {stem}.db
+    onedraw report {stem}.db -o {stem}.html --model {name}
+"""
+
+import numpy as np
+from scipy import stats
+
+import onedraw as od
+
+# 1. What was observed: numbers, an array, or a dict of arrays.
+#    Read yours from a file: np.loadtxt("data.txt")
+observed = np.array([2.9, 0.4, 1.7, 3.8, -0.6, 2.2, 1.1, 5.0, 0.9, 2.4])
+
+# 2. What is believed of each parameter beforehand: any distribution of scipy.stats.
+#    uniform(a, b) covers a to a + b. A condition between parameters: where=lambda mu, sigma: sigma < mu
+prior = od.Prior(
+    mu=stats.norm(0, 5),
+    sigma=stats.uniform(0.1, 6),
+)
+
+
+# 3. The simulator: one data set at these parameters, in the form of `observed`.
+#    Take every random number from rng; then the same seed gives the same run.
+def simulate(rng, mu, sigma):
+    return rng.normal(mu, sigma, size=observed.size)
+
+
+# 4. A few numbers that say what matters in a data set. Without a summary the data themselves are compared.
+def summary(data):
+    return [data.mean(), data.std()]
+
+
+# distance=od.scaled() learns the scale of each number from pilot simulations;
+# without it, the plain Euclidean distance is used, and eps is in its units.
+model = od.Model(prior, simulate, observed, summary=summary)
+'''
+
+
+@click.command(short_help="Write a page that says what a run found, and whether to trust it.")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("-o", "--out", type=click.Path(dir_okay=False), help="The page.  [default: FILE with .html]")
+@click.option("--model", metavar="MODELFILE[:NAME]", help="For the prior, and simulations to compare with the data.")
+@click.option("--predictive", type=click.IntRange(min=0), help="So many of these simulations.")
+@click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="Begin at this smaller tolerance.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print where the page is, and the verdict, as JSON.")
+def report(
+    file: str, out: str | None, model: str | None, predictive: int | None, eps: float | None, json_wanted: bool
+) -> None:
+    """Write the report of the run in FILE: one page that opens offline, with a verdict at its top."""
+    import onedraw as od
+    from onedraw.report.page import source_of, write_report
+
+    post = opened(file)
+    if predictive and model is None:
+        raise click.UsageError("--predictive simulates, and the file holds no functions: give --model too")
+    value = None if model is None else named(model, od.Model)[0]
+    if eps is not None:
+        post = post.at(eps)
+    target = Path(out) if out else Path(file).with_suffix(".html")
+    _refuse_same(file, target)
+    path, verdict = write_report(post, target, predictive=predictive, source=source_of(file), model=value)
+    if json_wanted:
+        click.echo(
+            as_json(
+                {
+                    "path": str(path),
+                    "bytes": path.stat().st_size,
+                    "verdict": verdict.level,
+                    "headline": verdict.headline,
+                    "findings": [one._asdict() for one in verdict.findings],
+                    "todo": list(verdict.todo),
+                }
+            )
+        )
+    else:
+        click.echo(f"{verdict.headline} Open {path}")
+
+
+@click.command(short_help="Write the draws of a run for ArviZ (.nc) or as a table (.csv).")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("-o", "--out", type=click.Path(dir_okay=False), help="The new file.  [default: FILE with .nc or .csv]")
+@click.option("--csv", "as_csv", is_flag=True, help="A table with a line for each draw, instead of a DataTree file.")
+@click.option("--model", metavar="MODELFILE[:NAME]", help="To put the observed data into the file too.")
+@click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="Weights for this smaller tolerance.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print what was written as JSON.")
+def export(file: str, out: str | None, as_csv: bool, model: str | None, eps: float | None, json_wanted: bool) -> None:
+    """Write the draws of the run in FILE, with weights and distances, as a NetCDF file for ArviZ or as a table."""
+    from dataclasses import replace
+
+    import onedraw as od
+
+    post = opened(file)
+    if model is not None:
+        post = replace(post, model=named(model, od.Model)[0])
+    if eps is not None:
+        post = post.at(eps)
+    as_csv = as_csv or (out is not None and Path(out).suffix == ".csv")
+    target = Path(out) if out else Path(file).with_suffix(".csv" if as_csv else ".nc")
+    _refuse_same(file, target)
+    fresh = target.with_name(target.name + ".part")
+    try:
+        if as_csv:
+            fresh.write_text(table(post), encoding="utf-8", newline="")
+        else:
+            write_datatree(post, fresh)
+        os.replace(fresh, target)
+    except OSError as error:
+        raise click.ClickException(f"{target} cannot be written: {error.strerror or error}") from error
+    finally:
+        fresh.unlink(missing_ok=True)
+    chains, draws = post.shape
+    if json_wanted:
+        found = {"path": str(target), "bytes": target.stat().st_size, "chains": chains, "draws": draws}
+        click.echo(as_json({**found, "parameters": list(post.names), "weighted": post.weights is not None}))
+    else:
+        click.echo(f"{target} holds {chains:,} x {draws:,} draws of {', '.join(post.names)}")
+
+
+def write_datatree(post: Any, path: Path) -> None:
+    """The draws as a NetCDF file in ArviZ's groups."""
+    wrong = [name for name in post.names if "/" in name or not name.isprintable() or name in ("chain", "draw")]
+    if wrong:
+        raise click.ClickException(f"a NetCDF file cannot name a parameter {wrong[0]!r}: use --csv")
+    try:
+        tree = post.to_datatree()
+        tree.to_netcdf(path, engine="h5netcdf")
+    except ImportError as error:
+        raise click.ClickException(
+            "this needs xarray and h5netcdf: pip install 'onedraw[arviz]'; or use --csv"
+        ) from error
+
+
+def table(post: Any) -> str:
+    """The draws as CSV text: chain, draw, parameters, weight and distance where there are any.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    >>> print(table(od.rejection(model, od.uniform(0.5), draws=20, seed=1)).splitlines()[0])
+    chain,draw,theta,distance
+    """
+    import numpy as np
+
+    chains, draws = post.shape
+    columns: dict[str, Any] = {
+        "chain": np.repeat(np.arange(chains), draws).tolist(),
+        "draw": np.tile(np.arange(draws), chains).tolist(),
+    }
+    for name, values in post.draws.items():
+        columns[name if name not in columns else f"parameter {name}"] = values.reshape(-1).tolist()
+    if post.weights is not None:
+        columns["weight"] = post.weights.reshape(-1).tolist()
+    if post.distances is not None:
+        flat = post.distances.reshape(chains * draws, -1)
+        single = flat.shape[1] == 1
+        columns |= {"distance" if single else f"distance {i}": flat[:, i].tolist() for i in range(flat.shape[1])}
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    # repr is the shortest text that reads back as the same number.
+    writer.writerows(map(repr, row) for row in zip(*columns.values(), strict=True))
+    return buffer.getvalue()
+
+
+@click.command(short_help="Write a commented model to start from.")
+@click.argument("file", type=click.Path(dir_okay=False), default="model.py")
+def new(file: str) -> None:
+    """Write a commented model to start from into FILE (model.py); a file that is there is left alone."""
+    path = Path(file)
+    if path.suffix != ".py":
+        raise click.ClickException(f"{path} is not the name of a Python file: it must end with .py")
+    try:
+        with path.open("x", encoding="utf-8", newline="\n") as handle:
+            handle.write(FIRST_MODEL.replace("{name}", path.name).replace("{stem}", path.stem))
+    except FileExistsError as error:
+        raise click.ClickException(f"{path} exists, and is left as it is: give another name") from error
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from error
+    click.echo(f"{path} is a model to start from: onedraw run {path} --budget 20000 --eps 1 --out {path.stem}.db")
+
+
+def _refuse_same(file: str, target: Path) -> None:
+    if target.absolute() == Path(file).absolute():
+        raise click.ClickException(f"{target} is the run itself: give another name with -o")

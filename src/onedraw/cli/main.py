@@ -1,0 +1,25 @@
+"""The command line. Commands import what they need when they run, so that `onedraw --help` is quick."""
+
+import click
+
+from onedraw import __version__
+from onedraw.cli.advise import advise, verify
+from onedraw.cli.contrast import contrast
+from onedraw.cli.export import export, new, report
+from onedraw.cli.inspect import show, watch
+from onedraw.cli.models import Group
+from onedraw.cli.run import resume, run
+from onedraw.cli.study import study
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="onedraw")
+def main() -> None:
+    """Likelihood-free Bayesian inference that spends every simulation well.
+
+    Begin with `onedraw new model.py`, then `onedraw run model.py --budget 20000 --eps 1 --out run.db`.
+    """
+
+
+for command in (new, run, resume, show, watch, report, export, advise, study, contrast, verify):
+    main.add_command(command)

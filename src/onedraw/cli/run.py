@@ -1,0 +1,210 @@
+"""Commands that simulate: `onedraw run` and `onedraw resume`."""
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onedraw.cli.models import named, split
+from onedraw.cli.text import as_json, described, opened, text
+
+EXIT = {"interrupted": 130, "terminated": 143}
+"""Exit statuses of runs that a signal stopped, as shells have them."""
+ALGORITHMS = ("rejection", "pseudo_marginal", "wilkinson", "r_hit", "smc", "importance", "infer")
+KERNELS = ("uniform", "gaussian", "epanechnikov", "triangular", "laplace")
+SEED = click.IntRange(min=0, max=2**63 - 1)
+COUNT = click.IntRange(min=1)
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+def _where_to_work(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that run and resume share."""
+    for option in (
+        click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text."),
+        click.option("--progress/--no-progress", default=None, help="Show progress.  [default: where it can be seen]"),
+        click.option("--segment", type=POSITIVE, default=30.0, show_default=True, help="Seconds between saves."),
+        click.option("--max-seconds", type=POSITIVE, help="Stop after this time."),
+        click.option("--dask", metavar="ADDRESS", help="Simulate on the Dask cluster with this scheduler."),
+        click.option("--workers", type=COUNT, help="Simulate in so many processes on this machine."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Run the model in a Python file; keep the run in a file.")
+@click.argument("model", metavar="MODELFILE[:NAME]")
+@click.option("--budget", type=COUNT, help="The most simulations.")
+@click.option("--draws", type=COUNT, help="Posterior draws (of each chain).")
+@click.option("--out", type=click.Path(dir_okay=False), help="The run's file.  [default: MODELFILE with .db]")
+@click.option("--eps", type=POSITIVE, help="The tolerance.")
+@click.option("--kernel", type=click.Choice(KERNELS), help="[default: uniform]")
+@click.option(
+    "--algorithm", type=click.Choice(ALGORITHMS), help="[default: infer; rejection where a tolerance is given]"
+)
+@click.option("--chains", type=COUNT, help="Chains side by side.")
+@click.option("--thin", type=COUNT, help="Keep every so-many-th step.")
+@click.option("--pseudo-samples", type=COUNT, help="M, the simulations at one parameter value.  [default: 1]")
+@click.option("--hits", type=COUNT, help="Of r_hit.")
+@click.option("--particles", type=COUNT, help="Of smc.")
+@click.option("--coverage", type=COUNT, help="Of infer: simulations near the data that intervals are tried at.")
+@click.option("--keep-all", is_flag=True, help="Keep every simulation of rejection, for od.reuse.")
+@click.option("--seed", type=SEED, help="[default: drawn and recorded]")
+@click.option("--on-error", type=click.Choice(["reject", "raise"]), help="What a failed simulation does.")
+@click.option("--timeout", type=POSITIVE, help="Seconds that one simulation may take.")
+@click.option(
+    "--engine",
+    type=click.Choice(["numpy", "numba", "jax", "jax:float32", "jax:float64"]),
+    help="What takes the steps.  [default: what the simulator is for]",
+)
+@_where_to_work
+def run(
+    model: str,
+    out: str | None,
+    eps: float | None,
+    kernel: str | None,
+    algorithm: str | None,
+    keep_all: bool,
+    dask: str | None,
+    json_wanted: bool,
+    **options: Any,
+) -> None:
+    """Run the model that MODELFILE makes (`model`, or NAME), and keep the run in a file.
+
+    The same command again goes on where the file ends. Without --eps and --algorithm, tolerance and method are chosen
+    for the budget. A `kernel` or `proposal` in MODELFILE is used where the algorithm takes one and the options do not
+    say otherwise. The exit status is 0 where the run came to its end, 130 after Ctrl-C, 143 after SIGTERM, and 1 after
+    an error.
+    """
+    import onedraw as od
+
+    value, module = named(model, od.Model)
+    own = getattr(module, "kernel", None)
+    own = own if isinstance(own, od.Kernel) and eps is None and kernel is None else None
+    algorithm = algorithm or ("rejection" if eps is not None or own is not None else "infer")
+    sampler = getattr(od, algorithm)
+    takes = inspect.signature(sampler).parameters
+    given = {key: one for key, one in options.items() if one is not None}
+    if keep_all:
+        given["keep"] = "all"
+    given |= _tolerance(od, algorithm, takes, eps, kernel, own)
+    if "proposal" in takes and hasattr(module, "proposal"):
+        given["proposal"] = module.proposal
+    for key in given:
+        if key not in takes:
+            raise click.UsageError(f"--{'keep-all' if key == 'keep' else key.replace('_', '-')} is not for {algorithm}")
+    if dask and "executor" not in takes:
+        raise click.UsageError(f"--dask is not for {algorithm}")
+    if not {"draws", "budget"} & given.keys():
+        both = "--budget or --draws" if "draws" in takes else "--budget"
+        raise click.UsageError(f"give {both}: one of them must end the run")
+    file = out or f"{split(model)[0].stem}.db"
+    given["store"] = file
+    with _plain_warnings(), _cluster(dask) as client:
+        if client is not None:
+            given["executor"] = client
+        _finish(sampler(value, **given), file, model, json_wanted)
+
+
+def _tolerance(
+    od: Any, algorithm: str, takes: Mapping[str, Any], eps: float | None, kernel: str | None, own: Any
+) -> dict[str, Any]:
+    """Kernel and eps in the form that the algorithm takes."""
+    family = None if kernel is None else getattr(od, kernel)
+    if "eps" in takes:
+        found = {"eps": eps, "kernel": family}
+        return {key: value for key, value in found.items() if value is not None}
+    if "kernel" not in takes:
+        return {key: value for key, value in {"eps": eps, "kernel": kernel}.items() if value is not None}
+    if own is not None:
+        return {"kernel": own}
+    if eps is None:
+        raise click.UsageError(f"{algorithm} needs --eps: the largest distance from the data that is still accepted")
+    return {"kernel": (family or od.uniform)(eps)}
+
+
+@click.command(short_help="Go on with a run where its file ends.")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("model", metavar="MODELFILE[:NAME]")
+@click.option("--force", is_flag=True, help="Go on although the model has changed; the file says so.")
+@click.option("--draws", type=int, help="A larger number of draws than the run began with.")
+@click.option("--budget", type=int, help="A larger number of simulations than the run began with.")
+@_where_to_work
+def resume(file: str, model: str, dask: str | None, json_wanted: bool, **options: Any) -> None:
+    """Go on with the run in FILE, with the model (or estimator) called NAME, by default `model`, in MODELFILE.
+
+    A `kernel`, `proposal` or `start` in MODELFILE is used where the run had one of your own. The exit status is 0
+    where the run came to its end, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
+    """
+    import onedraw as od
+    from onedraw import runs
+
+    value, module = named(model)
+    given: dict[str, Any] = {"model": value} if isinstance(value, od.Model) else {"estimator": value}
+    given |= {key: one for key, one in options.items() if one is not None}
+    try:
+        own = runs.own_parts(file)
+        given |= {part: getattr(module, part) for part in own if hasattr(module, part)}
+        with _plain_warnings(), _cluster(dask) as client:
+            if client is not None:
+                given["executor"] = client
+            post = od.resume(file, **given)
+    except od.StoreError as error:
+        raise click.ClickException(str(error)) from error
+    _finish(post, file, model, json_wanted)
+
+
+def _finish(post: Any, file: str, model: str, json_wanted: bool) -> None:
+    """Say how a run ended, and end with its status."""
+    click.echo(as_json({**described(post), "file": file}) if json_wanted else text(post))
+    kept = opened(file)
+    if kept.cost.simulations < post.cost.simulations or kept.shape != post.shape:
+        raise click.ClickException(
+            f"{file} does not hold the end of this run ({kept.cost.simulations:,} of {post.cost.simulations:,} "
+            "simulations): make room and give the same command again, which computes what is missing"
+        )
+    if not json_wanted:
+        if post.status.complete:
+            click.echo(
+                f"\n{file} holds the run: onedraw report {file} -o {Path(file).stem}.html --model {model}", err=True
+            )
+        else:
+            click.echo(f"\n{file} holds what was done: onedraw resume {file} {model} goes on", err=True)
+    sys.exit(EXIT.get(post.status.reason, 0))
+
+
+@contextmanager
+def _cluster(address: str | None) -> Iterator[Any]:
+    """A client of a Dask cluster; None without an address."""
+    if address is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise click.ClickException("--dask needs Dask: pip install 'onedraw[dask]'") from error
+    try:
+        client = Client(address, timeout="10s")
+    except (OSError, ValueError, TimeoutError) as error:
+        raise click.ClickException(
+            f"no Dask scheduler answers at {address!r}: {error or type(error).__name__}"
+        ) from error
+    with client:
+        yield client
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings as one line each, without the line of our code that gave them."""
+
+    def show(message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None) -> None:
+        # Not click.echo: a bar that is being shown makes room for what is printed.
+        print(f"warning: {message}", file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

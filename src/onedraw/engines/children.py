@@ -1,0 +1,247 @@
+"""A simulation in a process of its own, which can be killed: for time limits, and for code that kills its process.
+
+The child is started with `subprocess` (workers of loky and Dask may not start children of `multiprocessing`), keeps the
+simulator, and is asked for one simulation after another. It gets the very stream that the simulation has anyway, so
+the numbers are those of a run without it. It ends when its parent does.
+"""
+
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import update_wrapper
+from typing import Any, BinaryIO
+
+import numpy as np
+
+ATTEMPTS = 3
+"""Children that one simulation may cost, one after another, before it counts as failed."""
+
+
+IDLE_SECONDS = 60.0
+"""A child that is asked for nothing for so long ends."""
+RESTED = "exit status 0"
+"""How it ends then."""
+
+
+class TimedOut(Exception):
+    """A simulation did not end in the time that it was given."""
+
+
+class ChildDied(Exception):
+    """A simulation killed the process that it ran in."""
+
+
+class Failed(Exception):
+    """What went wrong in the child; its text is that of the exception there."""
+
+
+def packed(value: Any) -> bytes:
+    """A task or a simulator as bytes, lambdas and functions of notebooks included."""
+    import cloudpickle
+
+    try:
+        made: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise ValueError(
+            f"the model cannot be sent to workers ({type(error).__name__}: {error}): make locks, open files and "
+            "connections inside the simulator, or run without workers"
+        ) from error
+    return made
+
+
+class Limited:
+    """A function of (rng, ...) that is run in a child, and given up after `timeout` seconds (None: never)."""
+
+    def __init__(self, function: Callable[..., Any], timeout: float | None) -> None:
+        self.function, self.timeout = function, timeout
+        self._mine = threading.local()
+        update_wrapper(self, function, updated=())
+
+    def __reduce__(self) -> Any:
+        return Limited, (self.function, self.timeout)
+
+    def __call__(self, rng: np.random.Generator, *args: Any, **kwargs: Any) -> Any:
+        request = pickle.dumps((rng.bit_generator, args, kwargs))
+        died: list[str] = []
+        while len(died) < ATTEMPTS:
+            child = getattr(self._mine, "child", None)
+            if child is None or not child.alive():
+                child = self._mine.child = Child(self.function)
+            try:
+                answer = child.ask(request, self.timeout)
+            except queue.Empty:
+                child.kill()
+                self._mine.child = None
+                raise TimedOut(f"not finished after timeout = {self.timeout:g} s, and killed") from None
+            if answer is not None:
+                value, used, error = answer
+                if used:
+                    rng.bit_generator.random_raw()
+                if error is not None:
+                    raise Failed(error[0]) from RuntimeError(error[1])
+                return value
+            self._mine.child = None
+            if child.epitaph() != RESTED:
+                died.append(child.epitaph())
+        raise ChildDied(f"the simulation killed its process {ATTEMPTS} times in a row ({died[-1]})")
+
+
+class Child:
+    """A process that keeps a function and calls it on request."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        import subprocess
+
+        path = os.pathsep.join(part or os.getcwd() for part in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from onedraw.engines.children import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        _children.add(self)
+        self._send(packed(function))
+        if self._answers.get() is None:
+            raise ChildDied(f"no process could be started for the simulator ({self.epitaph()})")
+
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
+
+    def ask(self, request: bytes, timeout: float | None) -> Any:
+        """What the function gave; None where the child died, queue.Empty where it took too long."""
+        self._send(request)
+        return self._answers.get(timeout=timeout)
+
+    def _send(self, message: bytes) -> None:
+        assert self._process.stdin is not None
+        # Where the child is dead, the listener says so.
+        with suppress(OSError):
+            _write(self._process.stdin, message)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        while (message := _read(self._process.stdout)) is not None:
+            self._answers.put(pickle.loads(message))
+        self._answers.put(None)
+
+    def epitaph(self) -> str:
+        """How the child ended."""
+        code = self._process.wait()
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+    def kill(self) -> None:
+        """End the child with all that it has started."""
+        if self._process.poll() is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except (AttributeError, ProcessLookupError, PermissionError):
+                self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):
+                pipe.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_process"):
+            self.kill()
+
+
+def serve() -> None:
+    """The child's side: the function first, then one request after another, until the parent is gone."""
+    from onedraw.engines.threads import one_blas_thread
+
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    source, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # What the simulator prints must not end up among the answers, nor must it read the requests.
+    os.dup2(2, 1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+
+    def listen() -> None:
+        while (message := _read(source)) is not None:
+            requests.put(message)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    function = pickle.loads(requests.get())
+    _write(answers, pickle.dumps("ready"))
+    while True:
+        try:
+            request = requests.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            os._exit(0)
+        bit_generator, args, kwargs = pickle.loads(request)
+        before = pickle.dumps(bit_generator.state)
+        value, error = None, None
+        try:
+            with one_blas_thread():
+                value = function(np.random.Generator(bit_generator), *args, **kwargs)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}", "".join(traceback.format_exception(raised))
+        used = pickle.dumps(bit_generator.state) != before
+        try:
+            answer = pickle.dumps((value, used, error))
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}", f"the simulator's result cannot be handed over: {raised}"
+            answer = pickle.dumps((None, used, error))
+        _write(answers, answer)
+
+
+def _write(pipe: BinaryIO | Any, message: bytes) -> None:
+    pipe.write(len(message).to_bytes(8, "little"))
+    pipe.write(message)
+    pipe.flush()
+
+
+def _read(pipe: BinaryIO | Any) -> bytes | None:
+    try:
+        size = pipe.read(8)
+        if len(size) < 8:
+            return None
+        message: bytes = pipe.read(int.from_bytes(size, "little"))
+    except (OSError, ValueError):
+        return None
+    return message if len(message) == int.from_bytes(size, "little") else None
+
+
+def end_children() -> None:
+    """End the children of this process, at the end of a run."""
+    for child in list(_children):
+        child.kill()
+
+
+_children: "weakref.WeakSet[Child]" = weakref.WeakSet()
+_of_thread = threading.local()
+
+
+@contextmanager
+def isolated(alone: bool) -> Iterator[None]:
+    """Simulations in here run in a child, where `alone`: this work has killed its workers before."""
+    _of_thread.alone = alone
+    try:
+        yield
+    finally:
+        _of_thread.alone = False
+
+
+def kept_apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The simulator itself, or in a child where work must be `isolated`."""
+    if not getattr(_of_thread, "alone", False) or isinstance(function, Limited):
+        return function
+    known = getattr(_of_thread, "known", None)
+    if known is None or known[0] != function:
+        known = _of_thread.known = (function, Limited(function, None))
+    limited: Limited = known[1]
+    return limited

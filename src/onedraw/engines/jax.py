@@ -1,0 +1,693 @@
+"""The JAX engine: the same step functions, traced once, compiled, and run on a CPU or a GPU.
+
+`jax.jit` writes a program from our array code by running it on stand-ins for arrays (tracers). So everything between
+a chain's state and its next state must be array code that asks `arrays.namespace` for its module, and nothing there
+may look at a number. What differs from NumPy is here, the loop over steps and the way in and out, and in
+`jax_streams`.
+
+*Precision.* Programs are traced with 64-bit numbers switched on or off as the engine says, whatever the process is set
+to: float64 on a CPU and float32 on a GPU unless asked otherwise.
+
+*All rows.* Shapes are fixed, so nothing is left out: every row is simulated, and counted.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from onedraw.engines.arrays import Array
+from onedraw.engines.jax_streams import DeviceRng, Name, key_of, threefry_key
+from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.run.pool import current
+
+PRECISIONS = ("float32", "float64")
+LONGEST = 512
+"""Draws of each chain that a leg keeps on the device at the most."""
+VALUES = 2**25
+"""Numbers of raw data that a step holds at once; beyond that the M pseudo-samples are drawn in groups."""
+
+
+def _options() -> dict[str, Any]:
+    """How programs are compiled, where the compiler knows of it."""
+    # The few kernels of a step as one graph: launched one by one they take a GPU up to three times as long.
+    wanted = {"xla_gpu_graph_min_graph_size": 1}
+    if jax.default_backend() != "gpu":
+        return {}
+    try:
+        jax.jit(lambda: 0, compiler_options=wanted)()
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return wanted
+
+
+OPTIONS = _options()
+
+
+class Engine(NamedTuple):
+    """What a run on JAX depends on besides its arguments."""
+
+    precision: str
+
+    @staticmethod
+    def named(name: str) -> "Engine":
+        """The engine that "jax", "jax:float32" or "jax:float64" names."""
+        word, _, precision = name.partition(":")
+        if word != "jax" or precision not in ("", *PRECISIONS):
+            raise ValueError(
+                f"engine must be 'numpy', 'numba', 'jax', 'jax:float32' or 'jax:float64', got {name!r}: it says what "
+                "takes the steps of a run"
+            )
+        return Engine(precision or ("float64" if jax.default_backend() == "cpu" else "float32"))
+
+    def __str__(self) -> str:
+        return f"jax:{self.precision}"
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Programs traced in here have this precision."""
+        with jax.enable_x64(self.precision == "float64"), jax.default_matmul_precision("highest"):
+            try:
+                yield
+            except TRACING as error:
+                raise ValueError(
+                    "engine='jax' turns array code into a program, and some function of the model (simulator, summary, "
+                    f"distance, kernel, proposal or `where`) is not such code: {str(error).splitlines()[0]} Write it "
+                    "with jax.numpy and jax.random instead of numpy, and without `if` or `while` on values "
+                    "(jnp.where, jax.lax.cond), or use engine='numpy' with an ordinary simulator"
+                ) from error
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its numbers."""
+        return np.dtype(self.precision)
+
+
+TRACING = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.ConcretizationTypeError,
+)
+
+
+def versions() -> dict[str, str]:
+    """What the bytes of a run depend on besides its specification."""
+    return {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+
+
+# ------------------------------------------------------------------------------------------- models as programs
+
+
+def register(kind: type, numbers: tuple[str, ...], fixed: tuple[str, ...]) -> None:
+    """Let objects of a class be given to compiled programs: `numbers` may change between calls, `fixed` may not."""
+
+    def flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        children = [getattr(value, name) for name in numbers]
+        # A user's function in the place of one of our objects is no number.
+        own = tuple(None if _numeric(child) else Held(child) for child in children)
+        shown = tuple(None if mark is not None else child for child, mark in zip(children, own, strict=True))
+        return shown, (own, tuple(Held(_without_simulator(getattr(value, name))) for name in fixed))
+
+    def unflatten(aux: Any, children: Any) -> Any:
+        own, held = aux
+        made: Any = object.__new__(kind)
+        for name, child, mark in zip(numbers, children, own, strict=True):
+            object.__setattr__(made, name, child if mark is None else mark.value)
+        for name, one in zip(fixed, held, strict=True):
+            object.__setattr__(made, name, one.value)
+        return made
+
+    jax.tree_util.register_pytree_node(kind, flatten, unflatten)
+    REGISTERED.add(kind)
+
+
+REGISTERED: set[type] = set()
+REGISTERING = threading.Lock()
+
+
+def _numeric(value: Any) -> bool:
+    """Whether a value is made of numbers alone, or is of a kind that says which of its parts are."""
+    numbers = (int, float, np.generic, np.ndarray, jax.Array, jax.tree_util.Partial)
+    return value is None or isinstance(value, numbers) or type(value) in REGISTERED
+
+
+def _without_simulator(value: Any) -> Any:
+    """A recipe names its simulator too, whose numbers may change."""
+    return value._replace(simulator=None) if hasattr(value, "simulator") else value
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A part of a program: equal to another if it is the same object, or an equal plain value."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Held) or type(self.value) is not type(other.value):
+            return False
+        if isinstance(self.value, tuple):
+            # Part by part: what users gave is not asked whether it is equal.
+            return [Held(part) for part in self.value] == [Held(part) for part in other.value]
+        return self.value is other.value or (isinstance(self.value, PLAIN) and bool(self.value == other.value))
+
+    def __hash__(self) -> int:
+        if isinstance(self.value, tuple):
+            return hash(tuple(Held(part) for part in self.value))
+        return hash(self.value) if isinstance(self.value, PLAIN) else id(self.value)
+
+
+PLAIN = (bool, int, float, str, frozenset)
+
+
+def simulator_key(simulator: Any, words: tuple[Any, Any], counter: Any) -> Any:
+    """The key of one pseudo-sample, of the kind that the simulator's functions take."""
+    return (threefry_key if simulator.own_keys else key_of)(words, counter)
+
+
+class Drawn(NamedTuple):
+    """Pseudo-samples at n rows of theta, m each."""
+
+    distances: Any
+    """(n, m); no kernel counts those of failed simulations."""
+    bad: Any
+    """(n, m) which failed."""
+    rows: Any
+    """(n, m, s) summaries."""
+
+
+def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: int, chunk: Any = 0) -> Drawn:
+    """Pseudo-samples first .. first + count - 1 of `every` at each row of theta (n, dim)."""
+    words = rng.named(Purpose.SIMULATE, chunk)
+    observed = jnp.asarray(model.observed_row, rng.dtype)
+    # What a row has in common is computed once; otherwise it becomes a part of every pseudo-sample's program.
+    barrier: Any = lax.optimization_barrier
+    theta = barrier(theta)
+
+    def one(counter: Any, row: Any) -> tuple[Any, Any, Any]:
+        summary = simulated(model.recipe, model.simulate, words, counter, row, rng.dtype)
+        distance = distance_of(model, summary, observed)
+        # Our own distances are not finite where a summary is not; others are looked at more closely.
+        bad = ~(distance < jnp.inf)
+        if not hasattr(model.distance, "learnt"):
+            bad = bad | ~jnp.isfinite(summary).all() | (distance < 0)
+            distance = jnp.where(bad, jnp.inf, distance)
+        return distance, bad, summary
+
+    return Drawn(*_mapped(one, theta, first, count, every))
+
+
+def simulated(recipe: Any, simulator: Any, words: tuple[Any, Any], counter: Any, row: Any, dtype: Any) -> Any:
+    """The summary (s,) of one pseudo-sample at one row of theta (dim,)."""
+    key = simulator_key(simulator, words, counter)
+    names, whole = recipe.prior.names, recipe.prior.discrete
+    given = {name: row[k].astype(int) if whole[k] else row[k] for k, name in enumerate(names)}
+    return summarised(recipe, simulator.function(key, **given), dtype)
+
+
+def _mapped(one: Callable[[Any, Any], Any], theta: Any, first: Any, count: int, every: int) -> Any:
+    """`one` for each row of theta and each of `count` pseudo-samples, counted from `first` of `every`."""
+    counters = lax.iota(jnp.uint32, theta.shape[0])[:, None] * jnp.uint32(every)
+    counters = counters + jnp.asarray(first, jnp.uint32) + lax.iota(jnp.uint32, count)[None, :]
+    return jax.vmap(jax.vmap(one, (0, None)))(counters, theta)
+
+
+def summarised(recipe: Any, value: Any, dtype: Any) -> Any:
+    """The flat summary (s,) of one simulated value."""
+    summary, layout = recipe.summary, recipe.layout
+    if summary is not None:
+        if hasattr(summary, "function"):
+            stacked = jax.tree.map(lambda part: jnp.asarray(part)[None], value)
+            value = jax.tree.map(lambda part: part[0], summary(stacked))
+        else:
+            value = summary(value)
+    parts = [value] if layout.keys is None else [part for _, part in layout._parts(value)]
+    flat = []
+    for part, shape in zip(parts, layout.shapes, strict=True):
+        array = jnp.asarray(part, dtype)
+        if array.shape != shape and not (array.size == 1 and shape in ((), (1,))):
+            raise ValueError(f"the simulator's output has shape {array.shape}, but the observed data give {shape}")
+        flat.append(array.reshape(-1))
+    return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+
+
+def distance_of(model: Any, summary: Any, observed: Any) -> Any:
+    """The distance of one summary (s,) from the observed one."""
+    distance, restore = model.distance, model.recipe.layout.restore
+    if hasattr(distance, "learnt"):
+        return distance(summary[None, :], observed)[0]
+    if hasattr(distance, "function"):
+        return jnp.asarray(distance(restore(summary[None, :]), restore(observed)))[0]
+    return jnp.asarray(distance(restore(summary), restore(observed)))
+
+
+def groups(pseudo_samples: int, rows: int, width: int) -> int:
+    """How many of M pseudo-samples are drawn together: the largest divisor of M that memory allows."""
+    most = max(1, VALUES // max(1, rows * width))
+    return max(size for size in range(1, pseudo_samples + 1) if pseudo_samples % size == 0 and size <= most)
+
+
+# --------------------------------------------------------------------------------------------- in and out
+
+
+def padded(rows: int) -> int:
+    """Rows that a program is compiled for: a power of two, so that there are few programs."""
+    return max(16, 1 << (rows - 1).bit_length())
+
+
+def with_padding(array: Array, rows: int) -> Array:
+    """An array with its last row repeated up to `rows`; what is computed for these is thrown away."""
+    return np.concatenate([array, np.repeat(array[-1:], rows - len(array), axis=0)])
+
+
+@partial(jax.jit, static_argnames=("engine",), compiler_options=OPTIONS)
+def _evaluated(estimator: Any, name: Name, theta: Any, log_needed: Any, *, engine: Engine) -> Any:
+    rng = DeviceRng.of(name, engine.dtype)
+    result = estimator.on_device(rng, theta.astype(engine.dtype), log_needed)
+    return result.log_estimate, result.distances, result.failed, result.failures, result.rows
+
+
+def evaluate(estimator: Any, engine: Engine, rng: Rng, theta: Array, log_needed: Array | None) -> Any:
+    """`Estimator.evaluate` for arrays here, computed on the device; every row is simulated."""
+    from onedraw.estimators.average import NO_DISTANCES, Evaluation
+
+    register_all()
+    with engine.active():
+        n, room = len(theta), padded(len(theta))
+        current().surplus += (room - n) * estimator.simulations
+        needed = None if log_needed is None else with_padding(np.asarray(log_needed, engine.dtype), room)
+        found = _evaluated(estimator, Name.of(rng), with_padding(theta, room), needed, engine=engine)
+        bad = found[3]
+        # Cut here: on a device each length would be a program of its own.
+        fetched = jax.device_get((*found[:3], found[4]))
+        log_estimate, distances, failed, rows = jax.tree.map(lambda part: part[:n], fetched)
+        count = int(failed.sum())
+        failures = first_failure(estimator, rng, bad) if count else ()
+        return Evaluation(
+            host(log_estimate),
+            NO_DISTANCES if distances is None else host(distances),
+            len(theta) * estimator.simulations,
+            failed=count,
+            failures=failures,
+            rows=None if rows is None else host(rows),
+        )
+
+
+def host(array: Any) -> Array:
+    """An array from the device as one of double precision that may be written to."""
+    return np.array(array, dtype=np.float64)
+
+
+class Bad(NamedTuple):
+    """Which simulations of a step failed, and where."""
+
+    theta: Any
+    """(n, dim)"""
+    mask: Any
+    """(n, M)"""
+
+
+def first_failure(estimator: Any, rng: Rng, bad: Any) -> tuple[Any, ...]:
+    """The first failure of a step, for its report; a SimulationError where the run is to stop at it."""
+    from onedraw.model.simulator import Failure, SimulationError
+
+    on_error = getattr(getattr(estimator, "estimator", estimator), "on_error", "reject")
+
+    (found,) = bad
+    mask = np.asarray(found.mask)
+    row, m = (int(k) for k in np.argwhere(mask)[0])
+    theta = np.asarray(found.theta, dtype=np.float64)[row]
+    told = "the output is not finite"
+    failure = Failure(estimator.prior.named(theta), rng.seed, rng.phase, rng.first + row, rng.step, m, told, "")
+    if on_error == "raise":
+        raise SimulationError(f"simulation failed {failure}")
+    return (failure,)
+
+
+@partial(jax.jit, static_argnames=("recipe", "draws", "engine"))
+def _rows(simulator: Any, name: Name, theta: Any, chunk: Any, *, recipe: "Held", draws: int, engine: Engine) -> Any:
+    words = DeviceRng.of(name, engine.dtype).named(Purpose.SIMULATE, chunk)
+
+    def one(counter: Any, row: Any) -> Any:
+        return simulated(recipe.value, simulator, words, counter, row, engine.dtype)
+
+    return _mapped(one, theta.astype(engine.dtype), 0, draws, draws)
+
+
+def simulate_rows(recipe: Any, rng: Rng, theta: Array, pseudo_samples: int, chunk: int) -> Array:
+    """Summaries (n, M, s) of pseudo-samples; not finite where a simulation failed."""
+    engine: Engine = recipe.simulator.engine or Engine.named("jax")
+    register_all()
+    with engine.active():
+        fixed = Held(_without_simulator(recipe))
+        room = padded(len(theta))
+        current().surplus += (room - len(theta)) * pseudo_samples
+        rows = _rows(
+            recipe.simulator, Name.of(rng), with_padding(theta, room), np.uint32(chunk), recipe=fixed,
+            draws=pseudo_samples, engine=engine,
+        )  # fmt: skip
+        return host(rows)[: len(theta)]
+
+
+def tried(function: Any, prior: Any) -> bool:
+    """Trace a simulator once, for its mistakes; whether it needs keys of JAX's own kind."""
+
+    def attempt(kind: Callable[..., Any]) -> None:
+        words = jnp.uint32(0), jnp.uint32(0)
+        given = {
+            name: jnp.asarray(1, int) if whole else jnp.asarray(0.5, float)
+            for name, whole in zip(prior.names, prior.discrete.tolist(), strict=True)
+        }
+        # The parameters are stand-ins here too: numbers would let a NumPy function through.
+        jax.eval_shape(lambda parameters: function(kind(words, 0), **parameters), given)
+
+    with Engine.named("jax").active():
+        try:
+            attempt(key_of)
+        except NotImplementedError:
+            attempt(threefry_key)
+            return True
+        return False
+
+
+# -------------------------------------------------------------------------------------------- steps of chains
+
+
+class Sums(NamedTuple):
+    """What a leg adds up on the device."""
+
+    accepted: Any
+    """(batches, n)"""
+    held: Any
+    """(batches, n) steps at which a chain proposed nothing, or None where it always does."""
+    failed: Any
+    """(n,)"""
+    turns: Any
+    """Simulations of each chain where their number is not known beforehand, otherwise 0."""
+    capped: Any
+
+
+@partial(
+    jax.jit, static_argnames=("room", "full", "thin", "batches", "keep_distances", "engine"), compiler_options=OPTIONS
+)
+def _steps(
+    sampler: Any, name: Name, state: Any, begin: Any, end: Any, kept: Any, *, room: int, full: bool, thin: int,
+    batches: int, keep_distances: bool, engine: Engine,
+) -> Any:  # fmt: skip
+    """`kept` x `thin` steps, with room for as many kept draws; `full` where that is how many there are."""
+    from onedraw.proposals.proposals import Lazy
+
+    block = DeviceRng.block_of(name.words)
+    n = state.theta.shape[0]
+    each = 0
+    """Simulations of each chain in a step, where that is known."""
+
+    def step(number: Any, words: tuple[Any, Any], carry: tuple[Any, Sums]) -> tuple[Any, Sums]:
+        nonlocal each
+        state, sums = carry
+        state, info = sampler.step(DeviceRng(words, engine.dtype), state)
+        place = 0 if batches == 1 else ((number - begin).astype(jnp.int32) * batches) // (end - begin).astype(jnp.int32)
+        held = sums.held
+        assert (held is None) == isinstance(info.proposals, int)
+        if held is not None:
+            held = held.at[place].add(~info.proposals)
+        turns = sums.turns
+        if isinstance(info.simulations, int):
+            each = info.simulations // n
+        else:
+            turns = turns + info.simulations
+        return state, Sums(
+            sums.accepted.at[place].add(info.accepted) if batches > 1 else sums.accepted + info.accepted,
+            held,
+            sums.failed + jnp.asarray(info.failed, jnp.int32),
+            turns,
+            sums.capped + jnp.asarray(info.capped, jnp.int32),
+        )
+
+    # The keys of many steps at once: a small program for each would cost a GPU more than the step.
+    every = DeviceRng.at(block, name.step + lax.iota(jnp.uint32, room)) if thin == 1 else None
+
+    def thinned(carry: tuple[Any, Sums], turn: Any) -> tuple[Any, Sums]:
+        first = name.step + jnp.asarray(turn, jnp.uint32) * jnp.uint32(thin)
+        if every is not None:
+            return step(first, (every[0][turn], every[1][turn]), carry)
+        words = DeviceRng.at(block, first + lax.iota(jnp.uint32, thin))
+
+        def one_of(k: Any, inner: tuple[Any, Sums]) -> tuple[Any, Sums]:
+            return step(first + jnp.asarray(k, jnp.uint32), (words[0][k], words[1][k]), inner)
+
+        return lax.fori_loop(0, thin, one_of, carry)
+
+    def shown(state: Any) -> tuple[Any, Any]:
+        return state.theta, state.distances if keep_distances else None
+
+    counts = jnp.zeros((batches, n), jnp.int32)
+    held = counts if isinstance(sampler.proposal, Lazy) else None
+    carry = state, Sums(counts, held, jnp.zeros(n, jnp.int32), jnp.uint32(0), jnp.int32(0))
+    if full:
+
+        def one(carry: Any, turn: Any) -> Any:
+            carry = thinned(carry, turn)
+            return carry, shown(carry[0])
+
+        (state, sums), draws = lax.scan(one, carry, jnp.arange(room))
+        return state, draws, *_counted(sums, each)
+
+    def into(turn: Any, everything: Any) -> Any:
+        carry, draws = everything
+        carry = thinned(carry, turn)
+        return carry, jax.tree.map(lambda rows, row: rows.at[turn].set(row), draws, shown(carry[0]))
+
+    empty = jax.tree.map(lambda row: jnp.zeros((room, *row.shape), row.dtype), shown(state))
+    (state, sums), draws = lax.fori_loop(0, kept, into, (carry, empty))
+    return state, draws, *_counted(sums, each)
+
+
+def _counted(sums: Sums, each: int) -> tuple[Any, ...]:
+    """What is fetched of a leg's sums, in few arrays, since each takes its time; and its failures, mostly not."""
+    few = (sums.turns, sums.capped.astype(jnp.uint32), jnp.uint32(each), sums.failed.any().astype(jnp.uint32))
+    return sums.accepted, sums.held, jnp.stack(few), sums.failed
+
+
+def most_kept(state: Any) -> int:
+    """Draws of all chains that a leg keeps on the device at the most."""
+    return max(1, min(LONGEST, VALUES // _values(state)))
+
+
+def _values(state: Any) -> int:
+    """Numbers in one draw of all chains."""
+    return int(state.theta.shape[0] * (state.theta.shape[1] + state.distances.shape[1]))
+
+
+def room_for(kept: int, state: Any) -> int:
+    """Room for so many draws: of few sizes, since each is a program of its own, and little of it unused.
+
+    What is unused is fetched too, so that there is less of it where a draw is large.
+    """
+    least = 64 if jax.default_backend() == "cpu" or _values(state) <= 2**14 else 8
+    return min(most_kept(state), max(least, 8 ** math.ceil(math.log(kept, 8) - 1e-9)))
+
+
+def walk(task: Any, engine: Engine, leg: Any) -> Any:
+    """`samplers.chains.Walk` on the device: (state, theta, distances, tally) of a leg."""
+    from onedraw.run.lockstep import Tally
+
+    register_all()
+    rng = Rng(task.seed, Phase.RUN, leg.block.first, leg.first_step)
+    with engine.active():
+        state = _state_for(engine, leg)
+        begin, end = (np.uint32(one) for one in task.stretch)
+        kept = leg.steps // task.thin
+        room = room_for(kept, state)
+        # A loop whose length is known beforehand saves a GPU a wait in every turn; on a CPU it would only be compiled.
+        full = kept == room and jax.default_backend() != "cpu"
+        state, draws, accepted, held, few, failed = _steps(
+            task.sampler, Name.of(rng), state, begin, end, np.int32(kept), room=room, full=full, thin=task.thin,
+            batches=task.batches, keep_distances=task.keep_distances, engine=engine,
+        )  # fmt: skip
+        n = leg.block.size
+        # All at once: to wait for each by itself takes longer than a short leg.
+        (theta, distances), accepted, held, few = jax.device_get((draws, accepted, held, few))
+        turns, capped, each, any_failed = (int(one) for one in few)
+        steps = np.arange(leg.first_step, leg.first_step + leg.steps)
+        places = (steps - task.stretch[0]) * task.batches // (task.stretch[1] - task.stretch[0])
+        made = np.bincount(places, minlength=task.batches)[:, None] - (0 if held is None else held.astype(np.int64))
+        made = np.broadcast_to(made, accepted.shape)
+        tally = Tally(accepted.astype(np.int64), made, (turns + leg.steps * each) * n, capped=capped)
+        tally.failed = int(np.asarray(failed, np.int64).sum()) if any_failed else 0
+        if tally.failed and not leg.told:
+            tally.failures = list(_find_failure(task, engine, leg))
+        return state, theta[:kept], None if distances is None else distances[:kept], tally
+
+
+def _state_for(engine: Engine, leg: Any) -> Any:
+    """The state that a leg begins with: on the device where the leg before left it there."""
+    if isinstance(leg.state.theta, jax.Array):
+        return leg.state
+    return jax.device_put(jax.tree.map(lambda part: np.asarray(part, engine.dtype), leg.state))
+
+
+@partial(jax.jit, static_argnames=("engine",))
+def _one_step(sampler: Any, name: Name, state: Any, *, engine: Engine) -> Any:
+    state, info = sampler.step(DeviceRng.of(name, engine.dtype), state)
+    n = state.theta.shape[0]
+    each = info.simulations // n if isinstance(info.simulations, int) else info.simulations
+    return state, info.failed, info.failures, each
+
+
+def _find_failure(task: Any, engine: Engine, leg: Any) -> tuple[Any, ...]:
+    """The first failure of a leg: its steps taken again one by one, up to the one that failed."""
+    estimator, state = task.sampler.estimator, _state_for(engine, leg)
+    for number in range(leg.first_step, leg.first_step + leg.steps):
+        rng = Rng(task.seed, Phase.RUN, leg.block.first, number)
+        state, failed, bad, each = _one_step(task.sampler, Name.of(rng), state, engine=engine)
+        # They counted when the leg was taken, and are drawn once more now.
+        current().surplus += int(each) * leg.block.size
+        if np.asarray(failed).any():
+            return first_failure(estimator, rng, bad)
+    return ()
+
+
+# ------------------------------------------------------------------------------------------ proposals of rejection
+
+
+@partial(jax.jit, static_argnames=("room", "neighbours", "summaries", "engine"), compiler_options=OPTIONS)
+def _proposals(
+    estimator: Any, name: Name, log_bound: Any, size: Any, *, room: int, neighbours: int, summaries: bool,
+    engine: Engine,
+) -> Any:  # fmt: skip
+    from onedraw.samplers.rejection import passes
+
+    rng = DeviceRng.of(name, engine.dtype)
+    theta = estimator.prior.sample(rng.bulk(Purpose.PRIOR), room)
+    asked = jnp.arange(room) < size
+    result = estimator.on_device(rng, theta, jnp.where(asked, -jnp.inf, jnp.inf))
+    log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(room)
+    accepted = asked & passes(log_u, result.log_estimate, log_bound)
+    near = None
+    if neighbours and result.distances is not None:
+        rest = jnp.where(accepted | ~asked, jnp.inf, result.distances[:, 0])
+        place = _smallest(rest, min(neighbours, room))
+        near = jnp.concatenate([theta[place], rest[place][:, None]], axis=1)
+    # Side by side in one array: each that is fetched takes its time.
+    columns = [theta, result.log_estimate[:, None], *([] if result.distances is None else [result.distances])]
+    arrays = jnp.concatenate(columns, axis=1), result.rows if summaries else None
+    # What was accepted comes back with the count, unless it is more than there was room for.
+    some = _taken(arrays, accepted, room=max(1, room // 16))
+    counts = jnp.stack([accepted.sum(), result.failed.sum()])
+    return (some, counts, near), arrays, accepted, result.rows, result.failures
+
+
+def _smallest(values: Any, count: int) -> Any:
+    """Places of the smallest of values (n,), n a power of two: they are in the groups whose own smallest are so.
+
+    >>> _smallest(jnp.array([5.0, 1.0, 7.0, 8.0, 2.0, 3.0, 9.0, 6.0]), 3).tolist()
+    [1, 4, 5]
+    """
+    n = values.shape[0]
+    groups = values.reshape(1 << (n.bit_length() // 2), -1)
+    # To sort all of them would take longer than to simulate them.
+    chosen = lax.top_k(-groups.min(axis=1), min(count, groups.shape[0]))[1]
+    width = groups.shape[1]
+    places = (chosen[:, None] * width + jnp.arange(width)).reshape(-1)
+    return places[lax.top_k(-values[places], count)[1]]
+
+
+@partial(jax.jit, static_argnames=("room",))
+def _taken(arrays: Any, accepted: Any, *, room: int) -> Any:
+    rows = jnp.nonzero(accepted, size=room, fill_value=0)[0]
+    return jax.tree.map(lambda array: array[rows], arrays)
+
+
+def proposals(task: Any, engine: Engine, block: Any) -> Any:
+    """`samplers.rejection.Proposals` on the device: only what was accepted comes back."""
+    from onedraw.estimators.average import NO_DISTANCES, Evaluation
+    from onedraw.samplers.rejection import Accepted
+
+    register_all()
+    estimator, rng = task.estimator, Rng(task.seed, task.phase, block.first)
+    with engine.active():
+        room = padded(block.size)
+        current().surplus += (room - block.size) * estimator.simulations
+        found, arrays, accepted, rows, bad = _proposals(
+            estimator, Name.of(rng), np.asarray(task.log_bound, engine.dtype), np.int32(block.size), room=room,
+            neighbours=task.neighbours, summaries=task.keep == "summaries", engine=engine,
+        )  # fmt: skip
+        some, (kept, failed), near = jax.device_get(found)
+        if kept > room // 16:
+            some = jax.device_get(_taken(arrays, accepted, room=room))
+        dim, (values, summaries) = estimator.prior.dim, (None if part is None else host(part[:kept]) for part in some)
+        assert values is not None
+        theta, log_estimate, distances = (
+            np.ascontiguousarray(part) for part in (values[:, :dim], values[:, dim], values[:, dim + 1 :])
+        )
+        failed = int(failed)
+        failures = first_failure(estimator, rng, bad) if failed else ()
+        simulations = block.size * estimator.simulations
+        spent = Evaluation(np.empty(0), np.empty((0, 0)), simulations, failed=failed, failures=failures)
+        near_theta, near_distance = np.empty((0, dim)), np.empty(0)
+        if near is not None:
+            near = host(near[np.isfinite(near[:, -1])])
+            near_theta, near_distance = near[:, :-1], near[:, -1]
+        bank = {}
+        if rows is not None and task.keep == "all":
+            every = host(arrays[0][: block.size])
+            bank = {"theta": every[:, :dim], "rows": host(rows[: block.size]), "distances": every[:, dim + 1 :]}
+        return Accepted(
+            theta, log_estimate, distances if distances.shape[1] else NO_DISTANCES, spent, near_theta, near_distance,
+            bank, summaries,
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- what is what
+
+
+def register_all() -> None:
+    """Say of our own objects which of their parts are numbers."""
+    with REGISTERING:
+        if not REGISTERED:
+            _register_all()
+
+
+def _register_all() -> None:
+    from onedraw.estimators.average import AbcAverage, FunctionEstimator, Handicapped
+    from onedraw.estimators.particle_filter import ParticleFilter
+    from onedraw.model.distance import Euclidean, Mahalanobis, Scaled
+    from onedraw.model.kernels import Kernel
+    from onedraw.model.model import Model
+    from onedraw.model.simulator import JaxSimulator
+    from onedraw.proposals.proposals import FunctionProposal, Independence, Lazy, RandomWalk
+    from onedraw.samplers.pseudo_marginal import PseudoMarginal
+    from onedraw.samplers.r_hit import RHit
+    from onedraw.samplers.wilkinson import Wilkinson
+
+    register(Euclidean, (), ())
+    register(Scaled, ("scale",), ("robust",))
+    register(Mahalanobis, ("whiten",), ())
+    register(Kernel, ("eps",), ("name", "profile", "support", "indicator"))
+    register(JaxSimulator, ("function",), ("own_keys", "engine"))
+    register(Model, ("simulate", "distance", "observed_row"), ("prior", "summary", "recipe"))
+    # What a program does not depend on is left out, so that it is not compiled again for it.
+    register(AbcAverage, ("model", "kernel"), ("pseudo_samples", "keep_distances", "keep_rows"))
+    register(Handicapped, ("estimator",), ("alpha",))
+    register(FunctionEstimator, (), ("prior", "function", "log_bound", "simulations", "engine"))
+    register(
+        ParticleFilter,
+        ("data",),
+        ("prior", "initial", "transition", "log_observation", "particles", "timed", "engine"),
+    )
+    register(RandomWalk, ("root",), ("prior",))
+    register(Independence, (), ("distribution", "prior"))
+    register(Lazy, ("proposal",), ("hold",))
+    register(FunctionProposal, (), ("function", "prior"))
+    register(PseudoMarginal, ("estimator", "proposal"), ("early", "draws"))
+    register(Wilkinson, ("estimator", "proposal"), ("early",))
+    register(RHit, ("estimator", "proposal"), ("hits", "max_draws"))

@@ -1,0 +1,198 @@
+"""Random streams of the JAX engine: the names of `engine.streams`, drawn on a device.
+
+A pseudo-sample has a key of its own, as `jax.random` wants it, and naming a key costs nothing: it is the key of the
+block and step with the number of the pseudo-sample as a counter, and only drawing from it hashes (Threefry 2x32 with 20
+rounds, Salmon et al. 2011, the hash of JAX's own keys, which would be hashed twice). All 64 bits of a seed are used,
+where `jax.random.key` would take 32 of them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import random as jax_keys
+
+from onedraw.engines.arrays import Array
+from onedraw.engines.streams import Rng
+
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
+"""The constant of Threefry's key schedule for 32-bit words."""
+
+
+def threefry(key: tuple[Any, Any], first: Any, second: Any) -> tuple[Any, Any]:
+    """Two words of 32 bits from a key and a counter of two words each."""
+    schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(PARITY))
+    x, y = first + schedule[0], second + schedule[1]
+    for group in range(5):
+        for rotation in ROTATIONS[group % 2]:
+            x = x + y
+            y = ((y << jnp.uint32(rotation)) | (y >> jnp.uint32(32 - rotation))) ^ x
+        x = x + schedule[(group + 1) % 3]
+        y = y + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
+    return x, y
+
+
+def _seed(seed: Any) -> Any:
+    low = jnp.asarray(seed).astype(jnp.uint32)
+    return jnp.stack([jnp.zeros_like(low), low, jnp.zeros_like(low)])
+
+
+def _split(key: Any, shape: tuple[int, ...]) -> Any:
+    x, y = threefry((key[0], key[1]), key[2], lax.iota(jnp.uint32, math.prod(shape)))
+    return jnp.stack([x, y, jnp.zeros_like(x)], axis=-1).reshape(*shape, 3)
+
+
+def _fold_in(key: Any, data: Any) -> Any:
+    x, y = threefry((key[0], key[1]), key[2], jnp.asarray(data).astype(jnp.uint32))
+    return jnp.stack([x, y, jnp.zeros_like(x)])
+
+
+def _random_bits(key: Any, width: int, shape: tuple[int, ...]) -> Any:
+    places = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    x, y = threefry((key[0], key[1]), key[2], places)
+    if width == 64:
+        return (x.astype(jnp.uint64) << jnp.uint64(32)) | y.astype(jnp.uint64)
+    return x.astype(getattr(jnp, f"uint{width}"))
+
+
+COUNTED = jax_keys.define_prng_impl(
+    key_shape=(3,), seed=_seed, split=_split, random_bits=_random_bits, fold_in=_fold_in, name="onedraw", tag="od"
+)
+"""Keys (k0, k1, c) of `jax.random`: a Threefry key and the upper word of its counter, the lower one being the place of
+a number within a draw."""
+
+
+def key_of(words: tuple[Any, Any], counter: Any) -> Any:
+    """A key that jax.random takes."""
+    return jax.random.wrap_key_data(jnp.stack([words[0], words[1], jnp.asarray(counter, jnp.uint32)]), impl=COUNTED)
+
+
+def threefry_key(words: tuple[Any, Any], counter: Any) -> Any:
+    """A key of JAX's own kind, for the few functions that take no other (jax.random.poisson)."""
+    pair = threefry(words, jnp.asarray(counter, jnp.uint32), jnp.uint32(0xFFFFFFFF))
+    return jax.random.wrap_key_data(jnp.stack(pair), impl="threefry2x32")
+
+
+class Name(NamedTuple):
+    """Where a block's streams begin: what `Rng` holds, as numbers for a device."""
+
+    words: Array
+    """(5,) uint32: seed (2), phase, index of the first chain (2)."""
+    step: Any
+
+    @staticmethod
+    def of(rng: Rng) -> "Name":
+        for name, value in (("step", rng.step), ("phase", rng.phase)):
+            if not 0 <= value < 2**32:
+                raise ValueError(f"{name} = {value} is beyond the 2**32 that a key of the JAX engine can name")
+        words = (rng.seed & 0xFFFFFFFF, rng.seed >> 32, rng.phase, rng.first & 0xFFFFFFFF, rng.first >> 32)
+        return Name(np.array(words, np.uint32), np.uint32(rng.step))
+
+
+class DeviceRng:
+    """The random streams of one block at one step: `engine.streams.Rng` for arrays on a device."""
+
+    def __init__(self, words: tuple[Any, Any], dtype: Any) -> None:
+        self.words, self.dtype = words, dtype
+
+    @staticmethod
+    def of(name: Name, dtype: Any) -> "DeviceRng":
+        """The streams that a name stands for."""
+        return DeviceRng(DeviceRng.at(DeviceRng.block_of(name.words), name.step), dtype)
+
+    @staticmethod
+    def at(block: tuple[Any, Any], step: Any) -> tuple[Any, Any]:
+        """The key of a block's step, or the keys of several."""
+        return threefry(block, jnp.asarray(step, jnp.uint32), jnp.uint32(0))
+
+    @staticmethod
+    def block_of(words: Any) -> tuple[Any, Any]:
+        """The key of a block, which all its steps share."""
+        key = threefry((words[0], words[1]), words[2], words[4])
+        return threefry(key, words[3], jnp.uint32(1))
+
+    def named(self, purpose: int, chunk: Any = 0) -> tuple[Any, Any]:
+        """The key for one purpose at this step."""
+        key = self.words[0], self.words[1] + jnp.uint32(int(purpose))
+        if isinstance(chunk, int) and chunk == 0:
+            return key
+        return threefry(key, jnp.asarray(chunk, jnp.uint32), jnp.uint32(0x80000000))
+
+    def bulk(self, purpose: int, chunk: Any = 0) -> "Stream":
+        """The stream for a whole batch of rows."""
+        return Stream(self.named(purpose, chunk), self.dtype)
+
+
+class Stream:
+    """The methods of a NumPy Generator that priors, proposals and filters use, drawn on a device.
+
+    Each call has a key of its own, counted from the first.
+    """
+
+    def __init__(self, words: tuple[Any, Any], dtype: Any, calls: int = 0) -> None:
+        self.words, self.dtype, self.calls = words, dtype, calls
+
+    def _next(self, kind: Callable[..., Any] = key_of) -> Any:
+        self.calls += 1
+        return kind(self.words, self.calls - 1)
+
+    def standard_normal(self, size: Any = ()) -> Any:
+        return jax.random.normal(self._next(), _shape(size), self.dtype)
+
+    def random(self, size: Any = ()) -> Any:
+        return jax.random.uniform(self._next(), _shape(size), self.dtype)
+
+    def standard_exponential(self, size: Any = ()) -> Any:
+        # All 32 (or 64) bits count: rare acceptances are decided by small u, which 23 of them would round away.
+        width = 32 if self.dtype == np.float32 else 64
+        bits = jax.random.bits(self._next(), _shape(size), getattr(jnp, f"uint{width}"))
+        return -jnp.log((bits.astype(self.dtype) + self.dtype.type(0.5)) * self.dtype.type(2.0**-width))
+
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+        shape = jnp.broadcast_shapes(jnp.shape(loc), jnp.shape(scale)) if size is None else _shape(size)
+        return loc + scale * self.standard_normal(shape)
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        shape = jnp.broadcast_shapes(jnp.shape(low), jnp.shape(high)) if size is None else _shape(size)
+        return low + (high - low) * self.random(shape)
+
+    def exponential(self, scale: Any = 1.0, size: Any = None) -> Any:
+        return scale * self.standard_exponential(jnp.shape(scale) if size is None else size)
+
+    def integers(self, low: int, high: int, size: Any = ()) -> Any:
+        return jax.random.randint(self._next(), _shape(size), low, high)
+
+    def standard_gamma(self, shape: Any, size: Any = ()) -> Any:
+        return jax.random.gamma(self._next(), shape, _shape(size), self.dtype)
+
+    def beta(self, a: Any, b: Any, size: Any = ()) -> Any:
+        return jax.random.beta(self._next(), a, b, _shape(size), self.dtype)
+
+    def standard_t(self, df: Any, size: Any = ()) -> Any:
+        return jax.random.t(self._next(), df, _shape(size), self.dtype)
+
+    def poisson(self, lam: Any = 1.0, size: Any = None) -> Any:
+        shape = jnp.shape(lam) if size is None else _shape(size)
+        return jax.random.poisson(self._next(threefry_key), lam, shape)
+
+    def until(self, draw: Callable[["Stream"], Any], allowed: Callable[[Any], Any]) -> Any:
+        """Draws of which each row is drawn again until it is allowed."""
+
+        def again(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            theta, ok, turn = carry
+            fresh = draw(Stream(threefry(self.words, turn, jnp.uint32(0x40000000)), self.dtype))
+            theta = jnp.where(ok[:, None], theta, fresh)
+            return theta, ok | allowed(fresh), turn + jnp.uint32(1)
+
+        first = draw(self)
+        start = first, allowed(first), jnp.uint32(0)
+        return lax.while_loop(lambda carry: ~carry[1].all(), again, start)[0]
+
+
+def _shape(size: Any) -> tuple[int, ...]:
+    return tuple(size) if isinstance(size, tuple | list) else (int(size),)

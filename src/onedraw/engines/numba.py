@@ -1,0 +1,677 @@
+"""Simulators compiled by Numba: one pseudo-sample in plain loops, at the speed of C.
+
+A function marked by `compiled` draws one pseudo-sample, as a plain simulator does, and is called from a compiled loop
+over rows of theta and their M draws. Where summary, distance and kernel can be compiled too, the loop takes them in:
+a pseudo-sample is drawn, summarised, compared and added to the average before the next one, so that no array of rows
+x M exists, and nothing holds Python's lock. Otherwise the loop hands back rows, as a batched simulator would.
+
+Random numbers come from the stream of a chunk of rows (`Rng.bulk`), as for batched simulators: Numba draws the numbers
+from it that NumPy would. Where something is raised inside the loop, the same stream is drawn again by a loop that
+notes what fails and goes on; the first loop is the faster one.
+
+Loops are made when they are first needed, and belong to the marked function: the Python function alone is pickled,
+and what else it reads is taken as it is when the loop is made.
+"""
+
+import inspect
+import math
+import re
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from functools import cache, update_wrapper
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from onedraw.engines.arrays import Array
+from onedraw.engines.streams import Purpose, Rng
+from onedraw.model import kernels
+from onedraw.model.distance import Euclidean, Mahalanobis, Scaled
+from onedraw.model.kernels import Kernel
+from onedraw.model.layout import Layout
+
+if TYPE_CHECKING:
+    from onedraw.model.model import Model
+    from onedraw.model.simulator import Recipe
+
+CHUNK_ROWS = 32_768
+"""Rows of theta that share a stream, at the most."""
+BLOCK_ROWS = 2_048
+"""Proposals a block: compiled simulators may be slow ones, and blocks are what workers share and what is paid whole."""
+SHARES, FEWEST_CHAINS, MOST_CHAINS = 4, 256, 4_096
+"""Chains are cut into so many blocks, as long as these are neither small nor large: a step of a block costs about as
+much as a thousand cheap simulations besides its own."""
+FINE, NOT_FINITE, WRONG_SHAPE, RAISED, BAD_DISTANCE = range(5)
+"""What became of a pseudo-sample."""
+UNIFORM, GAUSSIAN, EPANECHNIKOV, TRIANGULAR, LAPLACE = range(5)
+"""Kernels, which are numbers to a loop, so that one loop serves them all."""
+PROFILES = [
+    made(1.0).profile
+    for made in (kernels.uniform, kernels.gaussian, kernels.epanechnikov, kernels.triangular, kernels.laplace)
+]
+NOTHING = np.empty((1, 1))
+NOTHING.flags.writeable = False
+NO_DISTANCES, NO_ROWS = np.empty((0, 0)), np.empty((0, 0, 0))
+MISSING = 'od.compiled needs Numba: pip install "onedraw[numba]"'
+
+
+class Compiled:
+    """A function marked to be compiled; made by `compiled`."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> None:
+        self.function = function
+        self.options = dict(options or {})
+        update_wrapper(self, function, updated=())
+
+    def __reduce__(self) -> Any:
+        return Compiled, (self.function, self.options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = _made(self, "itself", lambda numba: numba.njit(**self.options)(self.function))
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            if type(error).__module__.startswith("numba"):
+                raise _not_compiled(self, error) from None
+            raise
+
+    def __repr__(self) -> str:
+        return f"od.compiled({self.function.__name__})"
+
+
+def compiled(function: Any) -> Compiled:
+    """Mark a simulator, summary or distance to be compiled by Numba (`pip install "onedraw[numba]"`).
+
+    A simulator is `function(rng, **parameters)` and draws one pseudo-sample: a number, an array, or a few numbers in a
+    tuple or list. It must keep to the Python that Numba knows: numbers, arrays, loops, and the methods of `rng` that
+    it has. Without the mark the same function is a plain simulator, which is the way to look for mistakes: compiled
+    code does not check that an index lies inside its array. Discrete parameters are integers. An exception, or a result
+    that is not finite, is a failed simulation.
+
+    A summary takes one data set and gives a number or numbers. A distance takes two summaries, the simulated one
+    and the observed one, and gives a number. Where the summary is not compiled, data sets must all have the shape of
+    the observed one. What a function reads of its module is read once, when it is compiled; functions that it calls
+    must be compiled, by `numba.njit`.
+
+    `workers=N` are threads then, since compiled code runs side by side in one process.
+
+    >>> @compiled
+    ... def simulate(rng, rate):
+    ...     waiting, events = rng.standard_exponential() / rate, 0
+    ...     while waiting < 1.0:
+    ...         events += 1
+    ...         waiting += rng.standard_exponential() / rate
+    ...     return events
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(rate=stats.expon(scale=4.0)), simulate, observed=3)
+    >>> post = od.rejection(model, od.uniform(0.5), draws=1000, seed=1)
+    >>> bool(abs(post.summary()["rate"].mean - 3.2) < 0.2)
+    True
+    """
+    if isinstance(function, Compiled):
+        return function
+    options: dict[str, Any] = {}
+    if hasattr(function, "py_func"):
+        options = {name: value for name, value in function.targetoptions.items() if name != "nopython"}
+        function = function.py_func
+    if not inspect.isfunction(function):
+        raise ValueError(f"od.compiled marks a Python function of one data set a call, got {function!r}")
+    if options.get("parallel"):
+        raise ValueError(
+            f"{function.__name__} is compiled with parallel=True: its threads would share one random stream; leave it "
+            "out, and give the sampler workers="
+        )
+    if find_spec("numba") is None:
+        raise ValueError(MISSING)
+    return Compiled(function, options)
+
+
+class Drawn(NamedTuple):
+    """What a loop says of its pseudo-samples: how many failed, and the first of these."""
+
+    failed: int
+    row: int
+    pseudo_sample: int
+    code: int
+    error: Exception | None = None
+    """What the first raised that was not guarded."""
+    ignored_rng: bool = False
+
+    @property
+    def raised(self) -> Exception | None:
+        """What the first that failed has raised."""
+        return self.error if self.code == RAISED else None
+
+    def message(self, shape: tuple[int, ...]) -> str:
+        """What went wrong with the first that failed."""
+        if self.raised is not None:
+            return f"{type(self.raised).__name__}: {self.raised}"
+        return "the output is not finite" if self.code == NOT_FINITE else f"the output has not the shape {shape}"
+
+
+def chains_a_block(chains: int) -> int:
+    """Chains of a run that step together, by how many there are.
+
+    >>> [chains_a_block(chains) for chains in (100, 1024, 8192, 100_000)]
+    [256, 256, 2048, 4096]
+    """
+    return min(MOST_CHAINS, max(FEWEST_CHAINS, -(-chains // SHARES)))
+
+
+def draw_rows(recipe: "Recipe", rng: Rng, theta: Array, draws: int, chunk: int, watch: bool) -> tuple[Array, Drawn]:
+    """M pseudo-samples at each row of theta: summaries (n, M, s) where the summary is compiled, otherwise data."""
+    layout = drawn_layout(recipe)
+    rows = np.empty((len(theta), draws, layout.size))
+    key = ("rows", *_of(recipe))
+
+    def loop(careful: bool) -> Any:
+        return _made(recipe.simulator, (*key, careful), lambda numba: _rows_loop(numba, recipe, careful))
+
+    return rows, _run(loop, rng, chunk, watch, (_columns(theta), draws, rows))
+
+
+def drawn_layout(recipe: "Recipe") -> Layout:
+    """The layout of what `draw_rows` hands back."""
+    if recipe.summary is None or isinstance(recipe.summary, Compiled):
+        return recipe.layout
+    if recipe.raw is None:
+        raise ValueError(
+            "the observed data are not one array of numbers, and a compiled simulator's are: give observed= in the "
+            "form that the simulator returns"
+        )
+    return recipe.raw
+
+
+class Averages(NamedTuple):
+    """Log averages of the kernel (n,), with distances (n, M) and summaries (n, M, s) where they were asked for."""
+
+    log_estimate: Array
+    distances: Array
+    rows: Array
+    drawn: Drawn
+
+
+def fusible(model: "Model", kernel: Kernel) -> bool:
+    """Whether summary, distance and kernel can all be part of the compiled loop."""
+    return (
+        isinstance(model.simulate, Compiled)
+        and (model.summary is None or isinstance(model.summary, Compiled))
+        and type(model.distance) in (Euclidean, Scaled, Mahalanobis, Compiled)
+        and _kernel_of(kernel) is not None
+    )
+
+
+def averages(
+    model: "Model", kernel: Kernel, rng: Rng, theta: Array, draws: int, chunk: int, distances: bool, rows: bool
+) -> Averages:
+    """The mean of K over M pseudo-samples at each row of theta, drawn and compared in one loop."""
+    recipe, n = model.recipe, len(theta)
+    formula, own, extra = _distance_of(model)
+    key = ("average", *_of(recipe), formula, own)
+    result = Averages(
+        np.empty(n),
+        np.empty((n, draws)) if distances else NO_DISTANCES,
+        np.empty((n, draws, recipe.layout.size)) if rows else NO_ROWS,
+        Drawn(0, 0, 0, FINE),
+    )
+
+    def loop(careful: bool) -> Any:
+        return _made(
+            recipe.simulator, (*key, careful), lambda numba: _average_loop(numba, recipe, formula, own, careful)
+        )
+
+    given = (
+        _columns(theta), draws, _fixed(model.observed_row), extra, _kernel_of(kernel), kernel.indicator,
+        float(kernel.eps), float(kernel.support), *result[:3],
+    )  # fmt: skip
+    watch = rng.first == 0 and rng.step == 0 and chunk == 0
+    drawn = _run(loop, rng, chunk, watch, given)
+    if drawn.code == BAD_DISTANCE:
+        raise ValueError(
+            f"{own!r} as distance gave a negative number or NaN at {recipe.prior.named(theta[drawn.row])}: it must be "
+            "at least 0, never NaN"
+        )
+    return result._replace(drawn=drawn)
+
+
+def distances_of(distance: Compiled, layout: Layout, rows: Array, observed: Array) -> Array:
+    """Distances (n,) of summaries (n, s) from the observed one (s,), by a compiled distance."""
+    key = ("distances", layout)
+    loop = _made(distance, key, lambda numba: _distances_loop(numba, distance, layout))
+    result = np.empty(len(rows))
+    loop(_fixed(rows), _fixed(observed), result)
+    return result
+
+
+def _run(loop: Callable[[bool], Any], rng: Rng, chunk: int, watch: bool, given: tuple[Any, ...]) -> Drawn:
+    """Draw a chunk; where something is raised, once more with each pseudo-sample guarded."""
+    quick = loop(False)
+    generator = rng.bulk(Purpose.SIMULATE, chunk)
+    before = generator.bit_generator.state["state"]["state"] if watch else None
+    raised: Exception | None = None
+    try:
+        found = quick(generator, *given)
+    except Exception as error:
+        raised = error
+        found = loop(True)(rng.bulk(Purpose.SIMULATE, chunk), *given)
+    ignored = before is not None and np.array_equal(before, generator.bit_generator.state["state"]["state"])
+    failed, row, pseudo_sample, code = found
+    return Drawn(failed, row, pseudo_sample, code, raised, bool(ignored))
+
+
+def _columns(theta: Array) -> Array:
+    """Theta as (dim, n) of one type, for which one loop is compiled."""
+    columns = np.ascontiguousarray(theta.T)
+    columns.flags.writeable = False
+    return columns
+
+
+_loops: "weakref.WeakKeyDictionary[Compiled, dict[Any, Any]]" = weakref.WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+def _made(owner: Compiled, key: Any, make: Callable[[Any], Any]) -> Any:
+    """What was compiled for a marked function before, or is now."""
+    known = _loops.get(owner)
+    found = None if known is None else known.get(key)
+    if found is not None:
+        return found
+    with _lock:
+        known = _loops.setdefault(owner, {})
+        if key not in known:
+            known[key] = make(_numba())
+        return known[key]
+
+
+def _numba() -> Any:
+    try:
+        import numba
+    except ImportError as error:
+        raise ValueError(MISSING) from error
+    return numba
+
+
+def _of(recipe: "Recipe") -> tuple[Any, ...]:
+    """What of a recipe goes into a loop, besides the simulator."""
+    summary = recipe.summary if isinstance(recipe.summary, Compiled) else None
+    return recipe.prior.names, tuple(recipe.prior.discrete.tolist()), summary, drawn_layout(recipe)
+
+
+def _arguments(numba: Any, recipe: "Recipe") -> Any:
+    """(theta, i) -> the tuple of what the simulator is given after rng, in its own order."""
+    names, taken = list(recipe.prior.names), list(inspect.signature(recipe.simulator).parameters.values())[1:]
+    last = max(place for place, one in enumerate(taken) if one.name in names)
+    parts = []
+    for one in taken[: last + 1]:
+        k, fixed = names.index(one.name) if one.name in names else -1, one.default
+        parts.append(_part(numba, k, k >= 0 and bool(recipe.prior.discrete[k]), fixed))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = _end_to_end(numba, whole, part)
+    return whole
+
+
+def _part(numba: Any, k: int, discrete: bool, fixed: Any) -> Any:
+    """(theta, i) -> a tuple of one: parameter k, or a default that stands before a parameter."""
+    if k < 0:
+        return numba.njit(lambda theta, i: (fixed,))
+    return numba.njit((lambda theta, i: (int(theta[k, i]),)) if discrete else (lambda theta, i: (theta[k, i],)))
+
+
+def _end_to_end(numba: Any, first: Any, second: Any) -> Any:
+    return numba.njit(lambda theta, i: first(theta, i) + second(theta, i))
+
+
+def _array(numba: Any, dimensions: int, writable: bool = False) -> Any:
+    return numba.types.Array(numba.float64, dimensions, "C", readonly=not writable)
+
+
+def _attempt(recipe: "Recipe", careful: bool) -> Any:
+    """(rng, theta, i, row) -> code: one pseudo-sample at theta[:, i], flat in `row`."""
+    key = ("attempt", *_of(recipe), careful)
+    return _made(recipe.simulator, key, lambda numba: _new_attempt(numba, recipe, careful))
+
+
+def _new_attempt(numba: Any, recipe: "Recipe", careful: bool) -> Any:
+    if careful:
+        bare = _attempt(recipe, False)
+
+        @numba.njit
+        def guarded(rng, theta, i, row):  # type: ignore[no-untyped-def]
+            code = RAISED
+            try:
+                code = bare(rng, theta, i, row)
+            except Exception:
+                code = RAISED
+            return code
+
+        return guarded
+    simulator, summary = recipe.simulator, recipe.summary
+    draw = numba.njit(**simulator.options)(simulator.function)
+    given = _arguments(numba, recipe)
+    generator = numba.typeof(np.random.Generator(np.random.SFC64(1)))
+    types = (generator, _array(numba, 2), numba.int64)
+    one, owner = numba.njit(lambda rng, theta, i: draw(rng, *given(theta, i))), simulator
+    returned = _returned(numba, owner, one, types)
+    if isinstance(summary, Compiled):
+        shorten = numba.njit(**summary.options)(summary.function)
+        data, owner = one, summary
+        one = numba.njit(lambda rng, theta, i: shorten(data(rng, theta, i)))
+        returned = _returned(numba, owner, one, types)
+    layout = drawn_layout(recipe)
+    put, width = _put(numba, returned, layout, owner), layout.size
+
+    @numba.njit
+    def attempt(rng, theta, i, row):  # type: ignore[no-untyped-def]
+        if not put(row, one(rng, theta, i)):
+            return WRONG_SHAPE
+        for k in range(width):
+            if not math.isfinite(row[k]):
+                return NOT_FINITE
+        return FINE
+
+    return attempt
+
+
+def _returned(numba: Any, owner: Compiled, function: Any, arguments: tuple[Any, ...]) -> Any:
+    """The type that a compiled function gives for arguments of these types."""
+    try:
+        function.compile(arguments)
+    except Exception as error:
+        raise _not_compiled(owner, error) from None
+    return function.overloads[arguments].signature.return_type
+
+
+def _not_compiled(owner: Compiled, error: Exception) -> ValueError:
+    """What Numba says, in few lines."""
+    lines: list[str] = []
+    quoting = False
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines():
+        bare = line.strip().removeprefix("- ")
+        if re.match(r'File "', bare):
+            quoting = True
+        elif quoting:
+            quoting = bare != "^"
+        elif bare and not re.match(r"(During|Failed in|>>>|\^|\[?[0-9]+\] )", bare) and bare not in lines:
+            lines.append(bare)
+    said = " ".join(lines[:4])
+    said = said if len(said) <= 400 else f"{said[:400]} ..."
+    return ValueError(
+        f"{owner!r} cannot be compiled. Numba says: {said or type(error).__name__}\nWrite it in the Python that Numba "
+        "knows (numbers, arrays, loops, methods of rng such as rng.normal; called functions marked numba.njit), or "
+        "leave out od.compiled: the same function is a plain simulator, summary or distance"
+    )
+
+
+def _put(numba: Any, returned: Any, layout: Layout, owner: Any) -> Any:
+    """(row, value) -> bool: writes a value of this type into a flat row; False where its shape is not the layout's."""
+    types = numba.types
+    if layout.keys is not None:
+        raise ValueError(f"{owner!r} is to be compared with a dict: give observed= as a number or an array")
+    (shape,) = layout.shapes
+    number = (types.Integer, types.Float, types.Boolean)
+    size = layout.size
+    if isinstance(returned, number) and size == 1 and len(shape) <= 1:
+
+        @numba.njit
+        def put(row, value):  # type: ignore[no-untyped-def]
+            row[0] = value
+            return True
+
+    elif isinstance(returned, types.Array) and isinstance(returned.dtype, number) and returned.ndim == len(shape) > 0:
+
+        @numba.njit
+        def put(row, value):  # type: ignore[no-untyped-def]
+            if value.shape != shape:
+                return False
+            for k, one in enumerate(value.flat):
+                row[k] = one
+            return True
+
+    elif isinstance(returned, types.Array) and isinstance(returned.dtype, number) and size == 1 and len(shape) <= 1:
+
+        @numba.njit
+        def put(row, value):  # type: ignore[no-untyped-def]
+            if value.size != 1:
+                return False
+            for one in value.flat:
+                row[0] = one
+            return True
+
+    elif isinstance(returned, types.List) and isinstance(returned.dtype, number) and len(shape) == 1:
+
+        @numba.njit
+        def put(row, value):  # type: ignore[no-untyped-def]
+            if len(value) != size:
+                return False
+            for k in range(size):
+                row[k] = value[k]
+            return True
+
+    elif (
+        isinstance(returned, types.BaseTuple)
+        and all(isinstance(one, number) for one in returned)
+        and shape == (len(returned),)
+    ):
+        unroll = numba.literal_unroll
+
+        @numba.njit
+        def put(row, value):  # type: ignore[no-untyped-def]
+            k = 0
+            for one in unroll(value):
+                row[k] = one
+                k += 1  # noqa: SIM113
+            return True
+
+    elif isinstance(returned, types.DictType):
+        raise ValueError(f"{owner!r} returns a dict: return one number or one array, and give observed= in that form")
+    else:
+        raise ValueError(
+            f"{owner!r} returns {returned}, and the observed data give "
+            f"{'a number' if shape == () else f'an array of shape {shape}'}: on every path it must return numbers in "
+            "that form"
+        )
+    return put
+
+
+def _distance_of(model: "Model") -> tuple[str, Compiled | None, Array]:
+    """The name of a distance's formula, the user's own function, and what it has learnt (k, s)."""
+    distance = model.distance
+    if isinstance(distance, Compiled):
+        return "own", distance, NOTHING
+    if isinstance(distance, Scaled):
+        return "_robust" if distance.robust else "_scaled", None, _fixed(distance.scale)[None, :]
+    if isinstance(distance, Mahalanobis):
+        return "_mahalanobis", None, _fixed(distance.whiten)
+    return "_absolute" if model.observed_row.size == 1 else "_euclidean", None, NOTHING
+
+
+def _fixed(value: Array | None) -> Array:
+    """An array in the one form for which loops are compiled; one that was pickled may be written to, for instance."""
+    assert value is not None
+    array = np.ascontiguousarray(value).view()
+    array.flags.writeable = False
+    return array
+
+
+# The formulas of `onedraw.model.distance`, for two flat summaries.
+
+
+def _absolute(row: Array, observed: Array, extra: Array) -> float:
+    return abs(row[0] - observed[0])
+
+
+def _euclidean(row: Array, observed: Array, extra: Array) -> float:
+    total = 0.0
+    for k in range(row.size):
+        difference = row[k] - observed[k]
+        total += difference * difference
+    return math.sqrt(total)
+
+
+def _scaled(row: Array, observed: Array, extra: Array) -> float:
+    if row.size == 1:
+        return abs(row[0] / extra[0, 0] - observed[0] / extra[0, 0])
+    total = 0.0
+    for k in range(row.size):
+        difference = row[k] / extra[0, k] - observed[k] / extra[0, k]
+        total += difference * difference
+    return math.sqrt(total)
+
+
+def _robust(row: Array, observed: Array, extra: Array) -> float:
+    total = 0.0
+    for k in range(row.size):
+        total += abs(row[k] - observed[k]) / extra[0, k]
+    return total
+
+
+def _mahalanobis(row: Array, observed: Array, extra: Array) -> float:
+    total = 0.0
+    for j in range(row.size):
+        whitened = 0.0
+        for k in range(row.size):
+            whitened += (row[k] - observed[k]) * extra[j, k]
+        total += whitened * whitened
+    return math.sqrt(total)
+
+
+def _log_kernel(kind: int, u: float) -> float:
+    """log K(u) of the built-in kernels inside their support: the formulas of `onedraw.model.kernels`."""
+    if kind == GAUSSIAN:
+        return -0.5 * u * u
+    if kind == EPANECHNIKOV:
+        return math.log1p(-u * u)
+    if kind == TRIANGULAR:
+        return math.log1p(-u)
+    return -u if kind == LAPLACE else 0.0
+
+
+def _kernel_of(kernel: Kernel) -> int | None:
+    """The number of a built-in kernel, known by its profile; None for a user's own."""
+    return next((kind for kind, profile in enumerate(PROFILES) if kernel.profile is profile), None)
+
+
+@cache
+def _built_in(name: str) -> Any:
+    """A function of this module, compiled once for all loops."""
+    return _numba().njit(error_model="numpy")(globals()[name])
+
+
+def _own_distance(numba: Any, own: Compiled, layout: Layout) -> Any:
+    """The user's distance as a function of flat summaries, with the arguments of the built-in ones."""
+    if layout.keys is not None:
+        raise ValueError(f"{own!r} as distance is to compare dicts: give observed= as a number or an array")
+    (shape,) = layout.shapes
+    compare = numba.njit(**own.options)(own.function)
+    if shape == ():
+        function = numba.njit(lambda row, observed, extra: compare(row[0], observed[0]))
+    elif len(shape) == 1:
+        function = numba.njit(lambda row, observed, extra: compare(row, observed))
+    else:
+        function = numba.njit(lambda row, observed, extra: compare(row.reshape(shape), observed.reshape(shape)))
+    arguments = (_array(numba, 1, writable=True), _array(numba, 1), _array(numba, 2))
+    returned = _returned(numba, own, function, arguments)
+    if not isinstance(returned, numba.types.Integer | numba.types.Float | numba.types.Boolean):
+        raise ValueError(f"{own!r} as distance returns {returned}: it must give one number of at least 0")
+    return function
+
+
+def _average_loop(numba: Any, recipe: "Recipe", formula: str, own: Compiled | None, careful: bool) -> Any:
+    """The loop over rows and draws that hands back log averages."""
+    attempt = _attempt(recipe, careful)
+    distance = _built_in(formula) if own is None else _own_distance(numba, own, recipe.layout)
+    log_kernel = _built_in("_log_kernel")
+    width, users = recipe.layout.size, own is not None
+    infinity = math.inf
+
+    def loop(  # type: ignore[no-untyped-def]
+        rng, theta, draws, observed, extra, profile, indicator, eps, support, log_estimate, distances, rows
+    ):
+        row = np.empty(width)
+        failed, first_row, first_draw, first_code = 0, 0, 0, FINE
+        keep_distances, keep_rows = distances.size > 0, rows.size > 0
+        for i in range(theta.shape[1]):
+            hits = 0
+            # The sum of K so far is total * exp(largest).
+            largest, total = -infinity, 0.0
+            for m in range(draws):
+                apart = infinity
+                code = attempt(rng, theta, i, row)
+                if code == FINE:
+                    apart = distance(row, observed, extra)
+                    if users and not apart >= 0.0:
+                        return failed, i, m, BAD_DISTANCE
+                else:
+                    if failed == 0:
+                        first_row, first_draw, first_code = i, m, code
+                    failed += 1
+                if keep_distances:
+                    distances[i, m] = apart
+                if keep_rows:
+                    for k in range(width):
+                        rows[i, m, k] = row[k] if code == FINE else np.nan
+                if indicator:
+                    if apart < eps:
+                        hits += 1
+                    continue
+                scaled = apart / eps
+                if scaled < support:
+                    log_weight = log_kernel(profile, scaled)
+                    if log_weight <= largest:
+                        if log_weight > -infinity:
+                            total += math.exp(log_weight - largest)
+                    else:
+                        total = total * math.exp(largest - log_weight) + 1.0
+                        largest = log_weight
+            if indicator:
+                log_estimate[i] = math.log(hits / draws) if hits > 0 else -infinity
+            else:
+                log_estimate[i] = math.log(total / draws) + largest if total > 0.0 else -infinity
+        return failed, first_row, first_draw, first_code
+
+    return _compiled_loop(
+        numba, loop, numba.int64, _array(numba, 1), _array(numba, 2), numba.int64, numba.boolean,
+        numba.float64, numba.float64, _array(numba, 1, True), _array(numba, 2, True), _array(numba, 3, True),
+    )  # fmt: skip
+
+
+def _rows_loop(numba: Any, recipe: "Recipe", careful: bool) -> Any:
+    """The loop over rows and draws that hands back what was drawn."""
+    attempt = _attempt(recipe, careful)
+
+    def loop(rng, theta, draws, rows):  # type: ignore[no-untyped-def]
+        failed, first_row, first_draw, first_code = 0, 0, 0, FINE
+        for i in range(theta.shape[1]):
+            for m in range(draws):
+                code = attempt(rng, theta, i, rows[i, m])
+                if code != FINE:
+                    rows[i, m] = np.nan
+                    if failed == 0:
+                        first_row, first_draw, first_code = i, m, code
+                    failed += 1
+        return failed, first_row, first_draw, first_code
+
+    return _compiled_loop(numba, loop, numba.int64, _array(numba, 3, True))
+
+
+def _compiled_loop(numba: Any, loop: Any, *given: Any) -> Any:
+    generator = numba.typeof(np.random.Generator(np.random.SFC64(1)))
+    return numba.njit((generator, _array(numba, 2), *given), nogil=True, error_model="numpy")(loop)
+
+
+def _distances_loop(numba: Any, distance: Compiled, layout: Layout) -> Any:
+    compare = _own_distance(numba, distance, layout)
+
+    def loop(rows, observed, result):  # type: ignore[no-untyped-def]
+        row = np.empty(rows.shape[1])
+        for i in range(rows.shape[0]):
+            row[:] = rows[i]
+            result[i] = compare(row, observed, row.reshape(1, -1))
+        return 0
+
+    one, two = _array(numba, 1), _array(numba, 2)
+    return numba.njit((two, one, _array(numba, 1, True)), nogil=True, error_model="numpy")(loop)

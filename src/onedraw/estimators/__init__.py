@@ -1,0 +1,1 @@
+"""Unbiased estimates of the likelihood part of the target."""

@@ -1,0 +1,1 @@
+"""What is inferred from what: prior, simulator, external programs, data layout, distance and kernel."""

@@ -1,0 +1,178 @@
+"""Kernels K(d / eps) that turn a distance into a weight; the largest weight is 1.
+
+A kernel is compared on the log scale, so that a Gaussian kernel far from the data still tells two states apart.
+Its target is pi_K(theta), proportional to pi(theta) times the mean of K over pseudo-samples (docs/theory.md).
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from onedraw.arguments import positive
+from onedraw.engines.arrays import Array, namespace
+
+EPS_MEANING = "the tolerance, the scale of the distances still accepted"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """log K as a function of distance / eps.
+
+    `profile` maps an array u = distance / eps >= 0 to log K(u) <= 0. `indicator` says that K is 1 for u < 1 and 0
+    elsewhere, which lets averages be counted. `support` is the u from which on K is zero (inf when there is none).
+
+    >>> made = gaussian(0.5)
+    >>> made.name, made.eps, made.support
+    ('gaussian', 0.5, inf)
+    >>> made.with_eps(0.1).eps
+    0.1
+    """
+
+    name: str
+    eps: float
+    profile: Callable[[Array], Array]
+    support: float
+    indicator: bool = False
+
+    def log_weight(self, distance: Array) -> Array:
+        """log K of each distance, in the shape given; -inf where the distance is NaN."""
+        xp = namespace(distance)
+        if self.indicator:
+            return xp.where(distance < self.eps, 0.0, -np.inf)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            scaled = distance / self.eps
+            log_weight = self.profile(scaled)
+        log_weight = xp.where((scaled < self.support) & ~xp.isnan(scaled), log_weight, -np.inf)
+        # Numbers on a device cannot be looked at while the program for it is written.
+        if xp is np and log_weight.size and not log_weight.max() <= 0.0:
+            worst = int(np.nanargmax(np.where(np.isnan(log_weight), np.inf, log_weight)))
+            raise ValueError(
+                f"kernel {self.name!r} gives log K = {log_weight.flat[worst]:.6g} at distance/eps = "
+                f"{scaled.flat[worst]:.6g}: log K must be at most 0 everywhere (K at most 1) and never NaN"
+            )
+        return log_weight
+
+    def log_average(self, distances: Array) -> Array:
+        """log of the mean of K over the last axis: (n, M) -> (n,)."""
+        if distances.shape[-1] == 1:
+            return self.log_weight(distances[..., 0])
+        xp = namespace(distances)
+        with np.errstate(divide="ignore"):
+            if self.indicator:
+                return log_share(xp.count_nonzero(distances < self.eps, axis=-1), distances.shape[-1])
+            log_weight = self.log_weight(distances)
+            largest = log_weight.max(axis=-1)
+            shift = xp.where(xp.isfinite(largest), largest, 0.0)
+            average: Array = xp.log(xp.mean(xp.exp(log_weight - shift[..., None]), axis=-1)) + shift
+            return average
+
+    def with_eps(self, eps: float) -> "Kernel":
+        """The same kernel at another tolerance."""
+        return Kernel(self.name, positive("eps", eps, EPS_MEANING), self.profile, self.support, self.indicator)
+
+
+def log_share(hits: Array, draws: int) -> Array:
+    """log of the mean of an indicator that was 1 so often."""
+    return namespace(hits).log(hits / draws)
+
+
+def uniform(eps: float) -> Kernel:
+    """K = 1 where the distance is below eps (strictly), 0 elsewhere.
+
+    >>> uniform(0.5).log_weight(np.array([0.4, 0.5]))
+    array([  0., -inf])
+    """
+    return Kernel("uniform", positive("eps", eps, EPS_MEANING), _flat, 1.0, indicator=True)
+
+
+def gaussian(eps: float) -> Kernel:
+    """K = exp(-d² / (2 eps²)).
+
+    >>> gaussian(0.5).log_weight(np.array([0.5, 1.0]))
+    array([-0.5, -2. ])
+    """
+    return Kernel("gaussian", positive("eps", eps, EPS_MEANING), _gaussian, math.inf)
+
+
+def epanechnikov(eps: float) -> Kernel:
+    """K = 1 - (d / eps)² where d < eps, 0 elsewhere.
+
+    >>> np.exp(epanechnikov(1.0).log_weight(np.array([0.0, 0.5, 1.0]))).round(4)
+    array([1.  , 0.75, 0.  ])
+    """
+    return Kernel("epanechnikov", positive("eps", eps, EPS_MEANING), _epanechnikov, 1.0)
+
+
+def triangular(eps: float) -> Kernel:
+    """K = 1 - d / eps where d < eps, 0 elsewhere.
+
+    >>> np.exp(triangular(1.0).log_weight(np.array([0.0, 0.25, 1.0]))).round(4)
+    array([1.  , 0.75, 0.  ])
+    """
+    return Kernel("triangular", positive("eps", eps, EPS_MEANING), _triangular, 1.0)
+
+
+def laplace(eps: float) -> Kernel:
+    """K = exp(-d / eps).
+
+    >>> laplace(0.5).log_weight(np.array([0.5, 1.0]))
+    array([-1., -2.])
+    """
+    return Kernel("laplace", positive("eps", eps, EPS_MEANING), _laplace, math.inf)
+
+
+def kernel(log_profile: Callable[[Array], Array], eps: float, *, support: float = math.inf) -> Kernel:
+    """A kernel of your own: `log_profile(u)` gives log K for an array u = distance / eps.
+
+    Its largest value must be 0 (K = 1): it is tried on a grid here and checked at every use. Where K is zero from
+    some u on, say so with `support=u`: early stopping and `Posterior.at` rely on it.
+
+    >>> student = kernel(lambda u: -2.0 * np.log1p(u**2), eps=0.1)
+    >>> kernel(lambda u: np.exp(-u), eps=0.1)
+    Traceback (most recent call last):
+    ...
+    ValueError: kernel '<lambda>' gives log K = 1 at distance/eps = 0: log K must be at most 0 everywhere (K at most \
+1) and never NaN
+    """
+    if not callable(log_profile):
+        raise ValueError(f"log_profile must be a function of distance/eps, got {log_profile!r}")
+    if not support > 0:
+        raise ValueError(f"support must be positive, got {support!r}: K is zero from distance/eps = support on")
+    made = Kernel(getattr(log_profile, "__name__", "kernel"), positive("eps", eps, EPS_MEANING), log_profile, support)
+    grid = np.concatenate([[0.0], np.logspace(-6, 6, 2401)])
+    values = np.asarray(log_profile(grid))
+    if values.shape != grid.shape:
+        raise ValueError(
+            f"kernel {made.name!r} returned shape {values.shape} for {grid.size} distances: it must work on arrays"
+        )
+    largest = made.log_weight(grid * made.eps).max()
+    if largest < -1e-6:
+        warnings.warn(
+            f"the largest value found of kernel {made.name!r} is K = {math.exp(largest):.3g}, not 1: divide it by "
+            f"that (add {-largest:.3g} to log K) and rejection accepts {math.exp(-largest):.3g} times as often",
+            stacklevel=2,
+        )
+    return made
+
+
+def _flat(u: Array) -> Array:
+    return namespace(u).zeros_like(u)
+
+
+def _gaussian(u: Array) -> Array:
+    return -0.5 * u * u
+
+
+def _epanechnikov(u: Array) -> Array:
+    return namespace(u).log1p(-u * u)
+
+
+def _triangular(u: Array) -> Array:
+    return namespace(u).log1p(-u)
+
+
+def _laplace(u: Array) -> Array:
+    return -u

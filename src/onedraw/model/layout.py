@@ -1,0 +1,94 @@
+"""The shape of one data set or summary, and its two forms: the user's value and a flat row of floats."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.engines.arrays import Array, namespace
+
+
+class Layout(NamedTuple):
+    """Arrays by key (or one array without a key) laid end to end in a row.
+
+    >>> layout = Layout.of({"x": np.zeros(2), "n": 3})
+    >>> layout.labels("y")
+    ["y['x'][0]", "y['x'][1]", "y['n']"]
+    >>> layout.flatten({"n": 5, "x": [1, 2]})
+    array([1., 2., 5.])
+    """
+
+    keys: tuple[str, ...] | None
+    shapes: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(value: Any) -> "Layout":
+        """The layout of a user's value; a ValueError where it is not made of numbers."""
+        if isinstance(value, Mapping):
+            return Layout(tuple(value), tuple(numbers(part).shape for part in value.values()))
+        return Layout(None, (numbers(value).shape,))
+
+    @property
+    def size(self) -> int:
+        """Length of the flat row."""
+        return sum(map(math.prod, self.shapes))
+
+    def labels(self, word: str = "") -> list[str]:
+        """A name for each column of the flat row, for error messages."""
+        names = [word] if self.keys is None else [f"{word}[{key!r}]" for key in self.keys]
+        return [
+            name + "".join(f"[{i}]" for i in index)
+            for name, shape in zip(names, self.shapes, strict=True)
+            for index in np.ndindex(*shape)
+        ]
+
+    def flatten(self, value: Any) -> Array:
+        """One value as a row (size,); a ValueError that names both shapes where they differ."""
+        if self.keys is None:
+            array = numbers(value)
+            if array.shape != self.shapes[0] and not (array.size == 1 and self.shapes[0] in ((), (1,))):
+                raise ValueError(f"has shape {array.shape}, but the observed data give {self.shapes[0]}")
+            return array.reshape(-1)
+        return self.flatten_batch({key: numbers(part)[None] for key, part in self._parts(value)}, 1)[0]
+
+    def flatten_batch(self, values: Any, n: int) -> Array:
+        """n values stacked along a first axis as rows (n, size)."""
+        if self.keys is None:
+            return _stacked(values, n, self.shapes[0], "")
+        columns = [
+            _stacked(part, n, shape, f"[{key!r}]")
+            for (key, part), shape in zip(self._parts(values), self.shapes, strict=True)
+        ]
+        return np.concatenate(columns, axis=1)
+
+    def restore(self, rows: Array) -> Any:
+        """The user's form of rows (..., size): arrays of shape (..., *shape), by key where there are keys."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        parts = [
+            part.reshape(rows.shape[:-1] + shape)
+            for part, shape in zip(namespace(rows).split(rows, ends, axis=-1), self.shapes, strict=True)
+        ]
+        return parts[0] if self.keys is None else dict(zip(self.keys, parts, strict=True))
+
+    def _parts(self, value: Any) -> list[tuple[str, Any]]:
+        assert self.keys is not None
+        if not isinstance(value, Mapping) or set(value) != set(self.keys):
+            got = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
+            raise ValueError(f"has keys {got}, but the observed data have {sorted(self.keys)}")
+        return [(key, value[key]) for key in self.keys]
+
+
+def numbers(value: Any) -> Array:
+    """`value` as an array of floats; a ValueError where that cannot be."""
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"is not an array of numbers ({error})") from error
+
+
+def _stacked(values: Any, n: int, shape: tuple[int, ...], key: str) -> Array:
+    array = numbers(values)
+    if array.shape == (n, *shape) or (array.size == n and array.shape in ((n,), (n, 1)) and shape in ((), (1,))):
+        return array.reshape(n, -1)
+    raise ValueError(f"{key} has shape {array.shape} for {n} rows: expected {(n, *shape)}, one row for each")

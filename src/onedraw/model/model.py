@@ -1,0 +1,317 @@
+"""Model: prior, simulator, observed data, summary and distance, checked when made."""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from onedraw.arguments import positive
+from onedraw.engines.arrays import Array
+from onedraw.engines.children import Limited
+from onedraw.engines.numba import BLOCK_ROWS, Compiled, distances_of
+from onedraw.engines.streams import Rng
+from onedraw.model.distance import Distance, Euclidean
+from onedraw.model.external import Command
+from onedraw.model.layout import Layout
+from onedraw.model.prior import Prior
+from onedraw.model.simulator import (
+    CHUNK_ROWS,
+    Batched,
+    JaxSimulator,
+    Recipe,
+    Simulated,
+    Staged,
+    simulate_rows,
+    summarise_observed,
+)
+
+DEVICE_ROWS, DEVICE_VALUES = 2**17, 2**25
+"""Simulations a block on a device, and the numbers that they may hold."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A simulator with its prior and the data it should explain.
+
+    Parameters
+    ----------
+    prior
+        `od.Prior(...)`.
+    simulate
+        A function `simulate(rng, **parameters)` that draws one pseudo-sample (a number, an array, or a dict of
+        arrays); or one marked `@od.batched` or `@od.compiled`; or `od.staged(prepare, draw)`; or `od.command([...])`.
+    observed
+        The data, in the form the simulator returns. Of a dict, the keys and their order count.
+    summary
+        A function of one data set (or `@od.batched`, `@od.compiled`) that gives the numbers to compare; the data
+        themselves where there is none. With a summary, data sets may vary in size.
+    distance
+        `od.euclidean()` (the default), `od.scaled()`, `od.mahalanobis()`, or a function
+        `distance(simulated, observed)` of two summaries (or `@od.compiled`; or `@od.batched`, with simulated ones
+        stacked).
+
+    >>> from scipy import stats
+    >>> model = Model(
+    ...     prior=Prior(mu=stats.norm(0, 3), sigma=stats.uniform(0.1, 5)),
+    ...     simulate=lambda rng, mu, sigma: rng.normal(mu, sigma, size=50),
+    ...     observed=np.linspace(-1, 3, 50),
+    ...     summary=lambda y: [y.mean(), y.std()],
+    ... )
+    >>> model
+    Model(mu, sigma -> 2 summaries)
+    """
+
+    prior: Prior
+    simulate: Any
+    observed: Any
+    summary: Callable[..., Any] | None = None
+    distance: Any = None
+    recipe: Recipe = field(init=False, repr=False)
+    observed_row: Array = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prior, Prior):
+            raise ValueError(f"prior must be an od.Prior, got {self.prior!r}: write od.Prior(mu=stats.norm(0, 1))")
+        _check_simulator(self.simulate, self.prior, self.observed)
+        if isinstance(self.simulate, JaxSimulator):
+            object.__setattr__(self, "simulate", _tried(self.simulate, self.prior))
+        for name, value in (("summary", self.summary), ("distance", self.distance)):
+            if value is not None and not callable(value):
+                raise ValueError(f"{name} must be a function or None, got {value!r}")
+        observed = _as_data(self.observed, raw_allowed=self.summary is not None)
+        with _precisely(self.simulate):
+            summarised = summarise_observed(self.summary, observed)
+        word = "observed" if self.summary is None else "summary"
+        try:
+            layout = Layout.of(summarised)
+            row = layout.flatten(summarised)
+        except ValueError as error:
+            raise ValueError(f"{word} {error}") from error
+        if row.size == 0:
+            raise ValueError(f"{word} is empty: there is nothing to compare simulations with")
+        if not np.isfinite(row).all():
+            raise ValueError(_where_not_finite(observed, row, layout, word))
+        row = row.copy()
+        row.flags.writeable = False
+        object.__setattr__(self, "observed", observed)
+        object.__setattr__(self, "observed_row", row)
+        width = max(_width(observed), row.size)
+        raw = Layout(None, (observed.shape,)) if isinstance(observed, np.ndarray) else None
+        object.__setattr__(self, "recipe", Recipe(self.prior, self.simulate, self.summary, layout, width, raw))
+        if self.distance is None:
+            object.__setattr__(self, "distance", Euclidean())
+        scale = getattr(self.distance, "scale", None)
+        if isinstance(scale, np.ndarray) and scale.size != row.size:
+            raise ValueError(f"scale has {scale.size} numbers for {row.size} summaries: give one for each")
+
+    @property
+    def plain(self) -> bool:
+        """Whether the simulator draws one pseudo-sample a call."""
+        return not isinstance(self.simulate, Batched | Compiled | Staged | JaxSimulator)
+
+    @property
+    def batched(self) -> bool:
+        """Whether the simulator draws a batch a call."""
+        return isinstance(self.simulate, Batched | Compiled | JaxSimulator)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the simulator is compiled: its workers are threads then."""
+        return isinstance(self.simulate, Compiled)
+
+    @property
+    def block(self) -> int | None:
+        """Proposals a block where a simulator draws many a call; None where it draws one."""
+        if isinstance(self.simulate, JaxSimulator):
+            return min(DEVICE_ROWS, max(1, DEVICE_VALUES // self.recipe.width))
+        return BLOCK_ROWS if self.compiled else CHUNK_ROWS if self.batched else None
+
+    @property
+    def pilot(self) -> int:
+        """Simulations the distance needs before it can be used."""
+        return int(getattr(self.distance, "pilot", 0))
+
+    def placed(self, engine: Any) -> "Model":
+        """The model with its simulator on the engine of a run."""
+        simulate = replace(self.simulate, engine=engine)
+        made = copy.copy(self)
+        # What was checked when the model was made is not checked again: a trial of the simulator takes milliseconds.
+        object.__setattr__(made, "simulate", simulate)
+        object.__setattr__(made, "recipe", self.recipe._replace(simulator=simulate))
+        return made
+
+    def limited(self, timeout: float | None) -> "Model":
+        """The model with each simulation given up after so many seconds; itself where `timeout` is None."""
+        if timeout is None:
+            return self
+        timeout = positive("timeout", timeout, "the number of seconds that one simulation may take")
+        if not self.plain:
+            raise ValueError(
+                f"timeout = {timeout:g} is for plain simulators and od.command, which draw one pseudo-sample a call: "
+                "limit the time inside a batched, compiled or staged simulator, and return NaN"
+            )
+        if isinstance(self.simulate, Command):
+            return replace(self, simulate=replace(self.simulate, timeout=timeout))
+        inner = self.simulate.function if isinstance(self.simulate, Limited) else self.simulate
+        return replace(self, simulate=Limited(inner, timeout))
+
+    def labels(self) -> list[str]:
+        """A name for each number that is compared."""
+        return self.recipe.layout.labels("observed" if self.summary is None else "summary")
+
+    def simulate_rows(
+        self,
+        rng: Rng,
+        theta: Array,
+        index: Array | None = None,
+        pseudo_samples: int = 1,
+        first_pseudo_sample: int = 0,
+        chunk: int = 0,
+        on_error: str = "reject",
+    ) -> Simulated:
+        """Summaries of pseudo-samples at rows of theta: see `onedraw.model.simulator.simulate_rows`."""
+        return simulate_rows(self.recipe, rng, theta, index, pseudo_samples, first_pseudo_sample, chunk, on_error)
+
+    def distances(self, simulated: Simulated) -> Array:
+        """Distances (n, M) of simulated summaries from the observed one; inf where a simulation failed."""
+        n, draws, width = simulated.rows.shape
+        rows = simulated.rows.reshape(n * draws, width)
+        if simulated.failed == 0:
+            return self._distance(rows).reshape(n, draws)
+        good = ~np.isnan(rows[:, 0])
+        distance = np.full(n * draws, np.inf)
+        if good.any():
+            distance[good] = self._distance(rows[good])
+        return distance.reshape(n, draws)
+
+    def _distance(self, rows: Array) -> Array:
+        distance, restore = self.distance, self.recipe.layout.restore
+        if hasattr(distance, "learnt"):
+            return distance(rows, self.observed_row)
+        if isinstance(distance, Compiled):
+            values = distances_of(distance, self.recipe.layout, rows, self.observed_row)
+        elif isinstance(distance, Batched):
+            values = np.asarray(distance(restore(rows), restore(self.observed_row)), dtype=float)
+        else:
+            observed = restore(self.observed_row)
+            values = np.array([distance(restore(row), observed) for row in rows], dtype=float)
+        if values.shape != (len(rows),) or not values.min() >= 0:
+            raise ValueError(
+                f"distance returned {values.min() if values.size else 'nothing'} in shape {values.shape} for "
+                f"{len(rows)} simulations: it must give one number of at least 0 for each, never NaN"
+            )
+        return values
+
+    def with_distance(self, distance: Distance) -> "Model":
+        """The same model with another distance."""
+        return replace(self, distance=distance)
+
+    def __repr__(self) -> str:
+        count = self.observed_row.size
+        kind = "value" if self.summary is None else "summary"
+        plural = kind if count == 1 else ("values" if kind == "value" else "summaries")
+        return f"Model({', '.join(self.prior.names)} -> {count} {plural})"
+
+
+def _check_simulator(simulate: Any, prior: Prior, observed: Any) -> None:
+    function = simulate.prepare if isinstance(simulate, Staged) else simulate
+    if isinstance(simulate, JaxSimulator):
+        function = simulate.function
+    if isinstance(simulate, Compiled) and isinstance(observed, Mapping):
+        raise ValueError(f"observed is a dict, and {simulate!r} returns a number or an array: give observed= as one")
+    if isinstance(simulate, Command):
+        unknown = sorted(simulate.names() - {*prior.names, "seed"})
+        if unknown:
+            raise ValueError(
+                f"the command names {{{unknown[0]}}}, and the prior has {', '.join(prior.names)}: in braces may stand "
+                "a parameter, seed, input or output"
+            )
+        return
+    if not callable(function):
+        raise ValueError(f"simulate must be a function simulate(rng, **parameters), got {simulate!r}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    given = dict.fromkeys(prior.names)
+    try:
+        signature.bind(**given) if isinstance(simulate, Staged) else signature.bind(None, **given)
+    except TypeError as error:
+        name = "prepare" if isinstance(simulate, Staged) else "simulate"
+        form = ", ".join(prior.names if isinstance(simulate, Staged) else ("rng", *prior.names))
+        raise ValueError(
+            f"{name}{signature} does not fit the prior's parameters ({error}): it is called as {name}({form})"
+        ) from None
+
+
+def _tried(simulate: JaxSimulator, prior: Prior) -> JaxSimulator:
+    """The simulator after one trial, which tells what it needs."""
+    try:
+        from onedraw.engines.jax import tried
+    except ImportError as error:
+        raise ValueError(
+            'od.jax_simulator needs JAX: install it with pip install "onedraw[jax]" (or jax with the right plugin for '
+            "your accelerator)"
+        ) from error
+    try:
+        return replace(simulate, own_keys=tried(simulate.function, prior))
+    except Exception as error:
+        raise ValueError(
+            f"the JAX simulator failed when it was tried: {type(error).__name__}: {str(error).splitlines()[0]} It is "
+            f"called as simulate(key, {', '.join(prior.names)}) with scalars, and draws with jax.random from its key"
+        ) from error
+
+
+def _precisely(simulate: Any) -> AbstractContextManager[None]:
+    """What a summary written with JAX makes of the data is computed in double precision."""
+    if not isinstance(simulate, JaxSimulator):
+        return nullcontext()
+    from onedraw.engines.jax import Engine
+
+    return Engine("float64").active()
+
+
+def _as_data(observed: Any, raw_allowed: bool) -> Any:
+    """Observed data as arrays where they are numbers; otherwise as they are, for a summary to read."""
+    if isinstance(observed, Mapping):
+        return {str(key): _as_data(part, raw_allowed) for key, part in observed.items()}
+    try:
+        array = np.array(observed)
+        if array.dtype.kind in "biuf":
+            array.flags.writeable = False
+            return array
+    except ValueError:
+        pass
+    if raw_allowed:
+        return observed
+    raise ValueError(
+        f"observed must be numbers, an array or a dict of arrays, got {type(observed).__name__}: give a summary= "
+        "that turns such data into numbers"
+    )
+
+
+def _width(observed: Any) -> int:
+    if isinstance(observed, dict):
+        return sum(_width(part) for part in observed.values())
+    return int(np.size(observed))
+
+
+def _where_not_finite(observed: Any, row: Array, layout: Layout, word: str) -> str:
+    labels = layout.labels(word)
+    column = int(np.argmax(~np.isfinite(row)))
+    message = f"{labels[column]} is {row[column]}: observed data must be finite"
+    if word == "summary":
+        message = f"the summary of the observed data is not finite: {labels[column]} is {row[column]}"
+        try:
+            raw = Layout.of(observed)
+            values = raw.flatten(observed)
+        except ValueError:
+            return message
+        if not np.isfinite(values).all():
+            at = int(np.argmax(~np.isfinite(values)))
+            message += f" ({raw.labels('observed')[at]} is {values[at]})"
+    return message

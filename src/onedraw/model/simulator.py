@@ -1,0 +1,462 @@
+"""Simulators: plain, batched, compiled or staged, all run through `simulate_rows`, the one calling form.
+
+A plain simulator draws one pseudo-sample a call and has a random stream for each, named by (chain, step,
+pseudo-sample), so that any of them can be run again alone. A batched one draws a pseudo-sample for each row of its
+parameter arrays from one stream. A staged one prepares once for a theta and then draws as many as are asked for.
+"""
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import update_wrapper
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.engines.arrays import Array
+from onedraw.engines.children import kept_apart
+from onedraw.engines.numba import NOT_FINITE, Compiled, Drawn, draw_rows, drawn_layout
+from onedraw.engines.streams import Purpose, Rng
+from onedraw.model.layout import Layout
+from onedraw.model.prior import Prior
+
+CHUNK_ROWS = 32_768
+"""Rows handed to a batched simulator at once: few enough for the cache, many enough to drown the call overhead."""
+CHUNK_VALUES = 4_194_304
+"""Numbers a chunk may hold at once (32 MiB), so that wide data sets are cut finer."""
+
+NO_ROWS = np.empty((0, 0, 0))
+SCALARS = (float, int, np.float64)
+"""Results that need no look at their shape."""
+
+
+class SimulationError(RuntimeError):
+    """A simulation failed where the run could not go on; the message names theta and the stream.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> def simulate(rng, theta):
+    ...     if theta < -1:
+    ...         raise RuntimeError("the population died out")
+    ...     return rng.normal(theta, 1.0)
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
+    >>> od.rejection(model, od.uniform(0.5), budget=200, seed=1, on_error="raise")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    onedraw.model.simulator.SimulationError: ...
+    """
+
+
+class Batched:
+    """A function marked as working on batches: parameters are arrays (n,), results have n rows."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not callable(function) or isinstance(function, Compiled):
+            raise ValueError(f"od.batched marks a function of arrays, got {function!r}")
+        self.function = function
+        update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A simulator in two stages; made by `staged`."""
+
+    prepare: Callable[..., Any]
+    draw: Callable[..., Any]
+
+    def both(self, rng: np.random.Generator, m: int, parameters: dict[str, Any]) -> Any:
+        """Prepare for a theta, and draw m pseudo-samples."""
+        return self.draw(rng, self.prepare(**parameters), m)
+
+
+@dataclass(frozen=True, eq=False)
+class JaxSimulator:
+    """A simulator for the JAX engine; made by `jax_simulator`."""
+
+    function: Callable[..., Any]
+    own_keys: bool = False
+    """Whether it calls functions that take no other keys than JAX's own."""
+    engine: Any = None
+    """The engine that a run has chosen."""
+
+
+def batched(function: Callable[..., Any]) -> Batched:
+    """Mark a simulator, summary or distance as working on batches.
+
+    A batched simulator receives each parameter as a read-only array of length n and returns n rows. Rows that
+    could not be simulated are returned as NaN: an exception would not say whose fault it was, and stops the run.
+
+    >>> @batched
+    ... def simulate(rng, mu, sigma):
+    ...     return rng.normal(mu[:, None], sigma[:, None], size=(mu.size, 50))
+    """
+    return Batched(function)
+
+
+def staged(prepare: Callable[..., Any], draw: Callable[..., Any]) -> Staged:
+    """A simulator whose set-up is paid once for each theta.
+
+    `prepare(**parameters) -> state` does the expensive part; `draw(rng, state, m) -> m rows` draws pseudo-samples.
+
+    >>> def prepare(scale):
+    ...     return np.linalg.cholesky(scale * np.eye(3))
+    >>> def draw(rng, root, m):
+    ...     return rng.standard_normal((m, 3)) @ root.T
+    >>> simulator = staged(prepare, draw)
+    """
+    for name, function in (("prepare", prepare), ("draw", draw)):
+        if not callable(function):
+            raise ValueError(f"{name} must be a function, got {function!r}")
+        if isinstance(function, Compiled):
+            raise ValueError(
+                f"{name} is {function!r}, and od.staged calls its stages from Python: mark it numba.njit instead, or "
+                "write both stages as one od.compiled simulator"
+            )
+    return Staged(prepare, draw)
+
+
+def jax_simulator(function: Callable[..., Any]) -> JaxSimulator:
+    """A simulator written with JAX: `function(key, **parameters)` draws one pseudo-sample.
+
+    onedraw maps it over chains and pseudo-samples and compiles whole steps, for a CPU or a GPU (the extra `jax`). The
+    parameters are scalars; the key is used up by what is drawn from it (`jax.random.split` for more than one draw).
+    Summary and distance must then be written with `jax.numpy` too. A simulation that fails returns NaN.
+
+    Where a constant of the simulator changes from run to run, `jax.tree_util.Partial(function, constant=...)` saves
+    compiling it again.
+
+    >>> import jax
+    >>> simulator = jax_simulator(lambda key, mu: mu + jax.random.normal(key, (50,)))
+    """
+    if not callable(function):
+        raise ValueError(f"od.jax_simulator takes a function(key, **parameters), got {function!r}")
+    return JaxSimulator(function)
+
+
+class Failure(NamedTuple):
+    """One failed simulation: where it was, and what went wrong.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> def simulate(rng, theta):
+    ...     if theta < -1:
+    ...         raise RuntimeError("the population died out")
+    ...     return rng.normal(theta, 1.0)
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
+    >>> post = od.rejection(model, od.uniform(0.5), budget=200, seed=1)
+    >>> post.failures[0].message
+    'RuntimeError: the population died out'
+    >>> post.failures[0].theta["theta"] < -1
+    True
+    """
+
+    theta: dict[str, float | int]
+    seed: int
+    phase: int
+    chain: int
+    """Index of the chain, or of the proposal in rejection."""
+    step: int
+    pseudo_sample: int
+    message: str
+    traceback: str
+
+    def __str__(self) -> str:
+        return f"at {self.theta}: {self.message}"
+
+
+@dataclass
+class Simulated:
+    """What `simulate_rows` hands back for n rows of theta and M pseudo-samples each."""
+
+    rows: Array
+    """Summaries (n, M, s); NaN where the simulation failed."""
+    failed: int = 0
+    setups: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    """The first failure only: the count is in `failed`."""
+    ignored_rng: bool = False
+
+    @property
+    def simulations(self) -> int:
+        """Pseudo-samples drawn."""
+        return self.rows.shape[0] * self.rows.shape[1]
+
+
+class Recipe(NamedTuple):
+    """How a model's pseudo-samples are made: what `simulate_rows` needs of a Model."""
+
+    prior: Prior
+    simulator: Any
+    summary: Callable[..., Any] | None
+    layout: Layout
+    """Of the summary, or of the data where there is no summary."""
+    width: int
+    """Numbers in one raw data set, by which chunks are cut."""
+    raw: Layout | None = None
+    """Of the data where they are one array, which a compiled simulator fills before a summary in Python reads it."""
+
+
+def simulate_rows(
+    recipe: Recipe,
+    rng: Rng,
+    theta: Array,
+    index: Array | None = None,
+    pseudo_samples: int = 1,
+    first_pseudo_sample: int = 0,
+    chunk: int = 0,
+    on_error: str = "reject",
+) -> Simulated:
+    """Summaries of M pseudo-samples at each row of theta (n, dim).
+
+    `index` (n,) are the rows' places in their block (None: they are the whole block), which name the streams of
+    plain and staged simulators; `chunk` names that of a batched one.
+    """
+    places = range(len(theta)) if index is None else index.tolist()
+    shape = (len(theta), pseudo_samples, recipe.layout.size)
+    watch = rng.first == 0 and rng.step == 0 and chunk == 0 and first_pseudo_sample == 0
+    if isinstance(recipe.simulator, Compiled):
+        return _compiled_rows(recipe, rng, theta, places, shape, first_pseudo_sample, chunk, on_error, watch)
+    if isinstance(recipe.simulator, JaxSimulator):
+        from onedraw.engines import jax as device
+
+        chunk = chunk << 16 | first_pseudo_sample
+        result = Simulated(device.simulate_rows(recipe, rng, theta, pseudo_samples, chunk))
+    elif isinstance(recipe.simulator, Batched):
+        result = _batched_rows(recipe, rng, theta, shape, chunk, watch)
+    elif isinstance(recipe.simulator, Staged):
+        result = Simulated(np.empty(shape))
+        _staged_rows(recipe, rng, theta, places, first_pseudo_sample, pseudo_samples, result, on_error)
+    else:
+        result = Simulated(NO_ROWS)
+        _plain_rows(recipe, rng, theta, places, shape, first_pseudo_sample, result, on_error, watch)
+    finite = np.isfinite(result.rows)
+    if np.count_nonzero(finite) < finite.size:
+        bad = ~finite.all(axis=2)
+        result.failed = int(bad.sum())
+        result.rows[bad] = np.nan
+        if not result.failures:
+            row, m = (int(k) for k in np.argwhere(bad)[0])
+            where = places[row], first_pseudo_sample + m
+            failure = _failure(recipe, rng, theta[row], *where, "the output is not finite")
+            result.failures.append(failure)
+            if on_error == "raise":
+                raise SimulationError(f"simulation failed {failure}")
+    return result
+
+
+def _plain_rows(
+    recipe: Recipe,
+    rng: Rng,
+    theta: Array,
+    index: Sequence[int],
+    shape: tuple[int, int, int],
+    first: int,
+    result: Simulated,
+    on_error: str,
+    watch: bool,
+) -> None:
+    simulate, flatten, names, single = (
+        kept_apart(recipe.simulator),
+        recipe.layout.flatten,
+        recipe.prior.names,
+        rng.single,
+    )
+    summary = None if recipe.summary is None else _one_at_a_time(recipe.summary)
+    used = not watch
+    one_number = recipe.layout.keys is None and shape[2] == 1
+    missing: Any = np.nan if one_number else np.full(shape[2], np.nan)
+    # Results wait in a list: after a slow simulation, storing a single one in an array costs ten times its usual price.
+    drawn: list[Any] = []
+    for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
+        parameters = dict(zip(names, values, strict=True))
+        for m in range(shape[1]):
+            try:
+                value = simulate(single(place, first + m), **parameters)
+                if not used:
+                    used = rng.used()
+                if summary is not None:
+                    value = summary(value)
+                if not one_number:
+                    value = flatten(value).copy()
+                elif type(value) not in SCALARS:
+                    value = flatten(value)[0]
+                drawn.append(value)
+            except Exception as error:
+                drawn.append(missing)
+                _note_failure(recipe, rng, theta[row], place, first + m, error, result, on_error)
+                used = True
+    result.rows = np.array(drawn, dtype=float).reshape(shape)
+    result.ignored_rng = not used
+
+
+def _staged_rows(
+    recipe: Recipe,
+    rng: Rng,
+    theta: Array,
+    index: Sequence[int],
+    first: int,
+    pseudo_samples: int,
+    result: Simulated,
+    on_error: str,
+) -> None:
+    names, both_stages = recipe.prior.names, kept_apart(recipe.simulator.both)
+    for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
+        result.setups += 1
+        try:
+            drawn = both_stages(rng.single(place, first), pseudo_samples, dict(zip(names, values, strict=True)))
+            result.rows[row] = _summaries(recipe, drawn, pseudo_samples)
+        except Exception as error:
+            result.rows[row] = np.nan
+            _note_failure(recipe, rng, theta[row], place, first, error, result, on_error)
+
+
+def _batched_rows(
+    recipe: Recipe, rng: Rng, theta: Array, shape: tuple[int, int, int], chunk: int, watch: bool
+) -> Simulated:
+    repeated = theta if shape[1] == 1 else np.repeat(theta, shape[1], axis=0)
+    n = len(repeated)
+    generator = rng.bulk(Purpose.SIMULATE, chunk)
+    before = generator.bit_generator.state["state"]["state"] if watch else None
+    try:
+        values = kept_apart(recipe.simulator)(generator, **recipe.prior.columns(repeated))
+        rows = _summaries(recipe, values, n)
+    except Exception as error:
+        raise SimulationError(
+            f"the batched simulator failed on {n} rows of parameters, the first of them "
+            f"{recipe.prior.named(theta[0])}: {type(error).__name__}: {error}. Which row is to blame cannot be told: "
+            "return NaN for rows that cannot be simulated"
+        ) from error
+    result = Simulated(rows.reshape(shape))
+    if before is not None:
+        result.ignored_rng = bool(np.array_equal(before, generator.bit_generator.state["state"]["state"]))
+    if not result.rows.flags.writeable or np.shares_memory(rows, theta):
+        result.rows = result.rows.copy()
+    return result
+
+
+def _compiled_rows(
+    recipe: Recipe,
+    rng: Rng,
+    theta: Array,
+    places: Sequence[int],
+    shape: tuple[int, int, int],
+    first: int,
+    chunk: int,
+    on_error: str,
+    watch: bool,
+) -> Simulated:
+    values, drawn = draw_rows(recipe, rng, theta, shape[1], chunk, watch)
+    result = Simulated(values)
+    note_drawn(recipe, rng, theta, places, first, drawn, result, on_error)
+    if recipe.summary is not None and not isinstance(recipe.summary, Compiled):
+        good = ~np.isnan(values[:, :, 0])
+        result.rows = np.full(shape, np.nan)
+        try:
+            data = drawn_layout(recipe).restore(values[good])
+            result.rows[good] = _summaries(recipe, data, len(data)) if len(data) else np.empty((0, shape[2]))
+        except Exception as error:
+            raise SimulationError(
+                f"the summary failed on data of a compiled simulator: {type(error).__name__}: {error}. Return NaN for "
+                "data that cannot be summarised"
+            ) from error
+        bad = ~np.isfinite(result.rows).all(axis=2)
+        result.rows[bad] = np.nan
+        if np.count_nonzero(bad) > drawn.failed:
+            row, m = (int(k) for k in np.argwhere(bad)[0])
+            missed = Drawn(int(np.count_nonzero(bad)), row, m, NOT_FINITE, None, drawn.ignored_rng)
+            note_drawn(recipe, rng, theta, places, first, missed, result, on_error)
+    return result
+
+
+def note_drawn(
+    recipe: Recipe,
+    rng: Rng,
+    theta: Array,
+    places: Sequence[int] | Array,
+    first: int,
+    drawn: Drawn,
+    result: Simulated,
+    on_error: str,
+) -> None:
+    """Put down what a compiled loop says of its pseudo-samples."""
+    result.failed, result.ignored_rng = drawn.failed, drawn.ignored_rng
+    if drawn.failed:
+        layout = drawn_layout(recipe)
+        where = int(places[drawn.row]), first + drawn.pseudo_sample, drawn.message(layout.shapes[0])
+        failure = _failure(recipe, rng, theta[drawn.row], *where, drawn.raised)
+        if on_error == "raise":
+            raise SimulationError(f"simulation failed {failure}") from drawn.raised
+        if not result.failures:
+            result.failures.append(failure)
+
+
+def _summaries(recipe: Recipe, values: Any, n: int) -> Array:
+    """Raw values stacked along a first axis -> summary rows (n, s)."""
+    summary = recipe.summary
+    if summary is not None:
+        if isinstance(summary, Batched):
+            values = summary(values)
+        else:
+            return np.array([recipe.layout.flatten(summary(one)) for one in _unstacked(values, n)]).reshape(n, -1)
+    return recipe.layout.flatten_batch(values, n)
+
+
+def _unstacked(values: Any, n: int) -> list[Any]:
+    """The n single values of a stacked one."""
+    if isinstance(values, dict):
+        return [{key: part[i] for key, part in values.items()} for i in range(n)]
+    if len(values) != n:
+        raise ValueError(f"{len(values)} rows were returned for {n} rows of parameters")
+    return list(values)
+
+
+def _one_at_a_time(summary: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A summary that takes one value, whichever way it was written."""
+    if not isinstance(summary, Batched):
+        return summary
+
+    def on_one(value: Any) -> Any:
+        if isinstance(value, dict):
+            return _first(summary({key: np.asarray(part)[None] for key, part in value.items()}))
+        return _first(summary(np.asarray(value)[None]))
+
+    return on_one
+
+
+def _first(values: Any) -> Any:
+    return {key: part[0] for key, part in values.items()} if isinstance(values, dict) else values[0]
+
+
+def summarise_observed(summary: Callable[..., Any] | None, observed: Any) -> Any:
+    """The summary of the observed data, by the same route as a simulated one."""
+    if isinstance(summary, Compiled) and isinstance(observed, np.ndarray):
+        # In the form in which a simulated one comes: a number, or an array that may be written to.
+        return summary(observed.item() if observed.ndim == 0 else observed.copy())
+    return observed if summary is None else _one_at_a_time(summary)(observed)
+
+
+def _note_failure(
+    recipe: Recipe,
+    rng: Rng,
+    theta: Array,
+    place: int,
+    m: int,
+    error: Exception,
+    result: Simulated,
+    on_error: str,
+) -> None:
+    if on_error == "raise" or not result.failures:
+        failure = _failure(recipe, rng, theta, place, m, f"{type(error).__name__}: {error}", error)
+        if on_error == "raise":
+            raise SimulationError(f"simulation failed {failure}") from error
+        result.failures.append(failure)
+
+
+def _failure(
+    recipe: Recipe, rng: Rng, theta: Array, place: int, m: int, message: str, error: Exception | None = None
+) -> Failure:
+    text = "" if error is None else "".join(traceback.format_exception(error))
+    return Failure(recipe.prior.named(theta), rng.seed, rng.phase, rng.first + place, rng.step, m, message, text)

@@ -1,0 +1,1 @@
+"""What only researchers need: exact finite chains, the checks of the theorems, the paper's study and its contrast."""

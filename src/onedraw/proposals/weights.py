@@ -1,0 +1,25 @@
+"""Weighted draws: what they are worth, and picks from them."""
+
+import numpy as np
+
+from onedraw.engines.arrays import Array
+
+
+def effective(weights: Array) -> float:
+    """Kish's effective number of weights (n,).
+
+    >>> effective(np.array([1.0, 1.0, 0.0]))
+    2.0
+    """
+    return float(weights.sum() ** 2 / np.square(weights).sum()) if weights.any() else 0.0
+
+
+def systematic(weights: Array, count: int, u: float) -> Array:
+    """Indices of `count` draws by weight, at equal distances along the sum of the weights from a uniform u on.
+
+    >>> systematic(np.array([0.5, 0.0, 0.5]), 4, 0.5)
+    array([0, 0, 2, 2])
+    """
+    ends = np.cumsum(weights)
+    places = (np.arange(count) + u) / count * ends[-1]
+    return np.minimum(np.searchsorted(ends, places, side="right"), int(np.flatnonzero(weights)[-1]))

@@ -1,0 +1,1 @@
+"""What a run gives: draws, their summary, adjustment, efficiency and the certificate."""

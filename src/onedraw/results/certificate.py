@@ -1,0 +1,339 @@
+"""The inequalities of docs/theory.md as functions, and the certificate: what no other number of draws can gain.
+
+Let a step with M pseudo-samples cost c_M steps with one, and gain(M) = v(f, Q_1)/(c_M v(f, Q_M)): how much cheaper M is
+for the same accuracy. With kappa = v(f, Q_1)/v(f) of a run with one pseudo-sample,
+
+    gain(M) <= (M/c_M) kappa/(kappa - M + 1)   for M < kappa + 1,
+    gain(M) <= min(kappa, 2M - 1)/c_M          where Q_M >= 0.
+
+kappa has an error. The first bound falls in kappa and takes its lower confidence limit; kappa/c_M takes the upper one.
+Derivations: docs/theory.md, (★) and "The certificate". `theory/verify.py` checks these very functions.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from onedraw.results.efficiency import Estimate, Function, estimate, function_values, variances
+from onedraw.results.posterior import Posterior
+
+WORTH = 1.1
+"""A gain below this is not worth choosing M for: the certificate says up to where nothing larger is possible."""
+FARTHEST = 100_000
+"""The largest M that is looked at one by one."""
+
+
+# --- bounds (forms in f may be passed as matrices) ----------------------------------------------------------
+
+
+def order_bound(v: Any) -> Any:
+    """L2 and L6: the better chain has at most the variance of the worse one."""
+    return v
+
+
+def handicap_bound(alpha: float, v: Any) -> Any:
+    """L3: v(f, H_1) ≤ (1 + α)/(1 − α)·v(f, H_2)."""
+    return (1 + alpha) / (1 - alpha) * v
+
+
+def one_draw_bound(pseudo_samples: int, v_many: Any) -> Any:
+    """L4: v(f, Q_1) ≤ (2M − 1)·v(f, Q_M)."""
+    return (2 * pseudo_samples - 1) * v_many
+
+
+def running_time_bound(time_many: Any) -> Any:
+    """L5: one pseudo-sample takes at most twice the time."""
+    return 2 * time_many
+
+
+def star_bound(pseudo_samples: int, v_many: Any, v: Any) -> Any:
+    """(★): v(f, Q_1) ≤ M·v(f, Q_M) + (M − 1)·v(f), with or without positivity."""
+    return pseudo_samples * v_many + (pseudo_samples - 1) * v
+
+
+def gain_bound(kappa: float, pseudo_samples: int, cost: float) -> float:
+    """The certificate without positivity, for M < κ + 1; nothing is known beyond.
+
+    >>> round(gain_bound(200.0, 10, 10.0), 4)
+    1.0471
+    """
+    room = kappa - pseudo_samples + 1
+    return pseudo_samples / cost * kappa / room if room > 0 else math.inf
+
+
+def gain_bounds_nonnegative(kappa: float, pseudo_samples: int, cost: float) -> tuple[float, float]:
+    """The certificate's two further bounds where Q_M ≥ 0."""
+    return kappa / cost, (2 * pseudo_samples - 1) / cost
+
+
+def gain_bound_discount(discount: float) -> float:
+    """What no M can gain at the nominal cost 1 + (M − 1)/δ."""
+    return 2 * discount
+
+
+def gain_bound_between(v_one: float, cost_fewer: float, v_more: float) -> float:
+    """For M' < M < M'' with c_M' and v(f, Q_M'') measured: c_M ≥ c_M' and v(f, Q_M) ≥ v(f, Q_M'')."""
+    return v_one / (cost_fewer * v_more)
+
+
+def kappa_floor(pseudo_samples: int, measured: Mapping[int, float], positive: bool) -> float:
+    """A number below which kappa of Q_M cannot lie, from lower limits of kappa measured at other M.
+
+    With more draws (M'' >= M) v only falls (L2). With fewer (M' <= M), Q_M is no better than the chain whose estimate
+    averages k = ceil(M/M') copies of that of Q_M', to which (★) applies: kappa_M' <= k kappa_M + k - 1. And kappa >= 1
+    where Q_M >= 0.
+    """
+    floor = 1.0 if positive else 0.0
+    for count, kappa in measured.items():
+        if count >= pseudo_samples:
+            floor = max(floor, kappa)
+        else:
+            copies = -(-pseudo_samples // count)
+            floor = max(floor, (kappa - copies + 1) / copies)
+    return floor
+
+
+def step_cost(pseudo_samples: int, discount: float = 1.0) -> float:
+    """c_M = 1 + (M − 1)/δ, the nominal cost of a step in steps with one pseudo-sample."""
+    return 1 + (pseudo_samples - 1) / discount
+
+
+def nonnegative(proposal: Mapping[str, Any] | None, discrete: bool = False) -> bool:
+    """Whether Q_M ≥ 0 is known from a run's proposal setting; False where it is not known.
+
+    Known for independence proposals, for Gaussian random walks with no rounded increments (`discrete` parameters
+    have theirs rounded) and for chains held with probability 1/2 or more (docs/theory.md).
+    """
+    if proposal is None:
+        return False
+    name = proposal.get("name")
+    if name == "lazy":
+        return proposal["hold"] >= 0.5 or nonnegative(proposal["proposal"], discrete)
+    return name == "independence" or (name == "random_walk" and not discrete)
+
+
+# --- the certificate ----------------------------------------------------------------------------------------
+
+
+class Bound(NamedTuple):
+    """What M pseudo-samples could at most gain over one, for every function at once."""
+
+    pseudo_samples: int
+    cost: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What no other M can gain over one pseudo-sample, from the kappas of a run with M = 1; printed in plain words.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(0.25), draws=1_000, chains=64, seed=1)
+    >>> found = od.certificate(post)
+    >>> found.gain(1), found.gain(2) < 1.2
+    (1.0, True)
+    """
+
+    kappa: dict[str, Estimate]
+    """For each function, its interval at `confidence`, shared out over the functions."""
+    confidence: float
+    discount: float | None
+    """None where the costs were measured."""
+    nonnegative: bool
+    """Whether Q_M >= 0 is known."""
+    cost: Callable[[int], float]
+    certified: int
+    """No M up to here gains more than a factor `worth`; 1 where nothing is certified."""
+    nothing_from: int | None
+    """From this M on nothing gains more than `worth` (where Q_M >= 0 is known)."""
+    largest: Bound
+    """The M for which the bound is largest, and the bound: infinite where kappa says nothing about some M."""
+    worth: float = WORTH
+
+    def gain(self, pseudo_samples: int) -> float:
+        """The largest gain that M pseudo-samples could bring, over all functions."""
+        if pseudo_samples == 1:
+            return 1.0
+        cost = self.cost(pseudo_samples)
+        return max(largest_gain(kappa, pseudo_samples, cost, self.nonnegative) for kappa in self.kappa.values())
+
+    def __str__(self) -> str:
+        kappas = "; ".join(f"{name} {kappa}" for name, kappa in self.kappa.items())
+        lines = [f"kappa with {100 * self.confidence:g} % confidence: {kappas}"]
+        percent = round(100 * (self.worth - 1))
+        if self.certified > 1:
+            lines.append(
+                f"pseudo_samples=1 is certified against every M <= {self.certified}: none gains more than {percent} %"
+            )
+        else:
+            lines.append(f"no M > 1 is certified to gain less than {percent} %")
+        if self.nothing_from is not None and self.nothing_from > self.certified + 1:
+            lines.append(f"from M = {self.nothing_from} on none can gain more than {percent} % either")
+        if math.isinf(self.largest.gain):
+            lines.append(
+                "how much M in between could gain is not known: Q_M >= 0 is not known for this proposal (od.lazy, "
+                "od.independence and Gaussian random walks have it)"
+            )
+        else:
+            lines.append(
+                f"no M at all can gain more than {self.largest.gain:.3g} x (at M = {self.largest.pseudo_samples})"
+            )
+        if self.discount is not None and self.discount != 1:
+            lines.append(f"draws after the first at one theta are taken to cost 1/{self.discount:.4g}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def largest_gain(kappa: Estimate, pseudo_samples: int, cost: float, positive: bool) -> float:
+    """On the safe side: kappa's lower limit in the bound that falls with it, its upper limit in the one that rises."""
+    bounds = [gain_bound(kappa.low, pseudo_samples, cost)]
+    if positive:
+        by_kappa, by_draws = gain_bounds_nonnegative(kappa.high, pseudo_samples, cost)
+        bounds += [by_kappa, by_draws]
+    return min(bounds)
+
+
+def certify(
+    kappa: Mapping[str, Estimate],
+    *,
+    cost: Callable[[int], float],
+    positive: bool,
+    confidence: float = 0.95,
+    discount: float | None = None,
+    worth: float = WORTH,
+) -> Certificate:
+    """The certificate from intervals for kappa (`low` and `high` are used) and the cost c_M of a step.
+
+    >>> sure = Estimate(200.0, 0.0, 200.0, 200.0)
+    >>> found = certify({"theta": sure}, cost=float, positive=True)
+    >>> found.certified, found.nothing_from, round(found.gain(2), 4)
+    (19, 182, 1.005)
+    """
+    if not kappa or any(not part.low > 0 for part in kappa.values()):
+        raise ValueError(f"kappa must have a lower confidence limit above 0 for every function, got {dict(kappa)}")
+    unfinished = Certificate(
+        dict(kappa), confidence, discount, positive, cost, 1, None, Bound(1, 1.0, 1.0), worth
+    )  # fmt: skip
+    certified, nothing_from, largest = 1, None, Bound(1, 1.0, 1.0)
+    reach = max(part.high for part in kappa.values()) if positive else max(part.low for part in kappa.values()) + 2
+    last = min(FARTHEST, _last_of_interest(reach, cost, worth))
+    unbroken = True
+    for m in range(2, last + 1):
+        gain = unfinished.gain(m)
+        if gain > largest.gain:
+            largest = Bound(m, cost(m), gain)
+        unbroken = unbroken and gain <= worth
+        certified = m if unbroken else certified
+        if gain > worth:
+            nothing_from = None
+        elif nothing_from is None:
+            nothing_from = m
+        if math.isinf(gain):
+            break
+    if not positive or unfinished.gain(last) > worth:
+        nothing_from = None
+    return Certificate(
+        dict(kappa), confidence, discount, positive, cost, certified, nothing_from, largest, worth
+    )  # fmt: skip
+
+
+def _last_of_interest(reach: float, cost: Callable[[int], float], worth: float) -> int:
+    """An M from which on kappa/c_M is below what is worth having; costs rise with M."""
+    m = 2
+    while m < FARTHEST and reach / cost(m) > worth:
+        m *= 2
+    return max(m, min(FARTHEST, math.ceil(min(reach, FARTHEST)) + 2))
+
+
+def shared_confidence(confidence: float, functions: int) -> float:
+    """The confidence of each interval so that all of them hold together with the one asked for (Bonferroni)."""
+    return 1 - (1 - confidence) / functions
+
+
+def kappa_intervals(
+    post: Posterior, functions: Mapping[str, Function] | None, confidence: float
+) -> tuple[dict[str, Estimate], dict[str, str]]:
+    """kappa of each function with joint confidence, and for those without an estimate the reason."""
+    values = function_values(post, functions)
+    each = shared_confidence(confidence, len(values))
+    kappas, reasons = {}, {}
+    for name, along in values.items():
+        found = variances(along)
+        if found.reason:
+            reasons[name] = found.reason
+            kappas[name] = found.kappa
+        else:
+            kappas[name] = estimate(found.kappa.value, found.kappa.se, found.degrees, each)
+    return kappas, reasons
+
+
+def certificate(
+    post: Posterior,
+    discount: float = 1.0,
+    confidence: float = 0.95,
+    *,
+    functions: Mapping[str, Function] | None = None,
+) -> Certificate:
+    """What no other number of pseudo-samples could gain, from a run of `od.pseudo_marginal` with one.
+
+    Parameters
+    ----------
+    post
+        A run of Algorithm 2 with pseudo_samples=1 and thin=1, without weights.
+    discount
+        delta: draws after the first at one theta cost 1/delta, so that a step costs c_M = 1 + (M - 1)/delta. Early
+        rejection between draws of plain simulators is a discount too, which `od.advise` measures.
+    confidence
+        With which the intervals of all kappas hold together.
+    functions
+        As in `efficiency`; by default the parameters.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(0.25), draws=1_000, chains=64, seed=1)
+    >>> od.certificate(post).certified > 1
+    True
+    """
+    _check_run(post)
+    if isinstance(discount, bool) or not 1 <= discount < math.inf:
+        raise ValueError(f"discount must be at least 1, got {discount!r}: further draws never cost more than the first")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    kappas, reasons = kappa_intervals(post, functions, confidence)
+    for name, reason in reasons.items():
+        if not kappas[name].low > 0:
+            raise ValueError(f"no certificate: kappa of {name} cannot be estimated ({reason}); run longer chains")
+    return certify(
+        kappas,
+        cost=lambda pseudo_samples: step_cost(pseudo_samples, discount),
+        positive=known_nonnegative(post),
+        confidence=confidence,
+        discount=discount,
+    )
+
+
+def known_nonnegative(post: Posterior) -> bool:
+    """Whether Q_M >= 0 is known for the chains of a run."""
+    discrete = any(values.dtype.kind in "iu" for values in post.draws.values())
+    return nonnegative(post.settings.get("proposal"), discrete)
+
+
+def _check_run(post: Posterior) -> None:
+    settings = post.settings
+    if settings.get("algorithm") != "pseudo_marginal":
+        raise ValueError(f"a certificate needs a run of od.pseudo_marginal, got one of {settings.get('algorithm')}")
+    wrong = [(name, settings.get(name)) for name in ("pseudo_samples", "thin") if settings.get(name, 1) != 1]
+    if wrong:
+        name, value = wrong[0]
+        raise ValueError(f"a certificate needs a run with {name}=1, got {value}: kappa must be that of Q_1 itself")
+    if post.weights is not None:
+        raise ValueError("a certificate speaks of the chain at its own eps: use the run before at(eps)")
+    if post.model is None:
+        raise ValueError("a certificate needs a run with a model and a kernel: this one used an estimator of its own")

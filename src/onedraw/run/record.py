@@ -1,0 +1,25 @@
+"""What a run's file holds, one entry at a time, and what is said where it cannot be used. The file is in store.py."""
+
+from typing import Any, NamedTuple
+
+from onedraw.engines.arrays import Array
+
+
+class StoreError(ValueError):
+    """A run's file that cannot be used as asked; the message says why and what to do.
+
+    >>> import onedraw as od
+    >>> od.open("no-such-run.db")
+    Traceback (most recent call last):
+    ...
+    onedraw.run.record.StoreError: no-such-run.db does not exist: there is no run to read
+    """
+
+
+class Record(NamedTuple):
+    """One entry of a file: plain values and arrays (read-only)."""
+
+    sequence: int
+    name: str
+    scalars: dict[str, Any]
+    arrays: dict[str, Array]

@@ -1,0 +1,1 @@
+"""What to decide before a run, measured: the tolerance, the summaries, the number of pseudo-samples or particles."""
