@@ -42,7 +42,7 @@ def smoothed(post: od.Posterior, n: int, seed: int) -> np.ndarray:
 
 def adjusted_draws(model: od.Model, budget: int, seed: int, n: int) -> np.ndarray:
     """n draws of importance sampling after one regression adjustment."""
-    post = od.importance(model, budget=budget, seed=seed, keep_rows=True).adjust(draws=n, seed=seed)
+    post = od.importance(model, budget=budget, seed=seed, keep="all").adjust(draws=n, seed=seed)
     return smoothed(post, n, seed) if post.weights is not None else np.column_stack([v[0] for v in post.draws.values()])
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 import onedraw as od
 from benchmarks.timing import best_times, report
-from onedraw.paper import exact
+from onedraw.paper import finite_chains as exact
 
 WORKERS = 2
 SECONDS = 0.010

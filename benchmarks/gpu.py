@@ -6,7 +6,6 @@ Absolute speeds, since a GPU is a machine of one's own; hand-written loops in th
 import argparse
 import sys
 import time
-from tempfile import TemporaryDirectory
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +60,7 @@ def seconds_of(job, repeats=2):
 
 
 def chains(small):
-    """Pseudo-samples a second through the public API, starts and all, recording one step in a thousand."""
+    """Pseudo-samples per second through the public API, starts and all, recording one step in a thousand."""
     rows, model = [], toy()
     for pseudo_samples, side_by_side, kept in ((64, 2**17, 64), (1, 2**20, 128)):
         thin = 1000
@@ -69,7 +68,7 @@ def chains(small):
             side_by_side, kept, thin = 2**10, 2, 50
         settings = {
             "chains": side_by_side, "draws": kept, "thin": thin, "pseudo_samples": pseudo_samples, "seed": 1,
-            "proposal": od.independence(), "keep_distances": False, "progress": False,
+            "proposal": od.independence(), "keep": "draws", "progress": False,
         }  # fmt: skip
         work = side_by_side * kept * thin * pseudo_samples
         api = seconds_of(lambda s=settings: od.pseudo_marginal(model, od.uniform(EPS), **s))
@@ -77,7 +76,7 @@ def chains(small):
         speed = work / api
         many = pseudo_samples == 64
         reached = None if small else (speed >= 1e11 if many else hand / api >= 0.7)
-        label, share = f"M = {pseudo_samples}: pseudo-samples a second", f"{hand / api:.2f}"
+        label, share = f"M = {pseudo_samples}: pseudo-samples per second", f"{hand / api:.2f}"
         rows.append((label, f"{speed:.3g}", ">= 1e11" if many else "", reached if many else None))
         label = f"M = {pseudo_samples}: of a hand-written loop ({work / hand:.3g})"
         rows.append((label, share, "" if many else ">= 0.7", None if many else reached))
@@ -85,19 +84,20 @@ def chains(small):
 
 
 def all_points(tasks):
-    from onedraw.paper.study import run
+    from onedraw.paper.tasks import do
 
-    return [run.do(task) for task in tasks]
+    return [do(task) for task in tasks]
 
 
 def study(small, figures, workers):
     """The points of these figures of the study, the second time, when every program is compiled."""
     from onedraw.paper.study import run
+    from onedraw.paper.tasks import do, processes
 
     iterations = 300_000 if small else 5_000_000
-    plan = run.Plan(iterations=iterations, engine="jax", figures=tuple(figures))
+    plan = run.StudyPlan(iterations=iterations, engine="jax", figures=tuple(figures))
     tasks = run.point_tasks(plan)
-    with TemporaryDirectory() as programs, run.processes(workers, programs) as pool:
+    with processes(workers, device=True) as pool:
         began = time.perf_counter()
         # Each process does every point once, and begins with others, so that they compile for each other.
         begins = [len(tasks) * k // workers for k in range(workers)]
@@ -105,12 +105,12 @@ def study(small, figures, workers):
         print(f"  study, {workers} processes, each compiling all: {time.perf_counter() - began:.1f} s", flush=True)
         for _ in range(3):
             began = time.perf_counter()
-            outcomes = list(pool.map(run.do, tasks))
+            outcomes = list(pool.map(do, tasks))
             seconds = time.perf_counter() - began
             print(f"  study, after compilation: {len(outcomes)} points, {seconds:.2f} s", flush=True)
-    agreed = run.agreement([one for one in outcomes if isinstance(one, run.Outcome)])
+    agreed = run.agreement([one for one in outcomes if isinstance(one, run.SimulatedPoint)])
     rows = [
-        (f"{iterations:,} iterations a point, seconds", f"{seconds:.2f}", "< 5", None if small else seconds < 5),
+        (f"{iterations:,} iterations per point, seconds", f"{seconds:.2f}", "< 5", None if small else seconds < 5),
         ("points within 4 standard errors", f"{agreed.within_4} of {agreed.points}", "all", agreed.fine),
         ("chi-squared", f"{agreed.chi_squared:.1f}", "", None),
     ]
@@ -175,7 +175,7 @@ def g_and_k():
 
 
 def real_models(small):
-    """Simulations a second of Algorithm 1 on both engines of this machine."""
+    """Simulations per second of Algorithm 1 on both engines of this machine."""
     rows = []
     for name, made in (("Lotka-Volterra, 200 leaps", lotka_volterra()), ("g-and-k, n = 1000", g_and_k())):
         prior, simulators, observed, more = made
@@ -186,7 +186,7 @@ def real_models(small):
             job = lambda m=model, b=budget: od.rejection(m, od.uniform(1.0), budget=b, seed=1, progress=False)  # noqa: E731
             speeds[engine] = budget / seconds_of(job, 1)
         gain = speeds["jax"] / speeds["numpy"]
-        rows.append((f"{name}: simulations a second", f"{speeds['jax']:.3g}", "", None))
+        rows.append((f"{name}: simulations per second", f"{speeds['jax']:.3g}", "", None))
         rows.append((f"{name}: times the NumPy engine ({speeds['numpy']:.3g}, one core)", f"{gain:.1f}", "", None))
     return report("Models with real work, by rejection", rows)
 

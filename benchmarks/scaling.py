@@ -9,7 +9,7 @@ from scipy import stats
 import onedraw as od
 from benchmarks.timing import report
 from onedraw.run.blocks import cut
-from onedraw.run.pool import hired
+from onedraw.run.pool import opened_pool
 
 SECONDS = 0.100
 SIZES = (1, 4, 16, 32, 64)
@@ -39,14 +39,14 @@ def cost_of_a_piece(client):
     """Seconds that one process spends on sending, scheduling and collecting one piece of work that does nothing."""
     count = 400
 
-    with hired(None, client) as crew:
+    with opened_pool(None, client) as pool:
         began = time.perf_counter()
         done = sent = 0
         while done < count:
-            while sent < count and sent - done < crew.slots:
-                crew.submit(sent, nothing, list(cut(1, 1)))
+            while sent < count and sent - done < pool.slots:
+                pool.submit(sent, nothing, list(cut(1, 1)))
                 sent += 1
-            crew.next()
+            pool.next()
             done += 1
         return (time.perf_counter() - began) / count
 

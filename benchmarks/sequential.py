@@ -53,10 +53,11 @@ def on_the_toy():
     """What an effective draw costs at eps = 0.01 with y_obs = 4, far out in the prior, all stages included."""
     model, eps = toy(4.0), 0.01
     probability = float(np.diff(stats.norm.cdf([4.0 - eps, 4.0 + eps], 0, math.sqrt(2)))[0])
+    kernel = od.uniform(eps)
     runs = {
         "chain (pseudo_marginal)": [chain(model, eps, 6_000_000, seed) for seed in SEEDS],
-        "smc": [od.smc(model, eps=eps, particles=1000, least_acceptance=1e-5, seed=seed) for seed in SEEDS],
-        "importance": [od.importance(model, eps=eps, budget=1_000_000, seed=seed) for seed in SEEDS],
+        "smc": [od.smc(model, kernel=kernel, particles=1000, least_acceptance=1e-5, seed=seed) for seed in SEEDS],
+        "importance": [od.importance(model, kernel=kernel, budget=1_000_000, seed=seed) for seed in SEEDS],
     }
     assert all(post.settings["eps"] == eps for some in runs.values() for post in some)
     rows = [("rejection (exact)", f"{1 / probability:,.0f}", "", None)]
@@ -73,9 +74,10 @@ def in_five_dimensions():
     # The squared distance over 101 is a non-central chi-squared variable before anything is known.
     away = float(np.sum(np.asarray(model.observed) ** 2)) / 101
     probability = float(stats.ncx2.cdf(eps**2 / 101, 5, away))
+    kernel = od.uniform(eps)
     runs = {
-        "smc": [od.smc(model, eps=eps, particles=1000, least_acceptance=1e-5, seed=seed) for seed in SEEDS],
-        "importance": [od.importance(model, eps=eps, budget=200_000, seed=seed) for seed in SEEDS],
+        "smc": [od.smc(model, kernel=kernel, particles=1000, least_acceptance=1e-5, seed=seed) for seed in SEEDS],
+        "importance": [od.importance(model, kernel=kernel, budget=200_000, seed=seed) for seed in SEEDS],
     }
     rows = [("rejection (exact)", f"{1 / probability:,.0f}", "", None)]
     for name, some in runs.items():
@@ -89,9 +91,10 @@ def in_five_dimensions():
 
 def against_peers(y_obs, eps):
     model, rows = toy(y_obs), []
+    kernel = od.uniform(eps)
     ours = {
-        "onedraw smc": price([od.smc(model, eps=eps, particles=10_000, seed=seed) for seed in SEEDS]),
-        "onedraw importance": price([od.importance(model, eps=eps, budget=200_000, seed=seed) for seed in SEEDS]),
+        "onedraw smc": price([od.smc(model, kernel=kernel, particles=10_000, seed=seed) for seed in SEEDS]),
+        "onedraw importance": price([od.importance(model, kernel=kernel, budget=200_000, seed=seed) for seed in SEEDS]),
     }
     for name, (simulations, seconds) in ours.items():
         rows.append((name, f"{simulations:,.1f}", f"{1e6 * seconds:,.0f} µs", None))

@@ -1,14 +1,13 @@
 """The study's figure 1L against the speed of NumPy's normal generator, both on all cores."""
 
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import numpy as np
 
 from benchmarks.timing import report
-from onedraw.paper.study.run import Plan, run_point, usable_cores
+from onedraw.paper.study.run import StudyPlan, run_point
 from onedraw.paper.study.settings import ITERATIONS, points
+from onedraw.paper.tasks import processes, usable_cores
 
 RAW_DRAWS = 100_000_000
 BLOCK = 16_384
@@ -31,12 +30,12 @@ def raw_speed(pool, workers):
 
 def main(iterations: int = ITERATIONS) -> bool:
     workers = usable_cores()
-    plan = Plan(iterations, figures=("1L",))
+    plan = StudyPlan(iterations, figures=("1L",))
     wanted = [index for index, point in enumerate(points()) if point.figure == "1L"]
     # The longest first, so that no process is left alone at the end.
     wanted.sort(key=lambda index: -points()[index].pseudo_samples)
     drawn = iterations * sum(points()[index].pseudo_samples for index in wanted)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with processes(workers) as pool:
         raw_speed(pool, workers)
         before = raw_speed(pool, workers)
         began = time.perf_counter()

@@ -4,14 +4,19 @@ The answer depends on the tolerance that a run ends at, so each problem gives it
 weights on a grid of parameters, by quadrature or enumeration, without onedraw.
 """
 
+import os
+import signal
+import time
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from scipy import integrate, stats
 
 import onedraw as od
 from onedraw.results.summary import ratio_error
 from tests.reference import hit, toy
+from tests.stored_run import in_child
 
 GRID = np.linspace(-6.0, 6.0, 4_801)
 
@@ -145,3 +150,26 @@ def assert_right(z, spread=1.5, bias=0.5):
     n = len(z)
     assert (np.abs(z.mean(axis=0)) < 4 / np.sqrt(n) + bias).all(), z.mean(axis=0)
     assert (np.sqrt((z**2).mean(axis=0)) < spread).all(), np.sqrt((z**2).mean(axis=0))
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork and no SIGKILL")
+
+
+def assert_shown(name, path):
+    """The file of a run that goes on, and of one that was killed then, shows draws of its own tolerance."""
+    child, read, until = in_child(name, path, pause=0.004), None, time.monotonic() + 60
+    while (read is None or read.shape[1] == 0) and time.monotonic() < until:
+        assert child.poll() is None, "the run ended before it was looked at"
+        time.sleep(0.02)
+        try:
+            read = od.load(path)
+        except od.StoreError:
+            continue
+    child.send(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    for post in (read, od.load(path)):
+        assert post.status.reason == "unfinished" and post.shape[1] > 0
+        assert post.weights.sum() == pytest.approx(1.0) and len(post.path) > 0
+        assert (post.kernel.log_average(np.atleast_3d(post.distances)) > -np.inf).all()
+        assert post.kernel.eps == post.settings["eps"] and post.settings["distance"]["name"] == "scaled"
+    assert od.load(path).cost.simulations >= read.cost.simulations > 80

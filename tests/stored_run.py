@@ -20,11 +20,11 @@ KERNEL = od.uniform(2.0)
 CHAINS = {"draws": 150, "chains": 6, "seed": 5, "thin": 2}
 RUNS = {
     "rejection": (od.rejection, {"draws": 900, "seed": 5, "keep": "all"}),
-    "pseudo_marginal": (od.pseudo_marginal, {**CHAINS, "pseudo_samples": 2, "keep_distances": True}),
+    "pseudo_marginal": (od.pseudo_marginal, {**CHAINS, "pseudo_samples": 2, "keep": "distances"}),
     "wilkinson": (od.wilkinson, {**CHAINS, "budget": 100_000}),
     "r_hit": (od.r_hit, {**CHAINS, "hits": 2, "draws": 60}),
     "smc": (od.smc, {"budget": 2000, "pseudo_samples": 2, "seed": 5}),
-    "importance": (od.importance, {"budget": 2000, "seed": 5, "keep_rows": True}),
+    "importance": (od.importance, {"budget": 2000, "seed": 5, "keep": "all"}),
 }
 SEQUENTIAL = ("smc", "importance")
 """They choose their own tolerance and take no draws."""
@@ -57,10 +57,10 @@ model = od.Model(PRIOR, simulate, [2.0, 4.0], distance=od.scaled(pilot=80))
 def run(name, store=None, **more):
     sampler, arguments = RUNS[name]
     arguments = {**arguments, **more}
-    if store is None:
-        arguments.pop("keep", None)
+    if store is None and name == "rejection":
+        del arguments["keep"]
     if name in SEQUENTIAL:
-        return sampler(model, kernel=od.uniform, **arguments, store=store)
+        return sampler(model, kernel=od.uniform(), **arguments, store=store)
     return sampler(model, KERNEL, **arguments, store=store)
 
 

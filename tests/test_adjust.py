@@ -6,10 +6,21 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.engines.streams import Phase, Purpose, Rng
-from onedraw.proposals.weights import effective, systematic
-from onedraw.results import adjustment as adjust
-from onedraw.results.adjustment import Near, Way, pull, ranks, regress
-from onedraw.tuning.fit_summary import learn
+from onedraw.estimators.weights import effective, systematic
+from onedraw.results import trial
+from onedraw.results.coordinates import Support, support_of
+from onedraw.results.learned_summary import learn
+from onedraw.results.regression import (
+    Method,
+    Neighbourhood,
+    clusters,
+    effective_draws,
+    estimate,
+    ridge,
+    smoothed,
+    with_clusters,
+)
+from onedraw.results.trial import choose_method, preference, ranks, score_methods
 
 DIM = 2
 NOISE = 0.5
@@ -26,7 +37,7 @@ def linear_normal(n, seed=1, scale=None):
     log_weight = np.zeros(n)
     if scale is not None:
         log_weight = (stats.norm.logpdf(theta) - stats.norm.logpdf(theta, scale=scale)).sum(axis=1)
-    return Near(theta, rows, log_weight, np.ones(DIM, dtype=bool))
+    return Neighbourhood(theta, rows, log_weight, np.ones(DIM, dtype=bool))
 
 
 def two_moons(n, seed=1):
@@ -35,44 +46,44 @@ def two_moons(n, seed=1):
     angle, radius = rng.uniform(-np.pi / 2, np.pi / 2, n), 0.1 + 0.01 * rng.standard_normal(n)
     shift = np.column_stack([-np.abs(theta.sum(axis=1)), theta[:, 1] - theta[:, 0]]) / np.sqrt(2)
     rows = np.column_stack([radius * np.cos(angle) + 0.25, radius * np.sin(angle)]) + shift
-    free = adjust.Support(np.full(2, -1.0), np.full(2, 1.0)).free(theta)
-    return Near(free, rows / rows.std(axis=0), np.zeros(n), np.ones(2, dtype=bool))
+    free = Support(np.full(2, -1.0), np.full(2, 1.0)).unbounded(theta)
+    return Neighbourhood(free, rows / rows.std(axis=0), np.zeros(n), np.ones(2, dtype=bool))
 
 
 def check_moments(found):
     """Mean and covariance within four standard errors of the closed form."""
-    worth = effective(found.weights)
-    mean = found.weights @ found.free
-    away = found.free - mean
+    draws = effective(found.weights)
+    mean = found.weights @ found.theta
+    away = found.theta - mean
     covariance = (away * found.weights[:, None]).T @ away
     variance = GAIN * NOISE**2
-    assert np.all(np.abs(mean - GAIN * OBSERVED) < 4 * np.sqrt(2 * variance / worth))
-    assert np.all(np.abs(np.diag(covariance) / variance - 1) < 4 * np.sqrt(2 / worth))
-    assert abs(covariance[0, 1]) < 4 * variance / np.sqrt(worth)
+    assert np.all(np.abs(mean - GAIN * OBSERVED) < 4 * np.sqrt(2 * variance / draws))
+    assert np.all(np.abs(np.diag(covariance) / variance - 1) < 4 * np.sqrt(2 / draws))
+    assert abs(covariance[0, 1]) < 4 * variance / np.sqrt(draws)
 
 
 @pytest.mark.parametrize("scale", [None, 1.5, 0.8])
 def test_linear_regression_is_exact_on_a_linear_normal_model(scale):
     near = linear_normal(20_000, scale=scale)
-    found = adjust.estimate(near, OBSERVED, Way(0, 12_000, "linear"))
+    found = estimate(near, OBSERVED, Method(0, 12_000, "linear"))
     check_moments(found)
-    plain = adjust.estimate(near, OBSERVED, Way(0, 12_000, "none"))
-    assert np.any(np.abs(plain.weights @ plain.free - GAIN * OBSERVED) > 0.1)
+    plain = estimate(near, OBSERVED, Method(0, 12_000, "none"))
+    assert np.any(np.abs(plain.weights @ plain.theta - GAIN * OBSERVED) > 0.1)
 
 
-def test_products_and_pieces_leave_a_linear_model_as_it_is():
-    near = adjust.with_pieces(linear_normal(20_000), OBSERVED)
-    check_moments(adjust.estimate(near, OBSERVED, Way(0, 12_000, "products")))
-    pieces = adjust.estimate(near, OBSERVED, Way(0, 4_000, "linear", 2))
-    assert np.all(np.abs(pieces.weights @ pieces.free - GAIN * OBSERVED) < 0.15)
+def test_products_and_clusters_leave_a_linear_model_as_it_is():
+    near = with_clusters(linear_normal(20_000), OBSERVED)
+    check_moments(estimate(near, OBSERVED, Method(0, 12_000, "products")))
+    pieces = estimate(near, OBSERVED, Method(0, 4_000, "linear", 2))
+    assert np.all(np.abs(pieces.weights @ pieces.theta - GAIN * OBSERVED) < 0.15)
 
 
 def test_the_variance_does_not_shrink_with_many_coefficients_and_few_draws():
     """Over many small samples the adjusted variance, corrected for its own mean, is that of the posterior."""
     variances = []
     for seed in range(400):
-        found = adjust.estimate(linear_normal(40, seed), np.zeros(2), Way(0, 30, "linear"))
-        away = found.free - found.weights @ found.free
+        found = estimate(linear_normal(40, seed), np.zeros(2), Method(0, 30, "linear"))
+        away = found.theta - found.weights @ found.theta
         variances.append(found.weights @ away**2)
     share, error = np.mean(variances) / (GAIN * NOISE**2), np.std(variances) / np.sqrt(800) / (GAIN * NOISE**2)
     # Three coefficients of about 23 effective draws would take 13 % of it.
@@ -82,26 +93,26 @@ def test_the_variance_does_not_shrink_with_many_coefficients_and_few_draws():
 @pytest.mark.parametrize("local", [False, True])
 def test_smoothing_keeps_mean_and_variance(local):
     near = linear_normal(2000)
-    found = adjust.estimate(near, OBSERVED, Way(0, 1500, "linear"))
+    found = estimate(near, OBSERVED, Method(0, 1500, "linear"))
     rng = np.random.default_rng(1)
-    drawn, origin = adjust.smooth(rng, found, 40_000, local, near.movable)
-    mean, away = found.weights @ found.free, found.free - found.weights @ found.free
+    drawn, origin = smoothed(rng, found, 40_000, Method(0, 1500, "linear", local=local))
+    mean, away = found.weights @ found.theta, found.theta - found.weights @ found.theta
     variance = found.weights @ away**2
     assert np.all(np.abs(drawn.mean(axis=0) - mean) < 0.02)
     # Local noise has the variance of the neighbours, a few percent of the whole.
     assert np.all(np.abs(drawn.var(axis=0) / variance - 1) < (0.03 if local else 0.02))
-    assert set(origin) <= set(found.places)
+    assert set(origin) <= set(range(len(found.source)))
 
 
 def test_bounds_are_found_and_kept():
     prior = od.Prior(a=stats.uniform(-2, 3), b=stats.gamma(2.0, loc=1.0), c=stats.norm(0, 1), k=stats.poisson(3))
-    support = adjust.support_of(prior)
+    support = support_of(prior)
     assert np.allclose(support.low, [-2, 1, -np.inf, -np.inf]) and np.allclose(support.high, [1] + [np.inf] * 3)
     theta = prior.sample(np.random.default_rng(1), 1000)
-    assert np.allclose(support.bounded(support.free(theta)), theta)
+    assert np.allclose(support.bounded(support.unbounded(theta)), theta)
     wild = support.bounded(np.random.default_rng(2).normal(0, 100, (1000, 4)))
     assert wild[:, 0].min() >= -2 and wild[:, 0].max() <= 1 and wild[:, 1].min() >= 1
-    negative = adjust.support_of(
+    negative = support_of(
         od.Prior.joint(
             ["x"], lambda rng, n: -(rng.random((n, 1)) ** 2), lambda t: np.where(t[:, 0] <= 0, t[:, 0], -np.inf)
         )
@@ -110,7 +121,7 @@ def test_bounds_are_found_and_kept():
 
 
 def test_the_jacobian_is_that_of_the_transform():
-    support = adjust.Support(np.array([-1.0, 0.0, -np.inf, -np.inf]), np.array([2.0, np.inf, 3.0, np.inf]))
+    support = Support(np.array([-1.0, 0.0, -np.inf, -np.inf]), np.array([2.0, np.inf, 3.0, np.inf]))
     free = np.random.default_rng(1).standard_normal((50, 4))
     step = 1e-6
     numeric = np.zeros(50)
@@ -128,44 +139,46 @@ def held_out(near, observed):
 def test_the_trial_says_yes_on_a_linear_model():
     rng = np.random.default_rng(1)
     theta = rng.standard_normal((1500, 6))
-    near = Near(theta, theta + NOISE * rng.standard_normal((1500, 6)), np.zeros(1500), np.ones(6, dtype=bool))
-    near = adjust.with_pieces(near, np.zeros(6))
-    decision = adjust.decide([near], held_out(near, np.zeros(6)))
-    assert decision.way.form != "none" and decision.way.pieces == 1
+    near = Neighbourhood(theta, theta + NOISE * rng.standard_normal((1500, 6)), np.zeros(1500), np.ones(6, dtype=bool))
+    near = with_clusters(near, np.zeros(6))
+    decision = choose_method([near], held_out(near, np.zeros(6)))
+    assert decision.method.terms != "none" and decision.method.clusters == 1
     assert decision.gain > 2 * decision.gain_se > 0
-    assert 0.8 < decision.cover <= 1.0
+    assert 0.8 < decision.coverage <= 1.0
     assert "adjusted by linear regression" in decision.words()
 
 
-def test_the_trial_says_no_to_one_regression_for_two_unlike_pieces():
-    """One piece is thin and does not depend on the data, the other does: one slope for both blurs the first."""
+def test_the_trial_says_no_to_one_regression_for_two_unlike_clusters():
+    """One cluster is thin and does not depend on the data, the other does: one slope for both blurs the first."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((6000, 1))
     thin = rng.random((6000, 1)) < 0.5
     theta = np.where(thin, 3 + 0.01 * rng.standard_normal((6000, 1)), -3 + 6 * rows + rng.standard_normal((6000, 1)))
-    near = Near(theta, rows, np.zeros(6000), np.ones(1, dtype=bool))
-    decision = adjust.decide([near], held_out(near, np.zeros(1)))
-    assert decision.way.form == "none" and decision.gain < -2 * decision.gain_se
+    near = Neighbourhood(theta, rows, np.zeros(6000), np.ones(1, dtype=bool))
+    decision = choose_method([near], held_out(near, np.zeros(1)))
+    assert decision.method.terms == "none" and decision.gain < -2 * decision.gain_se
     assert "not adjusted" in decision.words()
 
 
-def test_the_trial_finds_a_regression_in_pieces_for_two_crescents():
-    near = adjust.with_pieces(two_moons(6000), np.zeros(2))
-    decision = adjust.decide([near], held_out(near, np.zeros(2)))
-    assert decision.way.pieces > 1 and decision.way.local and decision.gain > 2 * decision.gain_se
+def test_the_trial_finds_a_regression_in_clusters_for_two_crescents():
+    near = with_clusters(two_moons(6000), np.zeros(2))
+    decision = choose_method([near], held_out(near, np.zeros(2)))
+    assert decision.method.clusters > 1 and decision.method.local and decision.gain > 2 * decision.gain_se
 
 
 def test_the_answer_is_not_among_the_draws_that_are_judged():
     """With the simulation itself left in, the score of a small region would be that of knowing the answer."""
     near = linear_normal(300)
     j = 7
-    left_out = adjust.estimate(near, near.rows[j], Way(0, 20, "none"), left_out=j)
-    assert j not in left_out.places
-    assert j in adjust.estimate(near, near.rows[j], Way(0, 20, "none")).places
-    noise = Near(np.random.default_rng(3).standard_normal((2000, 2)), near_noise(), np.zeros(2000), near.movable)
-    scores, _ = adjust._scores([noise], [Way(0, 25, "none", local=True)], np.arange(64), np.eye(2))
+    left_out = estimate(near, near.rows[j], Method(0, 20, "none"), left_out=j)
+    assert j not in left_out.source
+    assert j in estimate(near, near.rows[j], Method(0, 20, "none")).source
+    noise = Neighbourhood(
+        np.random.default_rng(3).standard_normal((2000, 2)), near_noise(), np.zeros(2000), near.continuous
+    )
+    scores, _ = score_methods([noise], [Method(0, 25, "none", local=True)], np.arange(64), np.eye(2))
     # Rows say nothing here, so no estimate can beat the density of a standard normal, up to the constant left out.
-    best = -0.5 * np.square(noise.free[:64]).sum(axis=1)
+    best = -0.5 * np.square(noise.theta[:64]).sum(axis=1)
     assert scores.mean() < best.mean() + 4 * scores.std() / 8
 
 
@@ -173,85 +186,86 @@ def near_noise():
     return np.random.default_rng(4).standard_normal((2000, 2))
 
 
-def test_ranks_are_uniform_and_tell_a_wrong_way():
+def test_ranks_are_uniform_and_tell_a_wrong_method():
     """Of a linear normal model: by regression uniform, by draws from a region that is too wide in the middle."""
     rng = np.random.default_rng(1)
     free = rng.standard_normal((4000, 1))
-    near = Near(free, free + 0.5 * rng.standard_normal((4000, 1)), np.zeros(4000), np.ones(1, dtype=bool))
+    near = Neighbourhood(free, free + 0.5 * rng.standard_normal((4000, 1)), np.zeros(4000), np.ones(1, dtype=bool))
     held_out = np.arange(0, 4000, 10)
-    right = ranks(near, Way(0, 1000, "linear"), held_out)[:, 0]
+    right = ranks(near, Method(0, 1000, "linear"), held_out)[:, 0]
     assert stats.kstest(right, "uniform").pvalue > 1e-3
-    wrong = ranks(near, Way(0, 3998, "none"), held_out)[:, 0]
+    wrong = ranks(near, Method(0, 3998, "none"), held_out)[:, 0]
     assert stats.kstest(wrong, "uniform").pvalue > 1e-3  # the prior's ranks are uniform, too,
     close = np.flatnonzero(np.abs(near.rows[:, 0]) < 0.1)  # but not near given data
-    assert stats.kstest(ranks(near, Way(0, 3998, "none"), close)[:, 0], "uniform").pvalue < 1e-3
-    assert stats.kstest(ranks(near, Way(0, 1000, "linear"), close)[:, 0], "uniform").pvalue > 1e-3
+    assert stats.kstest(ranks(near, Method(0, 3998, "none"), close)[:, 0], "uniform").pvalue < 1e-3
+    assert stats.kstest(ranks(near, Method(0, 1000, "linear"), close)[:, 0], "uniform").pvalue > 1e-3
 
 
 def test_a_simulation_is_not_ranked_among_its_own_draws():
     rng = np.random.default_rng(1)
     free = rng.standard_normal((400, 1))
-    near = Near(free, rng.standard_normal((400, 1)), np.zeros(400), np.ones(1, dtype=bool))
-    above = ranks(near, Way(0, 1, "none"), np.arange(400))
+    near = Neighbourhood(free, rng.standard_normal((400, 1)), np.zeros(400), np.ones(1, dtype=bool))
+    above = ranks(near, Method(0, 1, "none"), np.arange(400))
     assert set(np.unique(above)) == {0.0, 1.0} and abs(above.mean() - 0.5) < 4 * 0.5 / np.sqrt(400)
 
 
 def test_equal_whole_numbers_are_ranked_by_chance():
     rng = np.random.default_rng(1)
     free = np.column_stack([np.full(1000, 3.0), rng.standard_normal(1000)])
-    near = Near(free, rng.standard_normal((1000, 1)), np.zeros(1000), np.array([False, True]))
-    found = ranks(near, Way(0, 500, "none"), np.arange(0, 1000, 3))
+    near = Neighbourhood(free, rng.standard_normal((1000, 1)), np.zeros(1000), np.array([False, True]))
+    found = ranks(near, Method(0, 500, "none"), np.arange(0, 1000, 3))
     assert stats.kstest(found[:, 0], "uniform").pvalue > 1e-3
     # A number is not confused with the next, and others are left alone.
-    scored = near.scored(free, np.arange(1000))
+    scored = near.jittered(free, np.arange(1000))
     assert np.array_equal(scored[:, 1], free[:, 1]) and np.array_equal(np.rint(scored[:, 0]), free[:, 0])
 
 
 def test_what_a_draw_adds_to_the_mean():
-    """The pull of each draw is the derivative of the moved draws' mean, which is linear in them."""
+    """The influence of each draw is the derivative of the moved draws' mean, which is linear in them."""
     rng = np.random.default_rng(1)
     free, rows = rng.standard_normal((60, 1)), rng.standard_normal((60, 2))
     weights = rng.random(60)
     observed = np.array([1.5, 0.3])
-    for products in (False, True):
-        found = pull(rows, observed, weights, products)
+    for terms in ("linear", "products"):
+        fit = ridge(rows, observed, weights, terms)
+        found = fit.influence()
         share = weights / weights.sum()
-        here = share @ regress(free, rows, observed, weights, products)[:, 0]
+        here = share @ fit.moved(free)[:, 0]
         for k in range(0, 60, 7):
             moved = free.copy()
             moved[k] += 1.0
-            there = share @ regress(moved, rows, observed, weights, products)[:, 0]
+            there = share @ fit.moved(moved)[:, 0]
             assert abs(there - here - found[k]) < 1e-6
 
 
-def test_far_pieces_are_worth_what_tells_their_shares():
-    """Each piece is known exactly, and how much of the posterior it has by the number of draws in it alone."""
+def test_far_clusters_count_by_their_shares():
+    """Each cluster is known exactly, and how much of the posterior it has by the number of draws in it alone."""
     rng = np.random.default_rng(1)
     free = np.repeat([-10.0, 10.0], 300)[:, None] + 0.01 * rng.standard_normal((600, 1))
     log_weight = rng.normal(0, 0.5, 600)
-    near = adjust.with_pieces(
-        Near(free, rng.standard_normal((600, 2)), log_weight, np.ones(1, dtype=bool)), np.zeros(2)
+    near = with_clusters(
+        Neighbourhood(free, rng.standard_normal((600, 2)), log_weight, np.ones(1, dtype=bool)), np.zeros(2)
     )
-    way = Way(0, 598, "linear", 2)
-    found = adjust.estimate(near, np.zeros(2), way)
-    assert adjust.worth(near, np.zeros(2), way, found) == pytest.approx(effective(found.weights), rel=0.05)
+    method = Method(0, 598, "linear", 2)
+    found = estimate(near, np.zeros(2), method)
+    assert effective_draws(near, np.zeros(2), method, found) == pytest.approx(effective(found.weights), rel=0.05)
 
 
 def test_what_is_preferred_where_scores_do_not_tell():
-    ways = [
-        Way(0, 400, "linear"), Way(0, 60, "linear"), Way(0, 60, "none"), Way(1, 400, "linear"), Way(0, 400, "products"),
-        Way(0, 400, "linear", 2), Way(0, 400, "linear", 3),
+    methods = [
+        Method(0, 400, "linear"), Method(0, 60, "linear"), Method(0, 60, "none"), Method(1, 400, "linear"),
+        Method(0, 400, "products"), Method(0, 400, "linear", 2), Method(0, 400, "linear", 3),
     ]  # fmt: skip
-    turned = ways[::-1]
-    turned.sort(key=adjust._preference)
-    assert turned == ways
+    turned = methods[::-1]
+    turned.sort(key=preference)
+    assert turned == methods
 
 
 def test_the_best_of_each_kind_is_tried_to_the_end(monkeypatch):
     """Otherwise it could not be told what adjusting gains."""
-    monkeypatch.setattr(adjust, "LOOKS", ((8, 2), (16, 1)))
+    monkeypatch.setattr(trial, "ROUNDS", ((8, 2), (16, 1)))
     near = linear_normal(3000)
-    decision = adjust.decide([near], held_out(near, OBSERVED))
+    decision = choose_method([near], held_out(near, OBSERVED))
     assert decision.tried == 16 and np.isfinite(decision.gain) and decision.gain_se > 0
 
 
@@ -260,28 +274,28 @@ def test_all_that_are_equally_near_count():
     rng = np.random.default_rng(5)
     theta = rng.gamma(3.0, size=(4000, 1))
     counts = rng.poisson(theta).astype(float)
-    near = Near(theta, counts, np.zeros(4000), np.ones(1, dtype=bool))
+    near = Neighbourhood(theta, counts, np.zeros(4000), np.ones(1, dtype=bool))
     for number in (10, int((counts == 3).sum())):
-        found = adjust.estimate(near, np.array([3.0]), Way(0, number, "none"))
-        assert sorted(found.places) == np.flatnonzero(counts == 3).tolist()
+        found = estimate(near, np.array([3.0]), Method(0, number, "none"))
+        assert sorted(found.source) == np.flatnonzero(counts == 3).tolist()
         assert found.eps == 1.0
-    nearly_all = adjust.estimate(near, np.array([3.0]), Way(0, 3999, "linear"))
-    assert np.isfinite(nearly_all.free).all() and nearly_all.weights.sum() == pytest.approx(1.0)
+    nearly_all = estimate(near, np.array([3.0]), Method(0, 3999, "linear"))
+    assert np.isfinite(nearly_all.theta).all() and nearly_all.weights.sum() == pytest.approx(1.0)
 
 
 def test_weights_count():
     """Draws from a wrong proposal without their weights give another answer."""
     near = linear_normal(20_000, scale=1.5)
     with pytest.raises(AssertionError):
-        check_moments(adjust.estimate(near._replace(log_weight=np.zeros(20_000)), OBSERVED, Way(0, 12_000, "linear")))
+        check_moments(estimate(near._replace(log_weights=np.zeros(20_000)), OBSERVED, Method(0, 12_000, "linear")))
 
 
-def test_pieces_are_found_and_named_alike_everywhere():
+def test_clusters_are_found_and_named_alike_everywhere():
     rng = np.random.default_rng(1)
     free = np.concatenate([rng.normal(-3, 0.3, (300, 2)), rng.normal(3, 0.3, (200, 2))])
-    label = adjust.pieces(free, np.ones(500), 2, free)
+    label = clusters(free, np.ones(500), 2, free)
     assert len(set(label[:300])) == len(set(label[300:])) == 1 and label[0] != label[300]
-    again = adjust.pieces(free, np.ones(500), 2, np.array([[-3.0, -3.0], [3.0, 3.0]]))
+    again = clusters(free, np.ones(500), 2, np.array([[-3.0, -3.0], [3.0, 3.0]]))
     assert again.tolist() == [label[0], label[300]]
 
 
@@ -318,7 +332,7 @@ def test_keeping_summaries_changes_no_draw(tmp_path):
 
 
 def test_importance_can_be_adjusted():
-    post = od.importance(MODEL, budget=4000, seed=1, keep_rows=True).adjust(draws=4000)
+    post = od.importance(MODEL, budget=4000, seed=1, keep="all").adjust(draws=4000)
     for k, name in enumerate(("a", "b")):
         row = post.summary()[name]
         assert abs(row.mean - GAIN * OBSERVED[k]) < 5 * row.mcse + 0.02
@@ -373,6 +387,48 @@ def test_fit_summary_for_batches_and_dicts():
     row = post.summary()["mu"]
     assert post.cost.simulations == 1500
     assert abs(row.mean - 20 / 21) < 5 * row.mcse + 0.05
+
+
+class Calls:
+    """Calls of the simulator; reached through a class, so no part of a model."""
+
+    number = 0
+
+
+def twenty(rng, mu):
+    Calls.number += 1
+    return rng.normal(mu, 1.0, size=20)
+
+
+def test_fit_summary_goes_on_from_its_file(tmp_path):
+    model, store = od.Model(od.Prior(mu=stats.norm(0, 2)), twenty, np.zeros(20)), tmp_path / "fit.db"
+    Calls.number = 0
+    whole = od.fit_summary(model, budget=320, seed=1)
+    first = od.fit_summary(model, budget=320, seed=1, store=store)
+    assert Calls.number == 640
+    again = od.fit_summary(model, budget=320, seed=1, store=store)
+    assert Calls.number == 640 and again.cost.simulations == 320
+    for fitted in (first, again):
+        assert np.array_equal(fitted.rows, whole.rows) and np.array_equal(fitted.theta, whole.theta)
+        assert np.array_equal(fitted.learnt.coefficients, whole.learnt.coefficients)
+    more = od.fit_summary(model, budget=500, seed=1, store=store)
+    assert Calls.number == 820 and more.cost.simulations == 500 == len(more.rows)
+    assert np.array_equal(more.rows[:320], whole.rows)
+    with pytest.raises(od.StoreError, match="may be raised, not lowered"):
+        od.fit_summary(model, budget=100, seed=1, store=store)
+    with pytest.raises(od.StoreError, match="holds no run that this onedraw knows"):
+        od.load(store)
+
+
+def test_fit_summary_takes_the_options_of_a_run():
+    model = od.Model(od.Prior(mu=stats.norm(0, 2)), twenty, np.zeros(20))
+    one, two = (od.fit_summary(model, budget=200, seed=1, workers=workers) for workers in (None, 2))
+    assert np.array_equal(one.rows, two.rows)
+    Calls.number = 0
+    short = od.fit_summary(model, budget=10**7, seed=1, max_seconds=0.3)
+    assert 10 < short.cost.simulations == Calls.number == len(short.rows) < 10**7
+    with pytest.raises(TypeError, match="there is no option 'worker'"):
+        od.fit_summary(model, budget=200, worker=2)
 
 
 def test_fit_summary_refuses_what_cannot_be():

@@ -8,16 +8,16 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.paper import exact
+from onedraw.paper import finite_chains as exact
 from onedraw.results import certificate as bounds
 from onedraw.results.certificate import certificate, certify, gain_bound, kappa_floor, nonnegative
-from onedraw.results.efficiency import Estimate
+from onedraw.results.variances import Interval
 from tests.reference import toy
 from tests.test_efficiency import grid_run
 
 
 def sure(kappa):
-    return Estimate(kappa, 0.0, kappa, kappa)
+    return Interval(kappa, 0.0, kappa, kappa)
 
 
 def random_problem(rng, proposal):
@@ -106,7 +106,7 @@ def test_with_a_discount_the_gain_stays_below_twice_it():
 
 
 def test_the_safe_side_of_kappa_is_taken():
-    wide = Estimate(100.0, 20.0, 60.0, 150.0)
+    wide = Interval(100.0, 20.0, 60.0, 150.0)
     found = certify({"f": wide}, cost=float, positive=True)
     assert found.gain(10) == gain_bound(60.0, 10, 10.0)
     assert found.gain(140) == 150 / 140
@@ -190,7 +190,7 @@ def test_bad_settings_are_refused(bad):
 
 def test_an_unknown_kappa_is_refused():
     with pytest.raises(ValueError, match="lower confidence limit above 0"):
-        certify({"f": Estimate(math.nan, math.nan, math.nan, math.nan)}, cost=float, positive=True)
+        certify({"f": Interval(math.nan, math.nan, math.nan, math.nan)}, cost=float, positive=True)
 
 
 def test_kappa_of_a_lazy_chain_is_its_own():

@@ -10,17 +10,17 @@ import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw import paper
 from onedraw.engines.streams import Phase, Rng
-from onedraw.estimators.average import AbcAverage
-from onedraw.paper import exact as grid_chains
-from onedraw.paper.study import exact as study
+from onedraw.estimators.abc_average import AbcAverage
+from onedraw.paper import finite_chains as grid_chains
+from onedraw.paper.study import quadrature as study
 from onedraw.paper.study.settings import Toy
-from onedraw.proposals.proposals import resolve
-from onedraw.run.blocks import Deadline
+from onedraw.proposals.resolve import resolve
+from onedraw.run.driver import drive
 from onedraw.run.lockstep import advance
-from onedraw.run.progress import Progress
+from onedraw.run.starts import starting_states
 from onedraw.samplers import pseudo_marginal, r_hit, wilkinson
-from onedraw.samplers.rejection import collect
 from tests.reference import Exact, hit, toy
 
 UNIFORM, GAUSSIAN = od.uniform(0.6), od.gaussian(0.5)
@@ -97,19 +97,9 @@ def test_the_default_walk_learns_its_scale_near_the_posterior():
 def test_a_walk_learns_from_draws_that_no_chain_starts_from(kind, chains):
     """Otherwise the kernel would depend on the starts, and the chains would not be stationary from the first step."""
     estimator = AbcAverage(toy(kind), UNIFORM)
-    found = collect(
-        estimator,
-        seed=3,
-        phase=Phase.START,
-        draws=chains,
-        proposals=None,
-        block=2048 if kind == "batched" else 64,
-        deadline=Deadline(None),
-        progress=Progress(False, "", None),
-        neighbours=12,
-    )
-    assert len(found.theta) == chains and len(found.neighbours) >= 12
-    assert not set(found.theta[:, 0]) & set(found.neighbours[:, 0])
+    found = drive(starting_states("rejection", estimator, chains, 3, None))
+    assert len(found.theta) == chains and len(found.spread) >= 12
+    assert not set(found.theta[:, 0]) & set(found.spread[:, 0])
 
 
 def test_the_default_walk_of_few_chains_is_not_as_wide_as_the_prior():
@@ -377,7 +367,7 @@ def test_two_parameters_with_a_learnt_walk():
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_a_handicapped_estimator_has_the_same_target(alpha):
-    estimator = od.handicapped(od.abc_average(toy(), GAUSSIAN, pseudo_samples=2), alpha)
+    estimator = paper.handicapped(paper.abc_average(toy(), GAUSSIAN, pseudo_samples=2), alpha)
     post = od.pseudo_marginal(estimator=estimator, draws=60, chains=6000, proposal=od.random_walk(0.5), seed=4)
     agrees(post, Exact(GAUSSIAN))
 
@@ -385,7 +375,7 @@ def test_a_handicapped_estimator_has_the_same_target(alpha):
 def test_a_handicap_is_a_lazy_chain():
     """The x-chain of the handicapped estimator is that of alpha I + (1 - alpha) H: acceptance falls by 1 - alpha."""
     whole = od.pseudo_marginal(toy(), UNIFORM, draws=100, chains=4096, proposal=od.random_walk(0.5), seed=5)
-    estimator = od.handicapped(od.abc_average(toy(), UNIFORM), 0.4)
+    estimator = paper.handicapped(paper.abc_average(toy(), UNIFORM), 0.4)
     part = od.pseudo_marginal(estimator=estimator, draws=100, chains=4096, proposal=od.random_walk(0.5), seed=6)
     error = np.hypot(part.acceptance_rate_se, 0.6 * whole.acceptance_rate_se)
     assert abs(part.acceptance_rate - 0.6 * whole.acceptance_rate) < 4 * error
@@ -430,7 +420,7 @@ def test_a_bad_estimator_is_named():
     "run",
     [
         lambda k: od.pseudo_marginal(toy(), k, draws=400, chains=512, seed=9),
-        lambda k: od.pseudo_marginal(toy(), k, draws=200, chains=512, pseudo_samples=3, keep_distances=True, seed=9),
+        lambda k: od.pseudo_marginal(toy(), k, draws=200, chains=512, pseudo_samples=3, keep="distances", seed=9),
         lambda k: od.wilkinson(toy(), k, draws=400, chains=512, seed=9),
         lambda k: od.r_hit(toy(), k, draws=40, chains=1024, seed=9),
         lambda k: od.r_hit(toy(), k, hits=2, draws=30, chains=1024, seed=9),
@@ -449,7 +439,7 @@ def test_at_a_smaller_tolerance(run):
 
 def test_at_for_many_pseudo_samples_needs_them_all():
     post = od.pseudo_marginal(toy(), UNIFORM, draws=20, chains=64, pseudo_samples=2, seed=1)
-    with pytest.raises(ValueError, match="keep_distances=True"):
+    with pytest.raises(ValueError, match="keep='distances'"):
         post.at(0.1)
 
 

@@ -18,7 +18,10 @@ from click.testing import CliRunner
 import onedraw as od
 from onedraw.cli import models
 from onedraw.cli.main import main
+from onedraw.run.recorded import recorded_result
+from onedraw.run.registry import Entry
 from onedraw.run.store import writer
+from onedraw.runs import samplers
 
 ROOT = Path(__file__).parent.parent
 
@@ -80,7 +83,7 @@ def test_from_a_new_model_to_a_report(folder):
     ran = onedraw("run", "first.py", "--budget", 20_000, "--eps", 1, "--seed", 1)
     assert ran.exit_code == 0 and "the budget of 20,000 simulations is spent" in ran.stdout
     assert "onedraw report first.db" in ran.stderr
-    post = od.open("first.db")
+    post = od.load("first.db")
     assert str(post.summary()) in ran.stdout and post.seed == 1
     shown = onedraw("show", "first.db")
     assert str(post.summary()) in shown.output
@@ -93,7 +96,7 @@ def test_from_a_new_model_to_a_report(folder):
 def test_new_never_overwrites(folder):
     (folder / "mine.py").write_text("mine")
     result = onedraw("new", "mine.py")
-    assert result.exit_code == 1 and "exists, and is left as it is" in result.output
+    assert result.exit_code == 1 and "already exists" in result.output
     assert (folder / "mine.py").read_text() == "mine"
     assert "must end with .py" in onedraw("new", "mine.txt").output
     assert "cannot be written" in onedraw("new", "none/mine.py").output
@@ -104,7 +107,7 @@ def test_every_command_speaks_json(folder):
     assert ran["file"] == "run.db" and ran["status"]["complete"] and ran["shape"] == [1, 60]
     resumed = told("resume", "run.db", "problem.py", "--draws", 80, "--json")
     assert resumed["shape"] == [1, 80]
-    summary = od.open("run.db").summary()["mu"]
+    summary = od.load("run.db").summary()["mu"]
     for command in (["show", "run.db", "--json"], ["watch", "run.db", "--once", "--json"]):
         assert told(*command)["summary"]["mu"]["mean"] == summary.mean
     assert told("report", "run.db", "--json")["findings"]
@@ -114,9 +117,9 @@ def test_every_command_speaks_json(folder):
 
 def test_the_same_command_goes_on(folder):
     onedraw("run", "problem.py", "--draws", 50, "--eps", 1, "--seed", 1, "--out", "run.db")
-    before = od.open("run.db").cost
+    before = od.load("run.db").cost
     again = onedraw("run", "problem.py", "--draws", 50, "--eps", 1, "--seed", 1, "--out", "run.db")
-    assert again.exit_code == 0 and od.open("run.db").cost.simulations == before.simulations
+    assert again.exit_code == 0 and od.load("run.db").cost.simulations == before.simulations
     other = onedraw("run", "problem.py", "--draws", 50, "--eps", 2, "--seed", 1, "--out", "run.db")
     assert other.exit_code == 1 and "holds another run: eps: 1.0 -> 2.0" in other.output
 
@@ -136,7 +139,7 @@ def test_options_reach_the_sampler(folder):
     )
     model = models.named("problem.py")[0]
     same = od.pseudo_marginal(model, od.gaussian(1.5), draws=20, chains=3, thin=2, pseudo_samples=2, seed=5)
-    assert same.draws["mu"].tobytes() == od.open("run.db").draws["mu"].tobytes()
+    assert same.draws["mu"].tobytes() == od.load("run.db").draws["mu"].tobytes()
 
 
 def test_kernel_and_proposal_of_the_model_file_are_used(folder):
@@ -155,7 +158,7 @@ def test_without_a_tolerance_infer_is_used(folder, monkeypatch):
         asked.update(budget=budget, store=store, segment=segment)
         return od.rejection(model, od.uniform(1.0), draws=20, seed=1, store=store)
 
-    monkeypatch.setattr(od, "infer", infer, raising=False)
+    monkeypatch.setitem(samplers(), "infer", Entry(infer, recorded_result))
     assert onedraw("run", "problem.py", "--budget", 500, "--segment", 7).exit_code == 0
     assert asked == {"budget": 500, "store": "problem.db", "segment": 7.0}
     refused = onedraw("run", "problem.py", "--budget", 500, "--chains", 4)
@@ -166,14 +169,14 @@ def test_without_a_tolerance_infer_is_used(folder, monkeypatch):
 def test_samplers_that_find_their_tolerance_get_a_kernel_without_one(folder, monkeypatch):
     asked = {}
 
-    def smc(model, *, particles=None, budget=None, eps=None, kernel=None, seed=None, store=None, segment=30.0):
-        asked.update(kernel=kernel, eps=eps, particles=particles)
+    def smc(model, *, particles=None, budget=None, kernel=None, seed=None, store=None, segment=30.0):
+        asked.update(kernel=kernel, particles=particles)
         return od.rejection(model, od.uniform(1.0), draws=20, seed=1, store=store)
 
-    monkeypatch.setattr(od, "smc", smc, raising=False)
+    monkeypatch.setitem(samplers(), "smc", Entry(smc, recorded_result))
     ran = onedraw("run", "problem.py", "--algorithm", "smc", "--budget", 500, "--kernel", "gaussian", "--particles", 9)
     assert ran.exit_code == 0, ran.output
-    assert asked == {"kernel": od.gaussian, "eps": None, "particles": 9}
+    assert asked == {"kernel": od.gaussian(), "particles": 9}
 
 
 # Wrong uses
@@ -193,7 +196,7 @@ def test_samplers_that_find_their_tolerance_get_a_kernel_without_one(folder, mon
         (["run", "problem.py", "--budget", 5, "--epss", 1], 2, "--epss"),
         (["run", "problem.py", "--eps", 1], 2, "give --budget or --draws"),
         (["run", "problem.py", "--eps", 1, "--budget", 5, "--chains", 2], 2, "--chains is not for rejection"),
-        (["run", "problem.py", "--eps", 1, "--draws", 5, "--algorithm", "r_hit", "--keep-all"], 2, "--keep-all is not"),
+        (["run", "problem.py", "--eps", 1, "--draws", 5, "--algorithm", "r_hit", "--keep", "all"], 2, "--keep is not"),
         (["run", "problem.py", "--budget", 5, "--algorithm", "wilkinson"], 2, "wilkinson needs --eps"),
         (["run", "problem.py", "--budget", 5, "--eps", 1, "--out", "none/x.db"], 1, "does not exist: make it first"),
         (["run", "text.txt", "--budget", 5, "--eps", 1], 1, "its name must end with .py"),
@@ -258,7 +261,7 @@ def test_a_file_of_a_newer_version_is_refused(folder, command):
     file.close()
     before = Path("run.db").read_bytes()
     result = onedraw(command[0], "run.db", *command[1:])
-    assert result.exit_code == 1 and "has format 9, this onedraw reads up to 1: update onedraw" in result.output
+    assert result.exit_code == 1 and "has format 9, this onedraw reads format 2: update onedraw" in result.output
     assert Path("run.db").read_bytes() == before
 
 
@@ -286,7 +289,7 @@ def wait_for(condition, seconds=40.0):
 
 def saved(path):
     try:
-        return od.open(path).shape[1] > 0
+        return od.load(path).shape[1] > 0
     except od.StoreError:
         return False
 
@@ -298,17 +301,17 @@ def test_an_interrupted_run_is_watched_and_goes_on(folder):
     seen = told("watch", "run.db", "--once", "--json")
     assert f"process {child.pid} " in seen["writer"] and seen["status"]["reason"] == "unfinished"
     assert 0 < seen["share_done"] < 1 and seen["seconds_left"] > 0
-    assert "going on" in onedraw("watch", "run.db", "--once").output
+    assert "rejection, running: " in onedraw("watch", "run.db", "--once").output
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=30)
     assert child.returncode == 130 and "interrupted" in out and "onedraw resume run.db slow.py goes on" in err
     after = onedraw("watch", "run.db")
-    assert after.exit_code == 0 and "nobody is working on it" in after.output and writer("run.db") is None
+    assert after.exit_code == 0 and "rejection, stopped: " in after.output and writer("run.db") is None
     assert onedraw("resume", "run.db", "slow.py").exit_code == 0
     whole = od.rejection(models.named("slow.py")[0], od.uniform(0.7), draws=150, seed=1)
-    post = od.open("run.db")
+    post = od.load("run.db")
     assert post.draws["mu"].tobytes() == whole.draws["mu"].tobytes() and post.cost[:5] == whole.cost[:5]
-    assert "ended" in onedraw("watch", "run.db").output
+    assert "rejection, finished: " in onedraw("watch", "run.db").output
 
 
 def test_a_killed_run_is_not_taken_for_one_that_goes_on(folder):
@@ -319,7 +322,7 @@ def test_a_killed_run_is_not_taken_for_one_that_goes_on(folder):
     assert Path("run.db.lock").exists() and writer("run.db") is None
     seen = told("watch", "run.db", "--once", "--json")
     assert seen["writer"] is None and seen["seconds_left"] is None
-    assert "onedraw resume goes on with it" in onedraw("watch", "run.db").output
+    assert "continue it with onedraw resume" in onedraw("watch", "run.db").output
 
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_FSIZE)[1] != -1, reason="files are limited already")
@@ -335,7 +338,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(folder):
     assert "does not hold the end of this run" in err and "Traceback" not in err
     assert onedraw(*command).exit_code == 0
     whole = od.rejection(models.named("problem.py")[0], od.uniform(1.5), draws=6000, seed=1)
-    assert od.open("run.db").draws["mu"].tobytes() == whole.draws["mu"].tobytes()
+    assert od.load("run.db").draws["mu"].tobytes() == whole.draws["mu"].tobytes()
 
 
 def test_workers_give_the_same_bytes(folder):
@@ -345,7 +348,7 @@ def test_workers_give_the_same_bytes(folder):
     _, err = child.communicate(timeout=120)
     assert child.returncode == 0, err
     assert onedraw(*command, "--out", "one.db").exit_code == 0
-    many, one = od.open("many.db"), od.open("one.db")
+    many, one = od.load("many.db"), od.load("one.db")
     assert many.draws["mu"].tobytes() == one.draws["mu"].tobytes()
 
 
@@ -358,7 +361,7 @@ def test_a_dask_cluster_gives_the_same_bytes(folder):
         _, err = child.communicate(timeout=120)
     assert child.returncode == 0, err
     assert onedraw(*command, "--out", "one.db").exit_code == 0
-    assert od.open("many.db").draws["mu"].tobytes() == od.open("one.db").draws["mu"].tobytes()
+    assert od.load("many.db").draws["mu"].tobytes() == od.load("one.db").draws["mu"].tobytes()
 
 
 def test_a_dask_cluster_that_is_not_there(folder):
@@ -375,7 +378,7 @@ def test_export_for_arviz(folder):
     xarray = pytest.importorskip("xarray")
     onedraw("run", "problem.py", "--draws", 80, "--eps", 1, "--seed", 1, "--out", "run.db")
     assert "1 x 80 draws of mu, nu" in onedraw("export", "run.db", "--eps", 0.6, "--model", "problem.py").output
-    post = od.open("run.db").at(0.6)
+    post = od.load("run.db").at(0.6)
     with xarray.open_datatree("run.nc", engine="h5netcdf") as tree:
         assert np.array_equal(tree["posterior"]["mu"].values, post.draws["mu"])
         assert np.array_equal(tree["sample_stats"]["weight"].values, post.weights)
@@ -398,7 +401,7 @@ def test_export_for_arviz(folder):
 def test_export_as_a_table(folder):
     onedraw("run", "problem.py", "--algorithm", "wilkinson", "--draws", 30, "--chains", 2, "--eps", 1, "--out", "a.db")
     onedraw("export", "a.db", "-o", "a.csv")
-    post = od.open("a.db")
+    post = od.load("a.db")
     with open("a.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 60 and list(rows[0])[:4] == ["chain", "draw", "mu", "nu"]
@@ -455,7 +458,7 @@ def test_engines(folder):
     assert result["cost"]["simulations"] == 2000
     again = onedraw("resume", "device.db", "device.py", "--budget", 3000)
     assert again.exit_code == 0, again.output
-    assert od.open("device.db").cost.simulations == 3000
+    assert od.load("device.db").cost.simulations == 3000
     for engine, words in (("jax", "od.jax_simulator"), ("numba", "od.compiled")):
         refused = onedraw("run", "problem.py", "--budget", 100, "--engine", engine)
         assert refused.exit_code == 1 and words in refused.output, refused.output

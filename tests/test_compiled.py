@@ -19,13 +19,13 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.engines.streams import Phase, Purpose, Rng
-from onedraw.estimators import average as estimator_module
-from onedraw.estimators.average import AbcAverage
-from onedraw.model.distance import Mahalanobis
-from onedraw.run import chains as chains_module
-from onedraw.run import pool as crew_module
+from onedraw.estimators import abc_average as estimator_module
+from onedraw.estimators.abc_average import AbcAverage
+from onedraw.model.distance import Euclidean, Mahalanobis
+from onedraw.run import chain_blocks as chains_module
+from onedraw.run import pool as pool_module
 from onedraw.run.fingerprint import fingerprint
-from onedraw.run.pool import Crew, hired
+from onedraw.run.pool import WorkerPool, opened_pool
 from tests.reference import Exact, beta_evidence, beta_posterior, simulate_one, toy
 from tests.test_chains import agrees
 from tests.test_contract import bytes_of
@@ -110,7 +110,7 @@ def test_a_compiled_simulator_draws_what_its_python_function_draws():
             expected = shortened(averages(generator, count=int(count), mu=mu))
             expected = [np.nan, np.nan] if mu > 1.0 else expected
             assert np.allclose(drawn.rows[i, m], expected, rtol=1e-12, equal_nan=True)
-    assert drawn.failed == 3 * np.count_nonzero(theta[:, 0] > 1.0) > 0
+    assert drawn.cost.failed == 3 * np.count_nonzero(theta[:, 0] > 1.0) > 0
 
 
 def test_chunks_have_streams_of_their_own(monkeypatch):
@@ -121,7 +121,7 @@ def test_chunks_have_streams_of_their_own(monkeypatch):
     cut = average.evaluate(Rng(1, Phase.RUN), theta, None)
     assert np.array_equal(cut.distances[:10], whole.distances[:10])
     assert len(np.unique(cut.distances)) == 60
-    assert cut.distances.shape == whole.distances.shape and cut.simulations == 60
+    assert cut.distances.shape == whole.distances.shape and cut.cost.simulations == 60
 
 
 # The loop against NumPy
@@ -137,7 +137,7 @@ def test_the_loop_agrees_with_numpy_on_the_same_stream(distance, monkeypatch):
             first = AbcAverage(model(distance), kernel, draws).evaluate(Rng(4, Phase.RUN), theta, None)
             near = np.sort(first.distances[np.isfinite(first.distances)])
             for eps in (kernel.eps, float(near[len(near) // 3]), 3.0):
-                average = AbcAverage(model(distance), kernel.with_eps(eps), draws, keep_rows=True)
+                average = AbcAverage(model(distance), kernel.with_eps(eps), draws, keep="all")
                 assert compiled_module.fusible(average.model, average.kernel)
                 inside = average.evaluate(Rng(4, Phase.RUN), theta, None)
                 with monkeypatch.context() as patch:
@@ -147,7 +147,7 @@ def test_the_loop_agrees_with_numpy_on_the_same_stream(distance, monkeypatch):
                 assert np.array_equal(np.isneginf(inside.log_estimate), np.isneginf(outside.log_estimate))
                 assert np.allclose(inside.distances, outside.distances, rtol=1e-12)
                 assert np.array_equal(inside.rows, outside.rows, equal_nan=True)
-                assert inside.failed == outside.failed > 0 and inside.simulations == outside.simulations
+                assert inside.cost == outside.cost and inside.cost.failed > 0
                 assert inside.failures == outside.failures
                 bare = AbcAverage(average.model, average.kernel, draws, keep_distances=False)
                 without = bare.evaluate(Rng(4, Phase.RUN), theta, None)
@@ -172,7 +172,14 @@ def test_no_array_of_rows_times_draws_is_made():
     assert peak < 10 * theta.nbytes
 
 
-@pytest.mark.parametrize("part", ["kernel", "summary", "batched summary", "distance"])
+class Signed(Euclidean):
+    """A subclass, whose formula the loops do not know: here it happens to be the same."""
+
+    def __call__(self, simulated, observed):
+        return np.sqrt(((simulated - observed) ** 2).sum(axis=1))
+
+
+@pytest.mark.parametrize("part", ["kernel", "summary", "batched summary", "distance", "subclass of a distance"])
 def test_what_is_not_compiled_goes_on_in_numpy(part):
     """The same draws, whoever compares them."""
     theta = TWO.sample(np.random.default_rng(2), 30)
@@ -185,13 +192,15 @@ def test_what_is_not_compiled_goes_on_in_numpy(part):
         parts["summary"] = shortened
     elif part == "batched summary":
         parts["summary"] = od.batched(lambda y: np.column_stack([y[:, 0], y[:, 1] - y[:, 0] ** 2]))
+    elif part == "subclass of a distance":
+        parts["distance"] = Signed()
     else:
         parts["distance"] = lambda a, b: np.sqrt(np.sum((a - b) ** 2))
     mixed = od.Model(TWO, SIMULATE, OBSERVED, **parts)
     assert not compiled_module.fusible(mixed, kernel)
     result = AbcAverage(mixed, kernel, 3).evaluate(Rng(5, Phase.RUN), theta, None)
     assert np.allclose(result.log_estimate, whole.log_estimate, rtol=1e-10)
-    assert result.failed == whole.failed > 0 and result.failures[0].theta == whole.failures[0].theta
+    assert result.cost.failed == whole.cost.failed > 0 and result.failures[0].theta == whole.failures[0].theta
 
 
 def test_a_compiled_summary_and_distance_serve_other_simulators():
@@ -201,7 +210,7 @@ def test_a_compiled_summary_and_distance_serve_other_simulators():
         neither = od.Model(TWO, simulate, OBSERVED, summary=shortened, distance=apart)
         a, b = (one.simulate_rows(Rng(1, Phase.RUN), theta) for one in (both, neither))
         assert np.allclose(a.rows, b.rows, equal_nan=True)
-        assert np.allclose(both.distances(a), neither.distances(b))
+        assert np.allclose(both.distances(a.rows), neither.distances(b.rows))
 
 
 # Exact answers
@@ -324,14 +333,14 @@ def test_failures_are_counted_and_told():
     # Before the first failure the guarded loop has drawn what the other one draws.
     assert np.array_equal(failing.distances[0], result.distances[0])
     assert np.isinf(failing.distances[[1, 3]]).all() and np.isfinite(failing.distances[[0, 2]]).all()
-    assert failing.failed == 4 and failing.simulations == 8
+    assert failing.cost.failed == 4 and failing.cost.simulations == 8
     (failure,) = failing.failures
     assert failure.theta == {"theta": 2.0} and (failure.chain, failure.step, failure.pseudo_sample) == (101, 3, 0)
     assert failure.message == "RuntimeError: beyond the model" and "picky" in failure.traceback
     with pytest.raises(od.SimulationError, match=r"simulation failed at \{'theta': 2.0\}: RuntimeError: beyond"):
         AbcAverage(problem, KERNELS[0], 2, on_error="raise").evaluate(Rng(9, Phase.RUN), theta, None)
     rows = problem.simulate_rows(Rng(9, Phase.RUN, 100, 3), theta, np.array([4, 5, 6, 7]), 2, 10)
-    assert rows.failed == 4 and np.isnan(rows.rows[1]).all() and rows.failures[0].chain == 105
+    assert rows.cost.failed == 4 and np.isnan(rows.rows[1]).all() and rows.failures[0].chain == 105
     assert rows.failures[0].pseudo_sample == 10
 
 
@@ -371,7 +380,7 @@ def test_results_of_the_wrong_size_are_failures():
 
     problem = od.Model(THETA, od.compiled(growing), np.zeros(2))
     result = problem.simulate_rows(Rng(1, Phase.RUN), np.array([[-1.0], [1.0]]))
-    assert result.failed == 1 and "has not the shape (2,)" in result.failures[0].message
+    assert result.cost.failed == 1 and "does not have shape (2,)" in result.failures[0].message
     assert np.isnan(result.rows[1]).all() and result.rows[0].tolist() == [[0.0, 0.0]]
 
 
@@ -389,7 +398,7 @@ def test_a_summary_in_python_that_fails_says_so():
 
     problem = od.Model(TWO, SIMULATE, OBSERVED, summary=summary)
     result = problem.simulate_rows(Rng(1, Phase.RUN), np.array([[0.6, 60.0], [-9.0, 60.0]]))
-    assert result.failed == 1 and result.failures[0].message == "the output is not finite"
+    assert result.cost.failed == 1 and result.failures[0].message == "the output is not finite"
     with pytest.raises(od.SimulationError, match="the summary failed on data of a compiled simulator: KeyError"):
         problem.simulate_rows(Rng(1, Phase.RUN), np.array([[0.99, 6000.0]]))
 
@@ -419,7 +428,7 @@ def test_workers_are_threads_and_change_nothing(run, monkeypatch):
     def no_processes(*_, **__):
         raise AssertionError("a process was asked for")
 
-    monkeypatch.setattr(crew_module, "_pool", no_processes)
+    monkeypatch.setattr(pool_module, "_loky_pool", no_processes)
     monkeypatch.setattr(chains_module, "LOOK_SECONDS", 0.0)
     alone = run(seed=5)
     for workers in (2,) if alone.settings["algorithm"] == "infer" else (1, 2, 3):
@@ -454,8 +463,8 @@ def test_other_threads_go_on_while_a_loop_runs():
 
 
 def test_threads_end_with_their_run():
-    with hired(2, None, threads=True) as crew:
-        assert isinstance(crew, Crew) and isinstance(crew._executor, ThreadPoolExecutor)
+    with opened_pool(2, None, threads=True) as crew:
+        assert isinstance(crew, WorkerPool) and isinstance(crew._executor, ThreadPoolExecutor)
     with pytest.raises(RuntimeError, match="shutdown"):
         crew._executor.submit(int)
 
@@ -467,7 +476,7 @@ def test_a_run_goes_on_from_its_file(tmp_path):
     whole = run(toy("compiled"), draws=60)
     file = tmp_path / "run.db"
     run(toy("compiled"), draws=60, store=file, segment=1e-3, max_seconds=0.02)
-    assert od.open(file).status.reason == "max_seconds"
+    assert od.load(file).status.reason == "max_seconds"
     other = od.Model(THETA, od.compiled(lambda rng, theta: theta + rng.normal()), 2.0)
     with pytest.raises(od.StoreError, match=r"model\.simulate changed"):
         od.resume(file, model=other)
@@ -506,7 +515,7 @@ def test_only_open_rows_are_simulated():
     theta = np.zeros((6, 1))
     needed = np.array([-np.inf, np.inf, -1.0, 0.5, -2.0, 1.0])
     result = average.evaluate(Rng(1, Phase.RUN), theta, needed)
-    assert result.simulations == 12
+    assert result.cost.simulations == 12
     assert np.isneginf(result.log_estimate[[1, 3, 5]]).all() and np.isinf(result.distances[[1, 3, 5]]).all()
     assert np.isfinite(result.log_estimate[[0, 2, 4]]).all()
 

@@ -9,13 +9,13 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.run import chains as chains_module
-from onedraw.run import options as opening
-from onedraw.run.options import IDENTITY, Shared
-from onedraw.run.pool import Here
-from onedraw.runs import SAMPLERS
+from onedraw.run import chain_blocks, session
+from onedraw.run.options import IDENTITY, Options, RunOptions
+from onedraw.run.pool import InProcess
+from onedraw.runs import samplers
 from tests.reference import Exact, toy
 
+SAMPLERS = samplers()
 KERNEL = od.uniform(0.8)
 WITH_KERNEL = ("rejection", "pseudo_marginal", "wilkinson", "r_hit")
 CHAINS = {
@@ -87,7 +87,7 @@ def test_the_mean_is_right(name):
 def test_segments_have_no_influence(name, monkeypatch):
     """Where a run looks up depends on the clock; its bytes must not."""
     whole = run(name, toy("plain"), draws=40)
-    monkeypatch.setattr(chains_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(chain_blocks, "LOOK_SECONDS", 0.0)
     assert bytes_of(run(name, toy("plain"), draws=40)) == bytes_of(whole)
 
 
@@ -235,12 +235,13 @@ def test_bad_settings_are_refused_before_any_simulation(name, arguments, message
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_every_sampler_spells_out_the_shared_arguments_with_one_default(name):
-    """They are taken from the call by name, so that one which is missing in a signature would be ignored."""
-    given = inspect.signature(SAMPLERS[name][0]).parameters
-    for field in dataclasses.fields(Shared):
+def test_every_sampler_takes_the_run_options_with_one_default(name):
+    """They are written once, and every signature shows them."""
+    given = inspect.signature(SAMPLERS[name].function).parameters
+    for field in dataclasses.fields(Options):
         assert given[field.name].default == (None if field.name == "seed" else field.default), field.name
-    assert set(IDENTITY) <= {field.name for field in dataclasses.fields(Shared)}
+    assert set(RunOptions.__annotations__) == {field.name for field in dataclasses.fields(Options)}
+    assert set(IDENTITY) <= {field.name for field in dataclasses.fields(Options)}
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -268,21 +269,21 @@ def test_shared_arguments_are_checked_before_any_simulation(name, wrong, message
     model = od.Model(od.Prior(theta=stats.norm()), never, 2.0)
     kernel = {"kernel": KERNEL} if name in WITH_KERNEL else {}
     with pytest.raises(ValueError, match=message):
-        SAMPLERS[name][0](**({"model": model, "budget": 500, **kernel} | wrong))
+        SAMPLERS[name].function(**({"model": model, "budget": 500, **kernel} | wrong))
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_what_the_crew_has_thrown_away_is_in_the_cost(name, monkeypatch):
+def test_what_the_workers_have_thrown_away_is_in_the_cost(name, monkeypatch):
     @contextlib.contextmanager
     def wasteful(workers, executor, threads):
-        crew = Here()
+        crew = InProcess()
         yield crew
         assert crew.surplus == 17
 
-    monkeypatch.setattr(Here, "surplus", 17)
-    monkeypatch.setattr(opening, "hired", wasteful)
+    monkeypatch.setattr(InProcess, "surplus", 17)
+    monkeypatch.setattr(session, "opened_pool", wasteful)
     kernel = {"kernel": KERNEL} if name in WITH_KERNEL else {}
-    post = SAMPLERS[name][0](model=toy("plain"), budget=400, seed=1, **kernel)
+    post = SAMPLERS[name].function(model=toy("plain"), budget=400, seed=1, **kernel)
     assert post.cost.surplus == 17 and post.cost.simulations <= 400
 
 
@@ -405,12 +406,12 @@ def test_sequential_runs_that_are_stopped_are_whole(name):
     [
         ({"budget": 0}, "budget must be a whole number"),
         ({"budget": 2}, "does not pay for"),
-        ({"budget": 100, "eps": -1.0}, "eps must be positive"),
+        ({"budget": 100, "kernel": od.uniform}, "kernel must be a kernel such as od.uniform"),
         ({"budget": 100, "seed": -1}, "seed must be a whole number"),
         ({"budget": 100, "on_error": "no"}, "on_error must be one of"),
         ({"budget": 100, "progress": 3}, "progress must be True, False or None"),
         ({"budget": 100, "max_seconds": -1}, "max_seconds must be positive"),
-        ({"budget": 100, "kernel": 3}, "kernel must be a function of eps"),
+        ({"budget": 100, "kernel": 3}, "kernel must be a kernel such as od.uniform"),
         ({"budget": 100, "segment": 0}, "segment must be positive"),
     ],
 )
@@ -459,7 +460,7 @@ def test_infer_gives_the_same_bytes_with_and_without_a_file(kind, tmp_path):
         od.infer(toy(kind), budget=400, seed=seed, store=store, segment=1e-9)
         for seed, store in ((1, None), (1, tmp_path / "run.db"), (2, None))
     )
-    assert bytes_of(first) == bytes_of(stored) == bytes_of(od.open(tmp_path / "run.db")) != bytes_of(other)
+    assert bytes_of(first) == bytes_of(stored) == bytes_of(od.load(tmp_path / "run.db")) != bytes_of(other)
 
 
 @pytest.mark.parametrize("budget", [10, 100, 1500])

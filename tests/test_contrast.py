@@ -11,24 +11,34 @@ from scipy import stats
 
 from onedraw.cli.main import main
 from onedraw.engines.streams import Rng
-from onedraw.estimators.average import evaluate
+from onedraw.estimators.protocol import evaluate
 from onedraw.paper.contrast import figure, page, problems, run
 from onedraw.paper.contrast.problems import line_of
-from onedraw.paper.contrast.run import Contrast, Plan, Task, longest_stall, run_filter, run_process, run_tails, run_task
+from onedraw.paper.contrast.run import (
+    Contrast,
+    ContrastPlan,
+    longest_stall,
+    measure,
+    run_filter,
+    run_process,
+    run_tails,
+)
 from onedraw.paper.contrast.shapes import ratio, shapes_of
+from onedraw.paper.page import arranged, render
 from onedraw.paper.study.efficiency import independence_variance, posterior_moments
 from onedraw.paper.study.settings import Toy
+from onedraw.paper.tasks import StudyError
 from onedraw.report.style import svg_of
 from onedraw.samplers.pseudo_marginal import PseudoMarginal
 
 
 def points(key, numbers, share):
-    plan = Plan(share=share, lines=(key,))
-    return tuple(run_task(Task(plan, key, number)) for number in numbers)
+    plan = ContrastPlan(share=share, lines=(key,))
+    return tuple(measure(plan, key, number) for number in numbers)
 
 
 def shape(*lines):
-    (only,) = shapes_of(Contrast(Plan(), tuple(point for line in lines for point in line), 1, 0.0))
+    (only,) = shapes_of(Contrast(ContrastPlan(), tuple(point for line in lines for point in line), 1, 0.0))
     return only
 
 
@@ -161,9 +171,9 @@ def test_the_same_seed_gives_the_same_points(toy_line):
 
 def test_the_command_writes_everything(tmp_path, monkeypatch, toy_line):
     """With the points of one line at hand: numbers, figure and page."""
-    monkeypatch.setattr(run, "tasks_of", lambda plan: [Task(plan, "toy", point.number) for point in toy_line])
     known = {point.number: point for point in toy_line}
-    monkeypatch.setattr(run, "run_task", lambda task: known[task.number])
+    monkeypatch.setattr(run, "LINES", (line_of("toy"),))
+    monkeypatch.setattr(run, "measure", lambda plan, key, number: known[number])
     result = click.testing.CliRunner().invoke(
         main, ["contrast", "--quick", "--out", str(tmp_path), "--workers", "1", "--json"]
     )
@@ -179,6 +189,29 @@ def test_the_command_writes_everything(tmp_path, monkeypatch, toy_line):
     assert "NOT SEEN" not in result.output and "as theory says" in result.output
 
 
+def test_finished_points_are_used_again(tmp_path, monkeypatch, toy_line):
+    """Interrupted at the third point: the first two come back from the disk as they were, limits included."""
+    known = {point.number: point for point in (only_bounded(toy_line[0]), *toy_line[1:])}
+    monkeypatch.setattr(run, "LINES", (line_of("toy"),))
+    calls = []
+
+    def interrupted(plan, key, number):
+        calls.append(number)
+        if number == 4:
+            raise KeyboardInterrupt
+        return known[number]
+
+    monkeypatch.setattr(run, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.run_contrast(ContrastPlan(), tmp_path, progress=False)
+    monkeypatch.setattr(run, "measure", lambda plan, key, number: calls.append(number) or known[number])
+    whole = run.run_contrast(ContrastPlan(), tmp_path, progress=False)
+    assert calls == [1, 2, 4, 4, 8, 16, 32, 64]
+    assert repr(whole.points) == repr(tuple(known.values()))
+    with pytest.raises(StudyError, match="another study"):
+        run.run_contrast(ContrastPlan(quick=True), tmp_path, progress=False)
+
+
 def test_every_line_can_be_drawn(toy_line):
     """Limits, two lines in a panel and levels across: each line's drawing, with the toy's numbers."""
     stuck = only_bounded(toy_line[0])
@@ -187,9 +220,10 @@ def test_every_line_can_be_drawn(toy_line):
         for place, number in enumerate(line.counts):
             point = toy_line[min(place, 6)]._replace(line=line.key, number=number)
             lines.append(stuck._replace(line=line.key, number=number) if place == 0 else point)
-    contrast = Contrast(Plan(), tuple(lines), 1, 1.0)
-    assert svg_of(figure.draw_contrast(contrast), figure.NAME).count('<g id="axes_') == 6
-    assert "below" in page.render(contrast)
+    contrast = Contrast(ContrastPlan(), tuple(lines), 1, 1.0)
+    panels = figure.panels_of(contrast)
+    assert svg_of(arranged(panels[figure.NAME], 3, figure.NAME, (5.0, 3.5)), figure.NAME).count('<g id="axes_') == 6
+    assert "below" in render(panels, page.content_of(contrast))
 
 
 def only_bounded(point):

@@ -12,8 +12,9 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.paper import exact
-from onedraw.results.efficiency import Estimate, efficiency, running_time, variances
+from onedraw.paper import finite_chains as exact
+from onedraw.results.efficiency import efficiency, running_time
+from onedraw.results.variances import Interval, variances
 from tests.reference import toy
 
 POINTS = 15
@@ -164,7 +165,7 @@ def test_two_long_chains_are_cut_into_stretches():
 def test_independent_draws_have_kappa_one():
     post = od.rejection(toy(), od.uniform(0.5), draws=2000, seed=1)
     row = efficiency(post)["theta"]
-    assert row.kappa == Estimate(1.0, 0.0, 1.0, 1.0)
+    assert row.kappa == Interval(1.0, 0.0, 1.0, 1.0)
     assert row.ess == 2000
     assert row.ess_per_simulation == 2000 / post.cost.simulations
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from threadpoolctl import threadpool_limits
 
-from onedraw.paper import exact
+from onedraw.paper import finite_chains as exact
 
 SWAP = np.array([[0.0, 1.0], [1.0, 0.0]])
 
@@ -478,9 +478,9 @@ GOOD = exact.bernoulli([0.5, 0.5])
         (lambda: exact.bernoulli(0.5), r"tau must have 1 axes, got shape \(\)"),
         (lambda: exact.Law([[0, 1]], [[0.5, 0.4]]), r"row 0 sums to 0\.9, not 1: divide"),
         (lambda: exact.Law([[0, 1]], [[1.0]]), "must have one shape"),
-        (lambda: exact.average(GOOD, 0), "pseudo_samples must be an integer of at least 1, got 0"),
+        (lambda: exact.average(GOOD, 0), "pseudo_samples must be a whole number of at least 1, got 0"),
         (lambda: exact.handicap(GOOD, 1.0), r"alpha must be in \[0, 1\), got 1\.0"),
-        (lambda: exact.lattice(GOOD, 0), "points must be an integer of at least 1"),
+        (lambda: exact.lattice(GOOD, 0), "points must be a whole number of at least 1"),
         (lambda: exact.Problem([1, 1], [[1]], GOOD), "give all three on the same grid"),
         (lambda: exact.Problem([1, 1], SWAP * 0.5, GOOD), r"proposal row 0 sums to 0\.5"),
         (lambda: exact.Problem([1, 1], SWAP, GOOD, theta=[1.0]), r"theta must have shape \(2,\)"),
@@ -490,7 +490,7 @@ GOOD = exact.bernoulli([0.5, 0.5])
             lambda: exact.one_hit(exact.Problem([1, 1], SWAP, exact.Law([[0.5, 1]] * 2, [[0.5, 0.5]] * 2))),
             "need the uniform kernel",
         ),
-        (lambda: exact.r_hit(exact.Problem([1, 1], SWAP, GOOD), 0), "hits must be an integer"),
+        (lambda: exact.r_hit(exact.Problem([1, 1], SWAP, GOOD), 0), "hits must be a whole number"),
         (lambda: exact.r_hit(exact.Problem([1, 1], SWAP, exact.bernoulli([1e-9, 1])), 2), "raise tail"),
         (lambda: exact.lazy(exact.marginal(exact.Problem([1, 1], SWAP, GOOD)), 1.0), "hold must be in"),
         (lambda: exact.variance([1.0], exact.marginal(exact.Problem([1, 1], SWAP, GOOD))), r"shape \(2,\)"),
@@ -520,3 +520,15 @@ def test_too_many_states_are_refused(monkeypatch):
     monkeypatch.setattr(exact, "MAX_STATES", 100)
     with pytest.raises(ValueError, match=r"the chain has \d+ states, more than 100 .* use fewer grid points"):
         exact.pseudo_marginal(toy(30, proposal="independence"), 8)
+
+
+def test_researchers_names_are_imported_when_used():
+    from onedraw import paper
+    from onedraw.results.efficiency import running_time
+
+    assert set(paper.__all__) <= set(dir(paper))
+    for name in paper.__all__:
+        assert getattr(paper, name) is not None
+    assert paper.Problem is exact.Problem and paper.running_time is running_time
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = paper.nothing

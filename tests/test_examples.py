@@ -14,8 +14,8 @@ from scipy import integrate, linalg, special, stats
 
 import onedraw as od
 from onedraw.engines.streams import Rng
-from onedraw.estimators.average import evaluate
-from onedraw.results.efficiency import variances
+from onedraw.estimators.protocol import evaluate
+from onedraw.results.variances import variances
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -15,9 +15,10 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.run import pool as crew_module
-from onedraw.run.blocks import Deadline, cut, in_lanes, in_order
-from onedraw.run.pool import Crew, hired
+from onedraw.cost import Cost
+from onedraw.run import pool as pool_module
+from onedraw.run.blocks import Deadline, cut, in_chain_blocks, in_order
+from onedraw.run.pool import WorkerPool, opened_pool
 from onedraw.run.progress import Progress
 from tests.reference import toy
 from tests.test_contract import ALL, SEQUENTIAL, bytes_of, run
@@ -234,7 +235,7 @@ def test_a_broken_pool_of_the_users_is_an_error_and_the_file_is_intact(tmp_path)
         threading.Thread(target=kill_when_saved, args=(file, workers[0])).start()
         with pytest.raises(od.WorkerError, match=r"cannot replace it.*saved"):
             od.rejection(model, od.uniform(0.5), budget=3000, seed=1, executor=pool, store=file, segment=0.2)
-    assert 0 < od.open(file).cost.simulations < 3000
+    assert 0 < od.load(file).cost.simulations < 3000
     post = od.resume(file, slow_model(), workers=2, budget=3000)
     assert same(post)[:2] == same(od.rejection(slow_model(0.0), od.uniform(0.5), budget=3000, seed=1))[:2]
 
@@ -244,7 +245,7 @@ def kill_when_saved(file, worker):
     while not saved:
         time.sleep(0.1)
         with suppress(od.StoreError):
-            saved = od.open(file).cost.simulations
+            saved = od.load(file).cost.simulations
     os.kill(worker, signal.SIGKILL)
 
 
@@ -258,13 +259,13 @@ class Idle(Executor):
 
 
 def test_an_executor_that_does_nothing_is_an_error(monkeypatch):
-    monkeypatch.setattr(crew_module, "PATIENCE", 0.5)
+    monkeypatch.setattr(pool_module, "PATIENCE", 0.5)
     with pytest.raises(od.WorkerError, match=r"nothing has run on the executor.*3 pieces of work"):
         od.rejection(plain_model(), od.uniform(0.5), draws=5, seed=1, executor=Idle())
 
 
 def test_a_dask_cluster_without_workers_is_an_error(monkeypatch):
-    monkeypatch.setattr(crew_module, "PATIENCE", 1.0)
+    monkeypatch.setattr(pool_module, "PATIENCE", 1.0)
     with dask(0) as client, pytest.raises(od.WorkerError, match=r"Dask cluster.*wait_for_workers"):
         od.rejection(plain_model(), od.uniform(0.5), draws=5, seed=1, executor=client)
 
@@ -336,51 +337,52 @@ def threads():
 
 def test_a_slow_block_keeps_no_worker_waiting(threads):
     task, taken = Slow(0), []
-    with hired(None, threads):
-        reason = in_order(task, cut(40, 1), lambda block, first: bool(taken.append(first)), Deadline(None), SILENT)
+    with opened_pool(None, threads) as pool:
+        take = lambda block, first: bool(taken.append(first))  # noqa: E731
+        reason = in_order(pool, task, cut(40, 1), take, Deadline(None), SILENT)
     assert reason == "done" and taken == list(range(40))
     assert task.ended[-1] == 0 or task.ended.index(0) > 30
 
 
 def test_a_slow_lane_keeps_no_worker_waiting(threads):
     began = time.perf_counter()
-    legs = []
+    segments = []
 
-    def item(lane, leg, last):
-        return None if leg == 8 else (lane, leg)
+    def item(block, segment, last):
+        return None if segment == 8 else (block, segment)
 
     def task(piece):
         time.sleep(0.05 if piece[0] == 0 else 0.002)
         return piece
 
-    reason = in_lanes(Crew(threads), task, 6, item, lambda some, _: legs.append(some), Deadline(None))
+    reason = in_chain_blocks(WorkerPool(threads), task, 6, item, lambda some, _: segments.append(some), Deadline(None))
     assert reason == "done"
-    assert legs == [[(lane, leg) for lane in range(6)] for leg in range(8)]
+    assert segments == [[(block, segment) for block in range(6)] for segment in range(8)]
     assert time.perf_counter() - began < 0.8
 
 
 def test_lanes_end_whole_when_time_is_up(threads):
-    done, legs = [], []
+    done, segments = [], []
 
     def task(piece):
         time.sleep(0.02)
         done.append(piece)
         return piece
 
-    def item(lane, leg, last):
-        assert (last is None) == (leg == 0) and last in (None, (lane, leg - 1))
-        return lane, leg
+    def item(block, segment, last):
+        assert (last is None) == (segment == 0) and last in (None, (block, segment - 1))
+        return block, segment
 
-    reason = in_lanes(Crew(threads), task, 3, item, lambda some, _: legs.append(some), Deadline(0.4))
+    reason = in_chain_blocks(WorkerPool(threads), task, 3, item, lambda some, _: segments.append(some), Deadline(0.4))
     assert reason == "max_seconds"
-    assert legs == [[(lane, leg) for lane in range(3)] for leg in range(len(legs))]
-    assert len(done) - 3 * len(legs) <= 6
+    assert segments == [[(block, segment) for block in range(3)] for segment in range(len(segments))]
+    assert len(done) - 3 * len(segments) <= 6
 
 
 class Counted(int):
     """A result that has cost seven simulations."""
 
-    simulations = 7
+    cost = Cost(simulations=7)
 
 
 def test_enough_ends_the_rest_and_counts_it(threads):
@@ -396,23 +398,26 @@ def test_enough_ends_the_rest_and_counts_it(threads):
         taken.append(block.first)
         return block.first == 5
 
-    with hired(None, threads) as crew:
-        assert in_order(task, cut(None, 1), take, Deadline(None), SILENT) == "enough"
+    with opened_pool(None, threads) as pool:
+        assert in_order(pool, task, cut(None, 1), take, Deadline(None), SILENT) == "enough"
         assert taken == list(range(6))
-        assert crew.surplus == 7 * (len(done) - 6) > 0
+        assert pool.surplus == 7 * (len(done) - 6) > 0
 
 
-def test_legs_that_are_not_used_are_counted(threads):
-    crew, done, legs = Crew(threads), [], []
+def test_segments_that_are_not_used_are_counted(threads):
+    pool, done, segments = WorkerPool(threads), [], []
 
     def task(piece):
         time.sleep(0.2 if piece[0] == 0 else 0.005)
         done.append(piece)
         return Counted(piece[1])
 
-    reason = in_lanes(crew, task, 3, lambda lane, leg, last: (lane, leg), lambda *leg: legs.append(leg), Deadline(0.5))
+    def item(block, segment, last):
+        return block, segment
+
+    reason = in_chain_blocks(pool, task, 3, item, lambda *some: segments.append(some), Deadline(0.5))
     assert reason == "max_seconds"
-    assert crew.surplus == 7 * (len(done) - 3 * len(legs)) > 0
+    assert pool.surplus == 7 * (len(done) - 3 * len(segments)) > 0
 
 
 def test_max_seconds_and_signals_with_workers(tmp_path):
@@ -472,5 +477,5 @@ class TestTimeouts:
     def test_no_child_is_left_behind(self):
         od.rejection(plain_model(), od.uniform(0.5), draws=3, seed=1, timeout=10.0)
         time.sleep(0.2)
-        left = [one for one in psutil.Process().children() if "engine.child" in " ".join(_command(one))]
+        left = [one for one in psutil.Process().children() if "engines.children" in " ".join(_command(one))]
         assert not left

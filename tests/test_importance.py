@@ -9,11 +9,22 @@ from scipy import integrate, stats
 
 import onedraw as od
 from onedraw.engines.streams import Rng
-from onedraw.run.rounds import effective
+from onedraw.estimators.weights import effective
+from onedraw.proposals.mixture import Mixture
 from onedraw.samplers import importance as module
-from onedraw.samplers.importance import Mixture, around, importance, round_sizes
+from onedraw.samplers.importance import around, importance, round_sizes
 from tests.reference import Exact, beta_binomial, beta_posterior, toy
-from tests.sequential import Counted, Ordered, SignalAndNoise, Toy, TwoPieces, assert_right, errors
+from tests.sequential import (
+    Counted,
+    Ordered,
+    SignalAndNoise,
+    Toy,
+    TwoPieces,
+    assert_right,
+    assert_shown,
+    errors,
+    needs_fork,
+)
 from tests.test_smc import COUNT, ONE, PAIR, TWO
 
 
@@ -22,10 +33,10 @@ from tests.test_smc import COUNT, ONE, PAIR, TWO
     [
         (Toy, ONE, {"budget": 4000}),
         (Toy, ONE, {"budget": 8000, "pseudo_samples": 4}),
-        (Toy, ONE, {"budget": 2000, "kernel": od.gaussian}),
+        (Toy, ONE, {"budget": 2000, "kernel": od.gaussian()}),
         (TwoPieces, TWO, {"budget": 4000}),
         (TwoPieces, TWO, {"budget": 8000, "pseudo_samples": 4}),
-        (TwoPieces, TWO, {"budget": 2000, "kernel": od.gaussian}),
+        (TwoPieces, TWO, {"budget": 2000, "kernel": od.gaussian()}),
         (Ordered, PAIR, {"budget": 3000}),
         (Counted, COUNT, {"budget": 1000}),
     ],
@@ -39,7 +50,9 @@ def test_draws_follow_the_posterior_at_the_tolerance_reached(problem, functions,
 @pytest.mark.parametrize("problem", [Toy, TwoPieces])
 def test_many_simulations_at_a_given_tolerance(problem, pseudo_samples):
     functions = (lambda theta: theta, lambda theta: abs(theta))
-    z = errors(importance, problem, functions, range(4), eps=0.3, budget=30_000, pseudo_samples=pseudo_samples)
+    z = errors(
+        importance, problem, functions, range(4), kernel=od.uniform(0.3), budget=30_000, pseudo_samples=pseudo_samples
+    )
     assert_right(z, spread=1.9, bias=0.0)
 
 
@@ -47,7 +60,7 @@ def test_the_evidence_comes_out_too():
     """The mean of pi / mixture x K over all proposals is the acceptance probability of Algorithm 1: weights that are
     off by any factor, as where a component is forgotten, would miss it."""
     for seed in range(5):
-        post = importance(toy(), budget=20_000, eps=0.3, keep_rows=True, seed=seed)
+        post = importance(toy(), budget=20_000, kernel=od.uniform(0.3), keep="all", seed=seed)
         bank = post.bank
         value = np.exp(bank.log_weight) * (bank.distances[:, 0] < 0.3)
         exact = Exact(od.uniform(0.3)).acceptance
@@ -59,14 +72,14 @@ def test_the_evidence_comes_out_too():
 
 def test_the_evidence_under_a_constraint():
     """The mean of pi / mixture over all proposals, those outside included, is 1 only with the constraint's constant."""
-    post = importance(Ordered.model, budget=20_000, keep_rows=True, seed=1)
+    post = importance(Ordered.model, budget=20_000, keep="all", seed=1)
     outside = np.zeros(post.cost.proposals - len(post.bank.log_weight))
     weight = np.concatenate([np.exp(post.bank.log_weight), outside])
     assert abs(weight.mean() - 1) < 4 * weight.std() / np.sqrt(weight.size)
 
 
 def test_exact_matching_of_a_count():
-    post = importance(beta_binomial(), budget=20_000, eps=1.0, seed=1)
+    post = importance(beta_binomial(), budget=20_000, kernel=od.uniform(1.0), seed=1)
     assert post.settings["eps"] == 1.0 and (post.distances == 0).all()
     row = post.summary()["p"]
     assert abs(row.mean - beta_posterior().mean()) < 4 * row.mcse
@@ -76,7 +89,7 @@ def test_the_constant_of_a_constraint_is_estimated_and_reported():
     post = importance(Ordered.model, budget=500, seed=1)
     value, error = post.settings["prior_constant"]
     assert abs(value - 0.5) < 4 * error and 0 < error < 0.01
-    assert "holds with prior probability 0.5" in str(post.notes)
+    assert f"holds with prior probability {value:.4g}" in str(post.notes)
     assert "prior_constant" not in importance(toy(), budget=500, seed=1).settings
 
 
@@ -87,19 +100,19 @@ class TestRule:
             assert effective(post.weights) == pytest.approx(np.sqrt(10 * budget), rel=0.05)
 
     def test_ends_when_eps_and_ess_are_reached(self):
-        post = importance(toy(), budget=100_000, eps=0.5, ess=200, seed=1)
+        post = importance(toy(), budget=100_000, kernel=od.uniform(0.5), ess=200, seed=1)
         assert post.status.reason == "finished" and post.cost.simulations < 20_000
         assert post.settings["eps"] == 0.5 and effective(post.weights) >= 200
 
     def test_an_eps_that_is_out_of_reach(self):
-        post = importance(toy(), budget=1000, eps=1e-6, seed=1)
+        post = importance(toy(), budget=1000, kernel=od.uniform(1e-6), seed=1)
         assert post.settings["eps"] > 1e-6 and "raise the budget" in str(post.notes)
 
     def test_the_tolerance_is_the_distance_of_the_next_draw(self):
         """With draws from the prior alone, those kept are distributed as at a tolerance fixed beforehand."""
         z = errors(importance, Toy, ONE, range(60), budget=39)
         assert_right(z, bias=0.1)
-        post = importance(toy(), budget=39, keep_rows=True, seed=1)
+        post = importance(toy(), budget=39, keep="all", seed=1)
         assert post.settings["eps"] in post.bank.distances and post.distances.max() < post.settings["eps"]
 
     def test_sizes_use_every_simulation(self):
@@ -109,7 +122,7 @@ class TestRule:
 
 class TestKept:
     def test_every_simulation_of_every_round(self):
-        post = importance(TwoPieces.model, budget=3000, keep_rows=True, seed=1)
+        post = importance(TwoPieces.model, budget=3000, keep="all", seed=1)
         bank = post.bank
         assert len(bank.theta) == len(bank.distances) == len(bank.log_weight) == len(bank.rows) == 3000
         assert np.array_equal(np.abs(bank.rows[:, 0, 0] - 2.0), bank.distances[:, 0])
@@ -120,7 +133,7 @@ class TestKept:
         assert importance(toy(), budget=300, seed=1).bank is None
 
     def test_no_weight_is_above_the_inverse_of_the_defensive_share(self):
-        post = importance(toy(), budget=3000, keep_rows=True, defensive=0.2, seed=1)
+        post = importance(toy(), budget=3000, keep="all", defensive=0.2, seed=1)
         assert np.exp(post.bank.log_weight).max() <= 1 / 0.2 + 1e-9
 
     def test_proposals_outside_the_prior_cost_nothing(self):
@@ -130,7 +143,7 @@ class TestKept:
         assert post.cost.proposals == post.cost.simulations + post.cost.skipped
 
     def test_both_pieces_are_proposed_and_little_between_them(self):
-        post = importance(TwoPieces.model, budget=6000, keep_rows=True, seed=1)
+        post = importance(TwoPieces.model, budget=6000, keep="all", seed=1)
         late = np.abs(post.bank.theta[-2000:, 0])
         assert np.mean((late > 0.9) & (late < 1.9)) > 0.6
         mean = TwoPieces.weights(post.kernel) @ (TwoPieces.grid["theta"] > 0)
@@ -143,20 +156,20 @@ class TestMixture:
         if discrete:
             theta[:, 1] = np.rint(4 * theta[:, 1])
         prior = od.Prior(a=stats.norm(), b=stats.poisson(3) if discrete else stats.norm())
-        return around(theta, np.ones(60), prior, np.random.default_rng(5))[0]
+        return around(theta, np.ones(60), prior.discrete, np.random.default_rng(5))[0]
 
     def test_density_integrates_to_one(self):
         mixture = self.made(discrete=False)
         axis = np.linspace(-30, 30, 1501)
         a, b = (part.ravel() for part in np.meshgrid(axis, axis))
-        density = mixture.density(np.column_stack([a, b]))
+        density = np.exp(mixture.log_density(np.column_stack([a, b])))
         assert density.sum() * (axis[1] - axis[0]) ** 2 == pytest.approx(1.0, abs=2e-3)
 
     def test_mass_of_whole_numbers_sums_to_one(self):
         mixture = self.made(discrete=True)
         axis = np.linspace(-60, 60, 2401)
         total = sum(
-            integrate.simpson(mixture.density(np.column_stack([axis, np.full(axis.size, k)])), x=axis)
+            integrate.simpson(np.exp(mixture.log_density(np.column_stack([axis, np.full(axis.size, k)]))), x=axis)
             for k in range(-60, 61)
         )
         assert total == pytest.approx(1.0, abs=2e-3)
@@ -171,14 +184,14 @@ class TestMixture:
         for low, high in itertools.pairwise(edges):
             inside = (drawn[:, 0] >= low) & (drawn[:, 0] < high)
             some = axis[(axis >= low - 1e-9) & (axis <= high + 1e-9)]
-            along = [mixture.density(np.column_stack([np.full(b.size, a), b])).sum() * (b[1] - b[0])
+            along = [np.exp(mixture.log_density(np.column_stack([np.full(b.size, a), b]))).sum() * (b[1] - b[0])
                      for a in some]  # fmt: skip
             expected = integrate.simpson(along, x=some)
             assert abs(inside.mean() - expected) < 4 * np.sqrt(expected / 200_000) + 1e-3
 
     def test_few_or_equal_draws_still_give_a_proposal(self):
         prior = od.Prior(a=stats.norm(), b=stats.norm())
-        mixture, _ = around(np.ones((4, 2)), np.ones(4), prior, np.random.default_rng(1))
+        mixture, _ = around(np.ones((4, 2)), np.ones(4), prior.discrete, np.random.default_rng(1))
         assert isinstance(mixture, Mixture) and np.isfinite(mixture.sample(np.random.default_rng(2), 10)).all()
 
 
@@ -187,15 +200,15 @@ def test_refusals():
         importance(toy(), budget=100, defensive=0)
     with pytest.raises(ValueError, match="ess must be positive"):
         importance(toy(), budget=100, ess=-3)
-    with pytest.raises(ValueError, match="keep_rows must be True or False"):
-        importance(toy(), budget=100, keep_rows="yes")
+    with pytest.raises(ValueError, match="keep must be"):
+        importance(toy(), budget=100, keep="yes")
 
 
 def test_the_task_is_a_function_of_its_item():
-    from onedraw.estimators.average import AbcAverage
+    from onedraw.estimators.abc_average import AbcAverage
 
     task = module.Simulate(AbcAverage(toy("plain"), od.uniform(1.0), early=False), 3)
-    item = module.Item(32, 4, 2, np.asfortranarray(np.zeros((4, 1))))
+    item = module.ProposalBlock(32, 4, np.asfortranarray(np.zeros((4, 1))), 4)
     assert np.array_equal(task(item).arrays["distances"], task(item).arrays["distances"])
     drawn = [Rng(3, 9, 32).single(row).standard_normal() for row in range(4)]
     assert task(item).arrays["distances"][:, 0] == pytest.approx(np.abs(np.array(drawn) - 2.0))
@@ -229,7 +242,7 @@ class TestAdaptiveDistance(SignalAndNoise):
         with Store(tmp_path / "run.db", write=True) as file:
             file.drop_after(file.count() - 3)
         again = od.resume(tmp_path / "run.db", self.model(adapt=True))
-        assert again.settings == whole.settings == od.open(tmp_path / "run.db").settings
+        assert again.settings == whole.settings == od.load(tmp_path / "run.db").settings
         assert np.array_equal(again.draws["theta"], whole.draws["theta"])
         assert np.array_equal(again.distances, whole.distances)
 
@@ -246,3 +259,8 @@ class TestAdaptiveDistance(SignalAndNoise):
         assert spread[True] < 0.5 * spread[False]
         with pytest.raises(ValueError, match="adapt must be True or False"):
             od.scaled(adapt="yes")
+
+
+@needs_fork
+def test_its_file_shows_draws_while_it_goes_on_and_after_a_kill(tmp_path):
+    assert_shown("importance", tmp_path / "run.db")

@@ -2,29 +2,36 @@
 
 import pickle
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.results import adjustment as adjust
-from onedraw.results.adjustment import support_of
+from onedraw.cost import Cost
+from onedraw.proposals.mixture import Mixture
+from onedraw.results import trial
+from onedraw.results.assessment import Assessment
+from onedraw.results.coordinates import support_of
+from onedraw.results.coverage import measure_coverage
+from onedraw.results.diagnostics import forecast, predictive_check, tolerance_path
+from onedraw.results.regression import Method, Neighbourhood
+from onedraw.run.bank import Bank
 from onedraw.run.blocks import Block, Deadline
+from onedraw.run.driver import Driver
+from onedraw.run.plan import Bar, Outcome
+from onedraw.run.pool import opened_pool
 from onedraw.run.saving import Saver
 from onedraw.run.store import Store
 from onedraw.samplers.infer import (
-    Bank,
-    Mixture,
-    Run,
-    Simulate,
-    aim,
+    Inference,
+    ProposeAndSimulate,
+    Replicates,
     around,
-    log_constant,
-    measured_coverage,
+    assessed,
+    fulfil,
+    next_proposal,
     next_size,
-    predictive_notes,
 )
 from tests.reference import toy
 
@@ -46,10 +53,14 @@ class Counter:
 
     calls = 0
     stop_at = 0
+    hook = None
+    """Called with the number of calls."""
 
 
 def simulate(rng, theta):
     Counter.calls += 1
+    if Counter.hook is not None:
+        Counter.hook(Counter.calls)
     if Counter.calls == Counter.stop_at:
         raise KeyboardInterrupt
     return theta + rng.standard_normal()
@@ -63,8 +74,8 @@ def counted(**more):
 @pytest.fixture
 def quick(monkeypatch):
     """Fewer pseudo-observations, where accuracy is not what a test is about."""
-    monkeypatch.setattr(adjust, "LOOKS", ((4, 2), (12, 2)))
-    monkeypatch.setattr(adjust, "BRIEF_LOOKS", ((2, 2), (6, 2)))
+    monkeypatch.setattr(trial, "ROUNDS", ((4, 2), (12, 2)))
+    monkeypatch.setattr(trial, "BRIEF_ROUNDS", ((2, 2), (6, 2)))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +108,7 @@ def test_two_crescents_are_followed():
     on_it = (np.abs(np.hypot(u, v) - 0.1) < 0.06) & (u > -0.06)
     assert on_it.mean() > 0.8
     assert abs(np.mean(a + b > 0) - 0.5) < 0.2
-    assert "proposals that close in" in post.settings["method"]
+    assert "adapted proposals" in post.settings["method"]
 
 
 def test_in_many_dimensions_of_a_wide_posterior_the_prior_is_kept():
@@ -124,7 +135,7 @@ def test_the_budget_is_spent_and_never_passed(budget, quick):
     assert post.shape == (1, 50) and np.isfinite(post.draws["theta"]).all()
     assert post.status.reason == "budget"
     if budget <= 100:
-        assert "warning: only about" in str(post.summary())
+        assert "warning: the effective sample size is only about" in str(post.summary())
 
 
 def test_simulations_of_a_learnt_summary_count(quick):
@@ -153,8 +164,8 @@ def test_same_seed_same_bytes(kind, quick):
 
 def test_the_summary_says_what_was_done(linear):
     text = str(linear.summary())
-    for words in ("method: ", "tolerance: ", "independent draws", "held-out simulations", "ten times the budget",
-                  "simulations at these draws look like the data"):  # fmt: skip
+    for words in ("Method: ", "Tolerance: ", "Effective sample size: about", "held-out simulations",
+                  "Ten times the budget", "Posterior predictive check passed"):  # fmt: skip
         assert words in text
     row = linear.summary()["a"]
     assert row.ess == linear.effective < 4000
@@ -164,56 +175,52 @@ def test_the_summary_says_what_was_done(linear):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 4])
-def test_the_promise_of_ten_times_the_budget(dim):
+def test_the_forecast_for_ten_times_the_budget(dim):
     """Distances whose i-th nearest of n is (i / n)^(1 / dim): ten times as many bring it down by 10^(1 / dim)."""
     away = (np.arange(1, 10_001) * 0.6180339887498949 % 1.0) ** (1 / dim)
-    run = Run(LINEAR, None, 10_000, 100, 0, 1, "reject", None, None)
-    run.bank = Bank(PRIOR, support_of(PRIOR), [np.zeros((10_000, 2))], [away[:, None]], [])
-    run.ends = [800, 2000, 5000, 10_000]
-    said = SimpleNamespace(distance=lambda rows: rows[:, 0], found=SimpleNamespace(places=range(150), eps=0.2))
-    path, promise = run._path(said)
-    assert [end for end, _ in path] == run.ends
-    assert np.allclose([eps for _, eps in path], (151 / np.array(run.ends)) ** (1 / dim), rtol=0.03 / dim)
-    told = float(re.search(r"from 0.2 to about ([0-9.]+) for as many draws, or ten times the draws", promise)[1])
-    assert told == pytest.approx(0.2 * 10 ** (-1 / dim), rel=0.06)
+    ends = (800, 2000, 5000, 10_000)
+    path = tolerance_path(away, ends, 150)
+    assert tuple(end for end, _ in path) == ends
+    assert np.allclose([eps for _, eps in path], (151 / np.array(ends)) ** (1 / dim), rtol=0.03 / dim)
+    told = re.search(r"from 0.2 to about ([0-9.]+) for the same number of draws, or give ten", forecast(path, 0.2)[0])
+    assert float(told[1]) == pytest.approx(0.2 * 10 ** (-1 / dim), rel=0.06)
 
 
 @pytest.mark.parametrize(
     ("fall", "told"),
     [
-        ((3.0, 3.0, 3.0, 0.0, 0.0), "leave the tolerance near 0.2 and bring ten times the draws"),
+        ((3.0, 3.0, 3.0, 0.0, 0.0), "leave the tolerance near 0.2 and give ten times the draws"),
         ((3.0, 3.0, 3.0, 0.5, 0.5), "from 0.2 to about 0.063 for"),
         ((3.0, 3.0, 3.0, 3.0, 3.0), "from 0.2 to about 0.02 for"),
     ],
 )
-def test_the_promise_rests_on_the_latest_stages(fall, told):
-    """The first stages close in faster than simulations alone do, and no promise is more than tenfold."""
-    run = Run(LINEAR, None, 10_000, 100, 0, 1, "reject", None, None)
-    run.ends = [250 * 2**k for k in range(6)]
+def test_the_forecast_rests_on_the_latest_stages(fall, told):
+    """The first stages approach the posterior faster than simulations alone do; no forecast is more than tenfold."""
+    ends = tuple(250 * 2**k for k in range(6))
     # From each end to the next, tolerances fall by 2^-fall.
     eps = 2.0 ** -np.concatenate([[0.0], np.cumsum(fall)])
     # Of all simulations up to an end, the 11 nearest lie at its tolerance.
-    away = np.full(run.ends[-1], 99.0)
-    for begin, value in zip([0, *run.ends[:-1]], eps, strict=True):
+    away = np.full(ends[-1], 99.0)
+    for begin, value in zip([0, *ends[:-1]], eps, strict=True):
         away[begin : begin + 11] = value
-    run.bank = Bank(PRIOR, support_of(PRIOR), [np.zeros((len(away), 2))], [away[:, None]], [])
-    said = SimpleNamespace(distance=lambda rows: rows[:, 0], found=SimpleNamespace(places=range(10), eps=0.2))
-    path, promise = run._path(said)
+    path = tolerance_path(away, ends, 10)
     assert [value for _, value in path] == eps.tolist()
-    assert told in promise
+    assert told in forecast(path, 0.2)[0]
+    assert forecast(path[:1], 0.2) == forecast([[n, 0.0] for n, _ in path], 0.2) == []
 
 
 def test_data_that_the_model_cannot_produce_are_named(quick):
     post = od.infer(od.Model(PRIOR, shifted, [30.0, 30.0]), budget=1200, seed=1)
     assert "the data are farther from the simulations than 100 %" in str(post.notes)
-    assert "do not look like the data" in str(post.notes)
+    assert "the posterior predictive check failed" in str(post.notes)
 
 
 def test_the_predictive_check_on_its_own():
     rows = np.random.default_rng(1).standard_normal((100, 3))
-    assert "look like the data: " in predictive_notes(rows, np.zeros(3))[0]
-    assert "do not look like" in predictive_notes(rows, np.full(3, 9.0))[0]
-    assert predictive_notes(rows[:5], np.zeros(3)) == []
+    assert "check passed: 100 of 100 replicates" in predictive_check(rows, np.median(rows, axis=0))[0]
+    assert "check passed" in predictive_check(rows, np.zeros(3))[0]
+    assert "check failed: 0 of 100 replicates" in predictive_check(rows, np.full(3, 9.0))[0]
+    assert predictive_check(rows[:5], np.zeros(3)) == []
 
 
 def test_constraints_bounds_and_whole_numbers_are_kept(quick):
@@ -290,14 +297,14 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(at, tmp_path, quick):
     store = tmp_path / "run.db"
     broken = od.infer(model, budget=1100, seed=5, draws=300, store=store)
     assert broken.status.reason == "interrupted" and broken.cost.simulations < 1100
-    opened = od.open(store) if at > 64 else broken
+    opened = od.load(store) if at > 64 else broken
     assert opened.cost.simulations == broken.cost.simulations
     if at > 64:
         assert opened.shape[1] > 0 and np.isfinite(opened.draws["theta"]).all()
     Counter.calls = Counter.stop_at = 0
     done = od.infer(model, budget=1100, seed=5, draws=300, store=store) if at == 1 else od.resume(store, model)
     assert Counter.calls == 1100 - broken.cost.simulations
-    for post in (done, od.open(store), od.infer(model, budget=1100, seed=5, draws=300, store=store)):
+    for post in (done, od.load(store), od.infer(model, budget=1100, seed=5, draws=300, store=store)):
         assert post.draws["theta"].tobytes() == whole.draws["theta"].tobytes()
         assert post.distances.tobytes() == whole.distances.tobytes()
         assert post.cost._replace(seconds=0.0) == whole.cost._replace(seconds=0.0)
@@ -310,7 +317,7 @@ def test_a_raised_budget_counts_all_that_was_spent(tmp_path, quick):
     od.infer(model, budget=1000, seed=5, store=store)
     post = od.resume(store, model, budget=1600)
     assert simulate.calls == post.cost.simulations == 1600
-    assert od.open(store).cost.simulations == 1600
+    assert od.load(store).cost.simulations == 1600
     with pytest.raises(od.StoreError, match="may be raised, not lowered"):
         od.infer(model, budget=900, seed=5, store=store)
     with pytest.raises(od.StoreError, match="has no kernel"):
@@ -337,7 +344,7 @@ def test_records_that_are_lost_are_computed_again(kind, segment, tmp_path, quick
     model = od.Model(od.Prior(theta=stats.norm()), simulators[kind], 2.0)
     path = tmp_path / "run.db"
     whole = od.infer(model, budget=1000, seed=5, draws=200, store=path, segment=segment)
-    assert told(od.infer(model, budget=1000, seed=5, draws=200)) == told(whole) == told(od.open(path))
+    assert told(od.infer(model, budget=1000, seed=5, draws=200)) == told(whole) == told(od.load(path))
     with Store(path) as file:
         number = file.count()
     # Behind the check but without the end, and behind others.
@@ -353,7 +360,7 @@ def test_more_draws_cost_nothing(tmp_path, quick):
     od.infer(model, budget=1000, seed=5, draws=100, store=store)
     Counter.calls = 0
     more = od.resume(store, model, draws=400)
-    assert Counter.calls == 0 and more.shape == od.open(store).shape == (1, 400) and more.cost.simulations == 1000
+    assert Counter.calls == 0 and more.shape == od.load(store).shape == (1, 400) and more.cost.simulations == 1000
 
 
 def test_the_error_of_the_mean_is_that_of_repeated_runs():
@@ -390,8 +397,8 @@ def test_coverage_on_request(tmp_path, quick):
     assert 50 < found["number"] <= 100 and found["levels"] == [0.5, 0.8, 0.9, 0.95]
     for level, held, error in zip(found["levels"], found["held"]["theta"], found["se"], strict=True):
         assert abs(held - level) < 4 * error
-    assert after.notes[-1].startswith(f"coverage: 50 / 80 / 90 / 95 % intervals at {found['number']} simulations")
-    assert od.open(path).settings["coverage"] == found == od.resume(path, model).settings["coverage"]
+    assert after.notes[-1].startswith(f"Coverage: 50 / 80 / 90 / 95 % intervals at {found['number']} simulations")
+    assert od.load(path).settings["coverage"] == found == od.resume(path, model).settings["coverage"]
     assert Counter.calls == 1000
     few = od.infer(model, budget=10, seed=3, coverage=5)
     assert few.settings["coverage"]["number"] == 0 and "raise the budget" in few.notes[-1]
@@ -408,29 +415,23 @@ def test_coverage_counts_a_simulation_as_often_as_it_was_picked():
     rows = np.full((n, 1), 5.0)
     rows[[101, 103]] = 0.0
     log_weight[101] = np.log(99.0)
-    near = adjust.Near(free, rows, log_weight, np.ones(1, dtype=bool))
-    way = adjust.Way(0, n - 2, "none")
+    near = Neighbourhood(free, rows, log_weight, np.ones(1, dtype=bool))
+    chosen = trial.TrialResult(Method(0, n - 2, "none"), 0, 0.0, 0.0, 0.0)
     held_out = np.setdiff1d(np.arange(1, n, 2), [101, 103])
-    said = SimpleNamespace(
-        decision=SimpleNamespace(way=way),
-        nears=(near,),
-        observed=(np.zeros(1),),
-        places=np.arange(n),
-        held_out=held_out,
-    )
-    found = measured_coverage(said, 100, 1, 0)
-    assert found.number == 2 and np.allclose(found.held, 0.01)
-    # Worth (99 + 1)^2 / (99^2 + 1) simulations.
-    assert found.error == pytest.approx([np.sqrt(one * (1 - one) / (1e4 / 9802)) for one in found.levels])
-    equal = said.nears[0]._replace(log_weight=np.zeros(n))
-    said.nears, said.held_out = (equal,), np.arange(1, 301, 2)
-    found = measured_coverage(said, 50, 1, 0)
-    assert found.number == 50
-    assert found.error == pytest.approx([np.sqrt(one * (1 - one) / 50) for one in found.levels])
+    said = Assessment((near,), (np.zeros(1),), ("given",), chosen, None, np.arange(n), held_out, None)
+    found = measure_coverage(said, ("theta",), 100, np.random.default_rng(1))
+    assert found["number"] == 2 and np.allclose(found["held"]["theta"], 0.01)
+    # The effective number of simulations is (99 + 1)^2 / (99^2 + 1).
+    assert found["se"] == pytest.approx([np.sqrt(one * (1 - one) / (1e4 / 9802)) for one in found["levels"]])
+    equal = near._replace(log_weights=np.zeros(n))
+    said = said._replace(neighbourhoods=(equal,), held_out=np.arange(1, 301, 2))
+    found = measure_coverage(said, ("theta",), 50, np.random.default_rng(1))
+    assert found["number"] == 50
+    assert found["se"] == pytest.approx([np.sqrt(one * (1 - one) / 50) for one in found["levels"]])
 
 
 def test_the_draws_are_not_sold_as_a_samplers(linear):
-    with pytest.raises(ValueError, match="worth about"):
+    with pytest.raises(ValueError, match=r"with about [0-9]+ effective draws"):
         linear.efficiency()
     with pytest.raises(ValueError, match="needs a run with a kernel"):
         linear.at(0.1)
@@ -453,13 +454,15 @@ def normals(centre, root):
     return Mixture(centre, root, np.empty((len(centre), 0)), np.zeros(centre.shape[1], dtype=bool))
 
 
+def inference(model, seed=1):
+    return Inference(model, support_of(model.prior), seed, "reject")
+
+
 def test_tasks_travel_between_processes():
     """The pure task of a stage gives the same after a trip through pickle."""
-    support = support_of(PRIOR)
     mixture = normals(np.zeros((2, 2)), np.stack([np.eye(2)] * 2))
-    model = od.Model(PRIOR, shifted, [1.0, -0.5])
-    task = Simulate(model, support, mixture, 3, 1, "reject")
-    assert np.array_equal(task(Block(0, 20)).rows, task(Block(0, 20)).rows)
+    task = ProposeAndSimulate(inference(od.Model(PRIOR, shifted, [1.0, -0.5]), 3), 1, mixture)
+    assert np.array_equal(task(Block(0, 20)).arrays["rows"], task(Block(0, 20)).arrays["rows"])
     assert np.array_equal(pickle.loads(pickle.dumps(mixture)).sample(np.random.default_rng(1), 3),
                           mixture.sample(np.random.default_rng(1), 3))  # fmt: skip
 
@@ -507,65 +510,78 @@ def animals(rng, N, p):
     return np.column_stack([seen.mean(axis=1), seen.std(axis=1)])
 
 
-def test_whole_numbers_are_aimed_at():
+def test_whole_numbers_are_followed():
     """The number of animals and the chance to see one, against sums over all numbers on a grid of chances.
 
-    The posterior of the number lies in a twentieth of its prior.
+    The posterior of the number lies in a twentieth of its prior. Means of three runs have about half the error of one.
     """
     counts = np.array([121, 123, 111, 118, 117, 117])
-    observed = np.array([counts.mean(), counts.std()])
-    prior = od.Prior(N=stats.randint(1, 2001), p=stats.beta(30, 20))
-    post = od.infer(od.Model(prior, od.batched(animals), observed), budget=3000, seed=1)
-    assert "proposals that close in" in post.settings["method"]
+    model = od.Model(
+        od.Prior(N=stats.randint(1, 2001), p=stats.beta(30, 20)), od.batched(animals), [counts.mean(), counts.std()]
+    )
+    posts = [od.infer(model, budget=3000, seed=seed) for seed in (1, 2, 3)]
+    assert all("adapted proposals" in post.settings["method"] for post in posts)
     number, chance = np.arange(1, 2001)[:, None], np.linspace(0.001, 0.999, 999)
     log_post = stats.binom.logpmf(counts[:, None, None], number, chance).sum(axis=0) + stats.beta(30, 20).logpdf(chance)
     exact = np.exp(log_post - log_post.max())
     exact /= exact.sum()
     for name, values, mass in (("N", number[:, 0], exact.sum(axis=1)), ("p", chance, exact.sum(axis=0))):
-        row, mean = post.summary()[name], mass @ values
+        rows, mean = [post.summary()[name] for post in posts], mass @ values
         sd = np.sqrt(mass @ (values - mean) ** 2)
-        assert abs(row.mean - mean) < 4 * row.mcse and abs(row.sd / sd - 1) < 0.3
-    assert row.mcse < 0.2 * sd and post.draws["N"].dtype == np.int64
+        error = np.sqrt(sum(row.mcse**2 for row in rows)) / 3
+        assert abs(np.mean([row.mean for row in rows]) - mean) < 4 * error
+        assert abs(np.mean([row.sd for row in rows]) / sd - 1) < 0.3
+    assert all(row.mcse < 0.2 * sd for row in rows) and posts[0].draws["N"].dtype == np.int64
 
 
 def bank_of(prior, n, mixture, seed=1):
     rng = np.random.default_rng(seed)
     support = support_of(prior)
     theta = np.concatenate([prior.sample(rng, n), support.bounded(mixture.sample(rng, n))])
-    bank = Bank(prior, support, [theta], [theta], [(mixture, n)], of_prior=n)
-    return bank, support.free(theta)
+    return Bank(prior, support, theta, theta, ((n, mixture),), of_prior=n), support.unbounded(theta)
 
 
 def test_weights_make_every_proposal_stand_for_the_prior():
     """Weighted means over prior and mixture draws together are those of the prior."""
     prior = od.Prior(a=stats.gamma(3.0), b=stats.uniform(0, 1))
-    bank, free = bank_of(prior, 20_000, normals(np.array([[0.5, 1.0]]), 0.7 * np.eye(2)[None]))
-    weight = np.exp(bank.log_weight(free))
-    theta = bank.theta[0]
+    bank, unbounded = bank_of(prior, 20_000, normals(np.array([[0.5, 1.0]]), 0.7 * np.eye(2)[None]))
+    weight = np.exp(bank.log_weights(unbounded))
     assert abs(weight.mean() - 1) < 0.02
     for column, exact, sd in ((0, 3.0, 3**0.5), (1, 0.5, 12**-0.5)):
-        assert abs(weight @ theta[:, column] / weight.sum() - exact) < 4 * sd * 2 / np.sqrt(20_000)
+        assert abs(weight @ bank.theta[:, column] / weight.sum() - exact) < 4 * sd * 2 / np.sqrt(20_000)
 
 
-def test_the_constant_of_a_constrained_prior():
+@pytest.mark.parametrize("joint", [False, True])
+def test_the_constant_of_a_prior_that_does_not_integrate_to_one(joint):
+    """Of a constraint on named parameters, and of a joint density without its constant."""
     prior = od.Prior(a=stats.norm(), b=stats.norm(), where=lambda a, b: a < b)
-    found = log_constant(prior, support_of(prior), normals(np.array([[-0.5, 0.5]]), 0.5 * np.eye(2)[None]), 1)
-    assert abs(found - np.log(0.5)) < 0.05
+    if joint:
+        prior = od.Prior.joint(
+            ["a", "b"], prior.sample,
+            lambda t: np.where(t[:, 0] < t[:, 1], -0.5 * np.square(t).sum(axis=1) - np.log(2 * np.pi), -np.inf),
+        )  # fmt: skip
+    mixture = normals(np.array([[-0.5, 0.5]]), 0.5 * np.eye(2)[None])
+    bank = Bank(prior, support_of(prior), np.empty((0, 2)), np.empty((0, 2)))
+    theta = prior.sample(np.random.default_rng(1), 40)
+    made = Outcome({"theta": theta, "rows": theta}, Cost(simulations=40, proposals=40))
+    bank = bank.with_stage(made, None, 1).with_stage(made, mixture, 1)
+    assert abs(bank.log_constant - np.log(0.5)) < 0.05
+    assert bank.of_prior == 44 and bank.mixtures[0][0] == 36 and bank.ends == (40, 80)
 
 
 def test_a_proposal_is_used_only_where_it_pays():
-    from onedraw.samplers.infer import study
-
     rng = np.random.default_rng(1)
     prior = od.Prior(a=stats.uniform(-10, 20))
     theta = prior.sample(rng, 600)
     for noise, pays in ((0.2, True), (30.0, False)):
         rows = theta + noise * rng.standard_normal((600, 1))
         model = od.Model(prior, od.batched(lambda rng, a: a), 1.0)
-        bank = Bank(prior, support_of(prior), [theta], [rows], [], of_prior=600, simulations=600)
-        said = study(bank, model, 600, 1, 1, thorough=False)
-        said = said._replace(found=said.found._replace(places=said.found.places[: 60 if pays else 400]))
-        assert (aim(bank, said, 1, 1).mixture is not None) is pays
+        cost = Cost(simulations=600, proposals=600)
+        bank = Bank(prior, support_of(prior), theta, rows, of_prior=600, stages=1, ends=(600,), cost=cost)
+        found = assessed(inference(model), bank, thorough=False)
+        source = found.draws.source[: 60 if pays else 400]
+        found = found._replace(draws=found.draws._replace(source=source))
+        assert (next_proposal(inference(model), bank, found) is not None) is pays
 
 
 def test_proposals_for_whole_numbers_always_move():
@@ -614,28 +630,74 @@ def test_coverage_of_a_normal_sample():
     assert abs(inside / 120 - 0.9) < 4 * np.sqrt(0.09 / 120)
 
 
-def finished_run(model, budget, seed=1):
-    run = Run(model, None, budget, 50, 0, seed, "reject", Deadline(None), False)
-    run.all(Saver())
-    return run
+def bank_after(model, budget, seed=1):
+    """All simulations of a run with this budget."""
+    bank = Bank(model.prior, support_of(model.prior), np.empty((0, 1)), np.empty((0, 1)))
+    with opened_pool(None, None) as pool:
+        driver = Driver(Saver(), pool, Deadline(None), False, Bar("infer", budget, "simulations"))
+        bank, _, result = driver.run(fulfil(inference(model, seed), bank, Replicates(0, bank.rows), budget, 50, 0))
+    assert result.reason == "budget"
+    return bank
 
 
 def test_every_proposal_is_counted_where_it_came_from(quick):
-    """One in ten proposals of an aimed stage is from the prior; the weights rest on these numbers."""
+    """One in ten proposals of an adapted stage is from the prior; the weights rest on these numbers."""
     model = od.Model(od.Prior(a=stats.uniform(-10, 20)), od.batched(lambda rng, a: rng.normal(a, 0.1)), 1.0)
-    bank = finished_run(model, 900).bank
-    made = [number for _, number in bank.mixtures]
-    assert made and bank.of_prior + sum(made) == bank.proposals == 900
-    sizes = [len(theta) for theta in bank.theta]
-    assert made == [size - -(-size // 10) for size in sizes[1:]]
+    bank = bank_after(model, 900)
+    made = [number for number, _ in bank.mixtures]
+    assert made and bank.of_prior + sum(made) == bank.cost.proposals == 900
+    stages = np.split(bank.theta, bank.ends[:-1])
+    assert made == [len(theta) - -(-len(theta) // 10) for theta in stages[1:]]
     # Draws from the prior are every tenth: they alone are spread over its whole range.
-    spread = [(np.std(theta[::10]), np.std(np.delete(theta, slice(None, None, 10)))) for theta in bank.theta[2:]]
-    assert all(4 < safe < 8 and aimed < 2 for safe, aimed in spread)
+    spread = [(np.std(theta[::10]), np.std(np.delete(theta, slice(None, None, 10)))) for theta in stages[2:]]
+    assert all(4 < safe < 8 and adapted < 2 for safe, adapted in spread)
+
+
+def test_every_component_takes_its_turn():
+    """Draws from the prior take no component's turn: in a long block each of 20 components has its share."""
+    mixture = normals(np.arange(0.0, 2000.0, 100.0)[:, None], np.full((20, 1, 1), 0.1))
+    model = od.Model(od.Prior(a=stats.norm(0, 1)), od.batched(lambda rng, a: a), 1.0)
+    theta = ProposeAndSimulate(inference(model), 1, mixture)(Block(0, 400)).arrays["theta"][:, 0]
+    adapted = np.delete(theta, slice(None, None, 10))
+    assert np.bincount(np.rint(adapted / 100).astype(int), minlength=20).tolist() == [18] * 20
 
 
 def test_no_stage_repeats_the_numbers_of_another(quick):
     model = od.Model(od.Prior(a=stats.norm()), od.batched(lambda rng, a: rng.normal(a, 3.0)), 1.0)
-    bank = finished_run(model, 900).bank
-    theta, rows = bank.good()
+    theta, rows = bank_after(model, 900).good()
     assert np.unique(theta).size == np.unique(rows).size == 900
     assert np.unique(rows - theta).size == 900
+
+
+def test_a_run_that_goes_on_shows_its_draws(tmp_path, quick):
+    """The file holds the estimate from the stages before, as soon as the next one saves."""
+    store, seen = tmp_path / "run.db", []
+    _, model = counted()
+    Counter.hook = lambda calls: seen.append(od.load(store)) if calls in (150, 700) else None
+    whole = od.infer(model, budget=1100, seed=5, draws=300, store=store, segment=1e-9)
+    Counter.hook = None
+    pilot, later = seen
+    assert pilot.shape == (1, 0) and 64 <= pilot.cost.simulations <= 150
+    assert later.shape == (1, 1000) and 600 <= later.cost.simulations <= 700
+    for post in seen:
+        assert post.status.reason == "unfinished" and "od.resume" in post.status.message
+    assert abs(later.draws["theta"].mean() - whole.draws["theta"].mean()) < 0.5
+    assert later.notes[0].startswith("Method: ") and later.settings["stages"] < whole.settings["stages"]
+
+
+def test_a_killed_run_shows_its_draws(tmp_path, quick):
+    """Behind any record from the second stage on; what it has spent is that of all segments."""
+    store = tmp_path / "run.db"
+    _, model = counted()
+    whole = od.infer(model, budget=1100, seed=5, draws=300, store=store, segment=1e-9)
+    with Store(store) as file:
+        number = file.count()
+    spent = []
+    for left in (number - 2, 3 * number // 4, number // 2):
+        with Store(store, write=True) as file:
+            file.drop_after(left)
+        post = od.load(store)
+        assert post.status.reason == "unfinished" and post.shape == (1, 1000)
+        spent.append(post.cost.simulations)
+    assert spent == sorted(spent, reverse=True) and 200 < spent[-1] < spent[0] <= 1100
+    assert told(od.resume(store, model)) == told(whole)

@@ -7,8 +7,10 @@ share their number of chains. Seeds are fixed; a correct engine passes each chec
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +20,27 @@ from jax.extend.random import threefry_2x32
 from scipy import stats
 
 import onedraw as od
+from onedraw import paper
+from onedraw.cost import Cost
 from onedraw.engines import jax as device
 from onedraw.engines import jax_streams as device_streams
+from onedraw.engines.arrays import DeviceParts
+from onedraw.engines.jax_streams import DeviceRng
 from onedraw.engines.streams import Phase, Purpose, Rng
-from onedraw.estimators.average import AbcAverage, Evaluation, placed
+from onedraw.estimators.abc_average import AbcAverage
+from onedraw.estimators.placement import placed
+from onedraw.estimators.protocol import Evaluation
 from onedraw.model.distance import Mahalanobis
-from onedraw.paper import exact as grid_chains
-from onedraw.paper.study import exact as study
+from onedraw.paper import finite_chains as grid_chains
+from onedraw.paper.study import quadrature as study
 from onedraw.paper.study.settings import Toy
-from onedraw.proposals.proposals import resolve
+from onedraw.proposals.protocol import Proposed
+from onedraw.proposals.resolve import resolve
+from onedraw.run import prior_draws
 from onedraw.run import starts as start
 from onedraw.run.blocks import Block
 from onedraw.run.starts import next_block
-from onedraw.samplers import pseudo_marginal, r_hit, rejection, wilkinson
+from onedraw.samplers import pseudo_marginal, r_hit, wilkinson
 from tests.reference import Y_OBS, Exact, hit
 from tests.reference import toy as numpy_toy
 from tests.test_particle_filter import DATA, A, check_unbiased, exact_posterior, joint_normal, linear
@@ -77,7 +87,7 @@ def test_threefry_is_the_hash_of_jax():
 
 
 def rng_of(seed=1, phase=4, first=0, step=0, precision="float64"):
-    name = device_streams.Name.of(Rng(seed, phase, first, step))
+    name = device_streams.StreamName.of(Rng(seed, phase, first, step))
     return device_streams.DeviceRng.of(name, np.dtype(precision))
 
 
@@ -111,7 +121,7 @@ def test_split_and_folded_keys_have_streams_of_their_own():
 
 def test_a_step_beyond_the_words_of_a_key_is_refused():
     with pytest.raises(ValueError, match=r"step = 4294967296 is beyond the 2\*\*32"):
-        device_streams.Name.of(Rng(1, 4, 0, 2**32))
+        device_streams.StreamName.of(Rng(1, 4, 0, 2**32))
 
 
 def test_no_two_simulations_share_their_numbers():
@@ -294,7 +304,7 @@ class TapeEstimator:
 
     def evaluate(self, rng, theta, log_needed):
         distances = abs(theta + rng.noise - Y_OBS)
-        return Evaluation(self.kernel.log_average(distances), distances, distances.size)
+        return Evaluation(self.kernel.log_average(distances), distances, Cost(distances.size))
 
     on_device = evaluate
 
@@ -378,7 +388,7 @@ def test_the_decisions_of_races_are_those_of_numpy(hits, proposal, monkeypatch):
     def distances(self, theta, runners, number):
         xp = jnp if isinstance(theta, jax.Array) else np
         found = xp.where(runners, abs(theta[:, 0] + self.rng.noise[:, number] - Y_OBS), np.inf)
-        spent = r_hit.Spent(0) if xp is np else self.nothing(theta)
+        spent = r_hit.Spent() if xp is np else self.nothing(theta)
         return found, spent
 
     monkeypatch.setattr(r_hit.Tries, "distances", distances)
@@ -441,9 +451,9 @@ def test_an_estimate_that_u_equals_is_not_accepted():
     """u < estimate / bound, strictly, and never an estimate of zero."""
     log_u, log_estimate = np.array([-1.0, -1.0, -1.0, -0.9]), np.array([-1.0, -0.9, -np.inf, -1.0])
     for xp in (np, jnp):
-        found = rejection.passes(xp.asarray(log_u), xp.asarray(log_estimate), 0.0)
+        found = prior_draws.passes(xp.asarray(log_u), xp.asarray(log_estimate), 0.0)
         assert np.asarray(found).tolist() == [False, True, False, False]
-        found = rejection.passes(xp.asarray(log_u), xp.asarray(log_estimate) + 0.5, 0.5)
+        found = prior_draws.passes(xp.asarray(log_u), xp.asarray(log_estimate) + 0.5, 0.5)
         assert np.asarray(found).tolist() == [False, True, False, False]
 
 
@@ -473,7 +483,7 @@ def test_pseudo_marginal_with_draws_from_the_prior_and_the_gaussian_kernel():
 
 
 def test_pseudo_marginal_with_four_pseudo_samples_and_the_uniform_kernel():
-    post = od.pseudo_marginal(toy(), UNIFORM, pseudo_samples=4, proposal=PRIOR_DRAWS, keep_distances=True, **MANY)
+    post = od.pseudo_marginal(toy(), UNIFORM, pseudo_samples=4, proposal=PRIOR_DRAWS, keep="distances", **MANY)
     agrees(post, Exact(UNIFORM))
     expected = study.uniform_acceptance_rate(Toy(), UNIFORM.eps, 4)
     assert abs(post.acceptance_rate - expected) < 4 * post.acceptance_rate_se
@@ -516,7 +526,7 @@ def test_r_hit_is_exact(hits):
 
 @pytest.mark.parametrize("run", [od.smc, od.importance])
 def test_runs_that_lower_the_tolerance(run):
-    post = run(toy(), eps=0.3, budget=60_000, seed=3)
+    post = run(toy(), kernel=od.uniform(0.3), budget=60_000, seed=3)
     exact = Exact(od.uniform(post.settings["eps"]))
     row = post.summary()["theta"]
     assert abs(row.mean - exact.mean) < 4 * row.mcse < 0.2
@@ -566,7 +576,7 @@ def test_runs_in_files_go_on(whole, tmp_path):
     path = tmp_path / "run.db"
     first = od.pseudo_marginal(toy(), UNIFORM, store=path, segment=1e-9, **(FEW | {"draws": 7}))
     assert told(first)[0]["theta"] == np.ascontiguousarray(whole.draws["theta"][:, :7].T).T.tobytes()
-    assert told(od.resume(path, toy(), draws=20)) == told(whole) == told(od.open(path))
+    assert told(od.resume(path, toy(), draws=20)) == told(whole) == told(od.load(path))
     with pytest.raises(od.StoreError, match="engine"):
         od.pseudo_marginal(toy(), UNIFORM, store=path, engine="jax:float32", **FEW)
 
@@ -588,8 +598,8 @@ def test_a_run_stopped_by_the_clock_goes_on(seconds, tmp_path, monkeypatch):
     expected = od.pseudo_marginal(toy(), UNIFORM, **given)
     path = tmp_path / "run.db"
     with monkeypatch.context() as patch:
-        walk = device.walk
-        patch.setattr(device, "walk", lambda *leg: (time.sleep(0.2), walk(*leg))[1])
+        advance = device.advance
+        patch.setattr(device, "advance", lambda *given, **more: (time.sleep(0.2), advance(*given, **more))[1])
         stopped = od.pseudo_marginal(toy(), UNIFORM, store=path, max_seconds=seconds, **given)
     assert stopped.status.reason == "max_seconds" and stopped.shape[1] < 150
     assert told(od.resume(path, toy())) == told(expected)
@@ -633,7 +643,13 @@ def test_rejection_in_a_file_goes_on(tmp_path):
         od.rejection(toy(), UNIFORM, draws=20_000, seed=5, store=path, engine="jax:float32")
 
 
-@pytest.mark.parametrize("run", [partial(od.smc, eps=0.6, particles=200), partial(od.importance, eps=0.6, budget=3000)])
+@pytest.mark.parametrize(
+    "run",
+    [
+        partial(od.smc, kernel=od.uniform(0.6), particles=200),
+        partial(od.importance, kernel=od.uniform(0.6), budget=3000),
+    ],
+)
 def test_rounds_give_the_same_bytes(run, tmp_path):
     first, again = run(toy(), seed=3), run(toy(), seed=3, store=tmp_path / "run.db", segment=1e-9)
     assert told(first)[:3] == told(again)[:3]
@@ -645,11 +661,11 @@ def test_starts_are_those_of_any_session(precision, tmp_path, monkeypatch):
     asked = []
     proposals = device.proposals
 
-    def seen(task, engine, block):
-        asked.append(tuple(block))
+    def seen(estimator, engine, rng, size, **more):
+        asked.append((rng.first, size))
         if stop and len(asked) == 2:
             raise KeyboardInterrupt
-        return proposals(task, engine, block)
+        return proposals(estimator, engine, rng, size, **more)
 
     monkeypatch.setattr(device, "proposals", seen)
     given = {"chains": 200, "draws": 2, "seed": 5, "proposal": WALK, "engine": f"jax:{precision}"}
@@ -755,14 +771,14 @@ def test_the_nearest_rejected_are_proposals_of_the_block():
     """Not those that fill the program up to 64 rows."""
     block = Block(0, 33)
     every, some = (
-        rejection.Proposals(average(toy(), kernel), 0.0, 5, Phase.START, neighbours=12)(block)
+        prior_draws.PriorDraws(average(toy(), kernel), 5, Phase.START, neighbours=12)(block).arrays
         for kernel in (WIDE, od.uniform(0.7))
     )
-    assert len(every.theta) == 33 and 0 < len(some.theta) < 20
-    order = np.argsort(every.distances[:, 0])
-    rejected = [k for k in order if every.theta[k, 0] not in some.theta[:, 0]][:12]
-    assert np.array_equal(some.near_theta, every.theta[rejected])
-    assert np.array_equal(some.near_distance, every.distances[rejected, 0])
+    assert len(every["theta"]) == 33 and 0 < len(some["theta"]) < 20
+    order = np.argsort(every["distances"][:, 0])
+    rejected = [k for k in order if every["theta"][k, 0] not in some["theta"][:, 0]][:12]
+    assert np.array_equal(some["near_theta"], every["theta"][rejected])
+    assert np.array_equal(some["near_distance"], every["distances"][rejected, 0])
 
 
 def test_rows_that_fill_up_a_program_are_surplus(tmp_path):
@@ -776,7 +792,7 @@ def test_rows_that_fill_up_a_program_are_surplus(tmp_path):
     assert again.cost.proposals == 1000
     assert told(again)[:2] == told(od.rejection(toy(), od.uniform(0.7), budget=1000, seed=1))[:2]
     found = average(toy()).evaluate(Rng(1, 4), np.zeros((5, 1)), None)
-    assert found.simulations == 5 and found.distances.shape == (5, 1)
+    assert found.cost.simulations == 5 and found.cost.surplus == 11 and found.distances.shape == (5, 1)
 
 
 def broken_above(key, theta):
@@ -832,19 +848,19 @@ def named_in_steps(post):
 
 def test_the_first_failure_of_chains_is_named_whatever_is_kept_and_by_any_legs(monkeypatch):
     """Chains that are held are simulated too, where they are: what fails there is nobody's failure."""
-    monkeypatch.setattr(start, "DEVICE_BLOCK", 16)
+    monkeypatch.setattr(start, "DEVICE_CHAINS_PER_BLOCK", 16)
     given = {"chains": 64, "draws": 12, "seed": 4, "pseudo_samples": 2, "start": {"theta": 0.0}}
     run = partial(od.pseudo_marginal, toy(function=broken_at_times), WIDE, proposal=od.lazy(WALK, hold=0.8), **given)
-    first, kept = run(keep_distances=False), run(keep_distances=True)
+    first, kept = run(keep="draws"), run(keep="distances")
     assert len(named_in_steps(first)) == 1 and named_in_steps(first) == named_in_steps(kept)
     assert first.cost.failed == kept.cost.failed > 64
     monkeypatch.setattr(device, "LONGEST", 3)
-    cut = run(keep_distances=False)
+    cut = run(keep="draws")
     assert named_in_steps(cut) == named_in_steps(first) and cut.cost.failed == first.cost.failed
 
 
 def test_failures_of_handicapped_estimators_stop_a_run_that_asked_for_it():
-    strict = od.handicapped(od.abc_average(BROKEN, WIDE, on_error="raise"), 0.3)
+    strict = paper.handicapped(paper.abc_average(BROKEN, WIDE, on_error="raise"), 0.3)
     with pytest.raises(od.SimulationError, match="the output is not finite"):
         od.pseudo_marginal(estimator=strict, draws=40, chains=64, proposal=PRIOR_DRAWS, seed=1)
     with pytest.raises(od.SimulationError, match="the output is not finite"):
@@ -888,9 +904,9 @@ INSIDE = od.Prior(p=stats.uniform(0, 1))
         partial(od.wilkinson, proposal=od.lazy(od.random_walk(4.0), hold=0.3), draws=6, chains=16),
         partial(od.r_hit, proposal=od.random_walk(4.0), draws=6, chains=16),
         partial(od.r_hit, hits=2, proposal=od.lazy(od.random_walk(4.0)), draws=6, chains=16),
-        partial(od.smc, particles=16, eps=0.3),
-        partial(od.smc, particles=16, eps=0.5),
-        partial(od.importance, budget=200, eps=0.3),
+        partial(od.smc, particles=16, kernel=od.uniform(0.3)),
+        partial(od.smc, particles=16, kernel=od.uniform(0.5)),
+        partial(od.importance, budget=200, kernel=od.uniform(0.3)),
     ],
     ids=["M=1", "wilkinson", "one-hit", "2-hit", "smc", "adaptive", "importance"],
 )
@@ -1077,6 +1093,133 @@ def test_parts_that_cannot_be_hashed_are_told_apart():
     assert found[1] == pytest.approx(3 * found[0])
 
 
+# Classes of the users' own that declare their parts
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """A distance of whose parts the weight is a number."""
+
+    weight: float
+    pilot: int = 0
+    device_parts = DeviceParts(numbers=("weight",))
+
+    def learnt(self, rows, labels):
+        return self
+
+    def __call__(self, simulated, observed):
+        return self.weight * abs(simulated - observed)[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class Sticky:
+    """A walk that holds each chain back with the same chance."""
+
+    prior: Any
+    sd: float
+    holds = True
+    device_parts = DeviceParts(("sd",), ("prior",))
+
+    def resolved(self, prior, spread):
+        return replace(self, prior=prior)
+
+    def propose(self, rng, theta, log_prior):
+        there = theta + self.sd * rng.standard_normal(theta.shape)
+        log_prior_there = self.prior.logpdf(there)
+        held = rng.random(len(theta)) < 0.4
+        return Proposed(there, log_prior_there, log_prior_there - log_prior, held)
+
+    def described(self):
+        return {"name": "sticky"}
+
+
+class Forgetful(Sticky):
+    holds = False
+
+
+@dataclass(frozen=True, eq=False)
+class NormalLikelihood:
+    """An estimator without noise."""
+
+    prior: Any
+    mean: float
+    engine: Any = None
+    log_bound = 0.0
+    simulations = 1
+    device_parts = DeviceParts(("mean",), ("prior",))
+
+    def on_device(self, rng, theta, log_needed):
+        failed = jnp.zeros(len(theta), int)
+        return Evaluation(-0.5 * (theta[:, 0] - self.mean) ** 2, None, Cost(len(theta), failed=failed), (None,))
+
+    def log_estimate(self, rng, theta, worth):
+        return -0.5 * (theta[:, 0] - self.mean) ** 2, int(worth.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Twice:
+    """A sampler that takes two steps of another one for one of its own."""
+
+    inner: Any
+    device_parts = DeviceParts(("inner",))
+
+    @property
+    def estimator(self):
+        return self.inner.estimator
+
+    @property
+    def proposal(self):
+        return self.inner.proposal
+
+    def step(self, rng, state):
+        state, _ = self.inner.step(rng, state)
+        return self.inner.step(DeviceRng((rng.words[0] ^ 1, rng.words[1]), rng.dtype), state)
+
+
+def test_own_classes_need_no_other_program_for_other_numbers():
+    def run(weight, sd, mean):
+        model = od.Model(PRIOR, od.jax_simulator(lambda_free), 2.0, distance=Weighted(weight))
+        given = {"draws": 5, "chains": 64, "proposal": Sticky(None, sd), "seed": 1}
+        abc = od.pseudo_marginal(model, od.uniform(0.6), **given)
+        own = od.pseudo_marginal(estimator=NormalLikelihood(PRIOR, mean), engine="jax", **given)
+        return abc, own
+
+    first = run(1.0, 0.7, 1.0)
+    programs = device._steps, device._proposals, device._evaluated
+    compiled = [one._cache_size() for one in programs]
+    second = run(2.0, 0.5, 2.0)
+    assert [one._cache_size() for one in programs] == compiled
+    # All rows are simulated, and 40 % of them are not proposals.
+    for post in (*first, *second):
+        assert 0.3 < (post.cost.simulations - post.cost.proposals) / (5 * 64) < 0.5
+    # Twice the distance is half the tolerance.
+    assert 0.3 < np.abs(first[0].distances).max() < 0.6 and second[0].distances.max() < 0.6
+    assert second[1].draws["theta"].mean() > first[1].draws["theta"].mean()
+
+
+def lambda_free(key, theta):
+    return theta + jax.random.normal(key)
+
+
+def test_an_own_sampler_takes_its_steps_on_the_device():
+    estimator = placed(NormalLikelihood(PRIOR, 1.0), "jax")
+    walk = od.random_walk(0.5).resolved(PRIOR, lambda: None)
+    inner = pseudo_marginal.PseudoMarginal(estimator, walk, True, 1)
+    theta = np.zeros((512, 1))
+    state = pseudo_marginal.State(theta, PRIOR.logpdf(theta), np.full(512, -0.5), np.empty((512, 0)))
+    given = {"thin": 1, "batches": 1, "stretch": (0, 40), "keep_distances": False, "find_failure": True}
+    found = device.advance(Twice(inner), estimator.engine, Rng(1, Phase.RUN), state, 40, **given)
+    assert found.theta.shape == (40, 512, 1) and found.proposals.sum() == 40 * 512 and found.failed == 0
+    assert found.simulations == 40 * 512 and found.surplus == 0
+    assert abs(found.theta[20:].mean() - 0.5) < 0.1
+
+
+def test_a_proposal_that_holds_chains_says_so():
+    given = {"draws": 2, "chains": 16, "start": {"theta": 1.0}, "seed": 1}
+    with pytest.raises(ValueError, match="Forgetful must say in an attribute `holds`"):
+        od.pseudo_marginal(toy(), UNIFORM, proposal=Forgetful(None, 0.5), **given)
+
+
 def test_functions_that_take_only_keys_of_jax():
     """Poisson counts with a Gamma prior: the posterior is a Gamma distribution."""
     prior = od.Prior(rate=stats.gamma(2, scale=3))
@@ -1104,7 +1247,7 @@ def test_the_mean_of_the_particle_filter_is_the_likelihood():
     estimator = placed(linear(DATA, 10), "jax")
     found = estimator.evaluate(Rng(1, 1), np.full((8192, 1), A), None)
     check_unbiased(found.log_estimate, joint_normal(12).logpdf(DATA), 0.03)
-    assert found.simulations == 8192 * 120
+    assert found.cost.simulations == 8192 * 120
     below = found.log_estimate - joint_normal(12).logpdf(DATA)
     assert below.mean() < -8 * below.std() / np.sqrt(below.size)
 
@@ -1165,7 +1308,7 @@ def test_an_unbiased_function():
 
 
 def test_a_handicapped_estimator():
-    estimator = od.handicapped(od.abc_average(toy(), UNIFORM, pseudo_samples=2), 0.3)
+    estimator = paper.handicapped(paper.abc_average(toy(), UNIFORM, pseudo_samples=2), 0.3)
     post = od.pseudo_marginal(estimator=estimator, engine="jax", proposal=PRIOR_DRAWS, **(MANY | {"chains": 1024}))
     agrees(post, Exact(UNIFORM))
     found = placed(estimator, "jax").evaluate(Rng(1, 4), np.full((4096, 1), 1.5), None).log_estimate
@@ -1347,8 +1490,8 @@ def test_what_is_kept_changes_nothing():
 
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), od.jax_simulator(sometimes), observed=2.0)
     runs = [
-        od.pseudo_marginal(model, od.uniform(0.8), draws=40, chains=64, pseudo_samples=4, keep_distances=keep, seed=3)
-        for keep in (True, False)
+        od.pseudo_marginal(model, od.uniform(0.8), draws=40, chains=64, pseudo_samples=4, keep=keep, seed=3)
+        for keep in ("distances", "draws")
     ]
     assert runs[0].draws["theta"].tobytes() == runs[1].draws["theta"].tobytes()
     assert runs[0].cost._replace(seconds=0) == runs[1].cost._replace(seconds=0)

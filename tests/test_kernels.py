@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy import stats
 
 import onedraw as od
 
@@ -41,10 +42,19 @@ def test_an_average_far_out_does_not_underflow():
 
 
 @pytest.mark.parametrize("make", BUILT_IN)
-@pytest.mark.parametrize("eps", [0, -0.1, np.nan, np.inf, "small", None, True])
+@pytest.mark.parametrize("eps", [0, -0.1, np.nan, np.inf, "small", True])
 def test_bad_eps_is_refused(make, eps):
     with pytest.raises(ValueError, match="eps must be positive, got"):
         make(eps)
+
+
+@pytest.mark.parametrize("make", BUILT_IN)
+def test_without_a_tolerance_only_samplers_that_find_one_take_it(make):
+    assert make().eps is None and make().with_eps(0.3) == make(0.3)
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), od.batched(lambda rng, theta: rng.normal(theta, 1.0)), 2.0)
+    with pytest.raises(ValueError, match=r"has no tolerance: give it one, as in od\."):
+        od.rejection(model, make(), draws=5)
+    assert od.smc(model, kernel=make(), budget=500, seed=1).settings["eps"] < 5
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_dicts_are_laid_out_in_the_order_of_the_observed_data():
     assert model.labels() == ["observed['x'][0]", "observed['x'][1]", "observed['n']"]
     assert model.observed_row.tolist() == [1.0, 2.0, 3.0]
     _, result = rows_of(model)
-    assert result.failed == 0 and (result.rows[..., 2] == np.floor(result.rows[..., 2])).all()
+    assert result.cost.failed == 0 and (result.rows[..., 2] == np.floor(result.rows[..., 2])).all()
 
 
 def test_a_distance_sees_the_users_own_form():
@@ -63,7 +63,7 @@ def test_a_distance_sees_the_users_own_form():
     model = od.Model(PRIOR, lambda rng, mu, sigma: {"x": rng.normal(mu, sigma, 2), "n": 1}, {"x": [0, 0], "n": 3},
                      distance=distance)  # fmt: skip
     _, result = rows_of(model, 3, 1)
-    assert np.allclose(model.distances(result)[:, 0], np.abs(result.rows[:, 0, :2]).max(axis=1))
+    assert np.allclose(model.distances(result.rows)[:, 0], np.abs(result.rows[:, 0, :2]).max(axis=1))
     assert seen[0] == ({"x", "n"}, (2,), 3.0)
 
 
@@ -72,7 +72,7 @@ def test_data_sets_of_varying_size_need_a_summary():
         return rng.normal(mu, sigma, size=rng.poisson(5) + 1)
 
     model = od.Model(PRIOR, events, DATA, summary=lambda y: [y.size, y.mean()])
-    assert rows_of(model)[1].failed == 0
+    assert rows_of(model)[1].cost.failed == 0
 
 
 def test_a_staged_simulator_prepares_once_for_each_theta():
@@ -84,7 +84,7 @@ def test_a_staged_simulator_prepares_once_for_each_theta():
 
     staged = od.staged(prepare, lambda rng, state, m: rng.normal(*state, size=(m, 20)))
     _, result = rows_of(od.Model(PRIOR, staged, DATA), n=5, pseudo_samples=4)
-    assert len(calls) == result.setups == 5
+    assert len(calls) == result.cost.setups == 5
     assert result.rows.shape == (5, 4, 20)
 
 

@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw import paper
 from onedraw.engines.streams import Rng
 from onedraw.estimators.particle_filter import ancestors, weigh
 
@@ -205,7 +206,7 @@ def test_a_filter_without_a_living_particle_is_zero_and_ends_there():
     found = estimator.evaluate(Rng(1, 1), np.full((500, 1), A), None)
     dead = np.isneginf(found.log_estimate)
     assert 0.3 < dead.mean() < 1.0
-    assert 500 * 16 < found.simulations < 500 * estimator.simulations
+    assert 500 * 16 < found.cost.simulations < 500 * estimator.simulations
     assert np.isfinite(found.log_estimate[~dead]).all()
     # An indicator density has an exact probability, and zeros are part of the mean.
     short = log_estimates(linear(DATA[:1], 4, log_observation=log_observation), [A])
@@ -219,7 +220,7 @@ def test_a_weight_that_is_not_a_number_is_a_failed_simulation():
 
     estimator = linear(DATA, 20, log_observation=log_observation)
     found = estimator.evaluate(Rng(1, 1), np.full((50, 1), A), None)
-    assert found.failed > 0 and np.isfinite(found.log_estimate).all()
+    assert found.cost.failed > 0 and np.isfinite(found.log_estimate).all()
     assert "log_observation is nan at time" in found.failures[0].message
     assert found.failures[0].theta == {"a": A}
     post = od.pseudo_marginal(estimator=estimator, draws=10, chains=4, start={"a": 0.5}, seed=1)
@@ -342,6 +343,6 @@ def test_the_public_form_and_the_handicap():
     assert simulations == estimator.simulations * RUNS // 2
     exact = joint_normal(12).logpdf(DATA)
     check_unbiased(found[worth], exact)
-    held = od.handicapped(estimator, 0.3).evaluate(Rng(3, 1), np.full((RUNS, 1), A), None)
+    held = paper.handicapped(estimator, 0.3).evaluate(Rng(3, 1), np.full((RUNS, 1), A), None)
     check_unbiased(held.log_estimate, exact)
-    assert held.simulations == pytest.approx(0.7 * RUNS * estimator.simulations, rel=0.05)
+    assert held.cost.simulations == pytest.approx(0.7 * RUNS * estimator.simulations, rel=0.05)

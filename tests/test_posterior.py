@@ -110,8 +110,8 @@ def test_at_refuses_what_it_cannot_know(post):
         post.at(1e-12)
     with pytest.raises(ValueError, match="eps must be positive"):
         post.at(0)
-    blind = od.rejection(toy(), od.uniform(0.5), draws=10, seed=1, keep_distances=False)
-    with pytest.raises(ValueError, match="keep_distances=True"):
+    blind = od.rejection(toy(), od.uniform(0.5), draws=10, seed=1, keep="draws")
+    with pytest.raises(ValueError, match="keep='distances'"):
         blind.at(0.1)
 
 

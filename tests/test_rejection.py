@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw import paper
 from tests.reference import SIMULATORS, Exact, beta_binomial, beta_evidence, beta_posterior, toy
 
 KERNELS = [od.uniform(0.5), od.gaussian(0.4), od.epanechnikov(0.9), od.triangular(1.0), od.laplace(0.3)]
@@ -132,16 +133,16 @@ def test_same_seed_same_bytes(kind):
 def test_blocks_run_apart_give_the_same_bytes():
     """Blocks are pure: run backwards, in any order, they are the blocks of the run."""
     from onedraw.engines.streams import Phase
-    from onedraw.estimators.average import AbcAverage
+    from onedraw.estimators.abc_average import AbcAverage
     from onedraw.run.blocks import cut
-    from onedraw.samplers.rejection import Proposals, block_size
+    from onedraw.run.prior_draws import PriorDraws, block_size
 
     model, kernel = toy("plain"), od.gaussian(0.5)
     whole = od.rejection(model, kernel, budget=500, seed=9)
-    task = Proposals(AbcAverage(model, kernel), 0.0, 9, Phase.RUN)
+    task = PriorDraws(AbcAverage(model, kernel), 9, Phase.RUN)
     blocks = list(cut(500, block_size(model, 1)))
     apart = [task(block) for block in reversed(blocks)][::-1]
-    assert np.concatenate([part.theta[:, 0] for part in apart]).tobytes() == whole.draws["theta"].tobytes()
+    assert np.concatenate([part.arrays["theta"][:, 0] for part in apart]).tobytes() == whole.draws["theta"].tobytes()
 
 
 def test_a_seed_is_drawn_and_recorded_when_absent():
@@ -165,7 +166,7 @@ def test_chunks_do_not_change_the_average():
     """At a fixed theta the estimate with a chunked M is the hit share of all M draws."""
     from onedraw.engines.streams import Rng
 
-    estimator = od.abc_average(toy(), od.gaussian(0.5), pseudo_samples=100_000)
+    estimator = paper.abc_average(toy(), od.gaussian(0.5), pseudo_samples=100_000)
     log_estimate = estimator.evaluate(Rng(1, 0), np.array([[1.0]]), None)
     exact = 0.5 * np.sqrt(2 * np.pi) * stats.norm.pdf(2.0, 1.0, np.hypot(1, 0.5))
     assert np.exp(log_estimate.log_estimate[0]) == pytest.approx(exact, rel=0.02)

@@ -16,10 +16,11 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.proposals.weights import effective
+from onedraw.estimators.weights import effective
 from onedraw.report import binning, page, plots, tolerances
 from onedraw.report.verdict import judge
-from onedraw.results.summary import Row
+from onedraw.results.posterior import Status
+from onedraw.results.summary import SummaryRow
 from onedraw.run.store import StoreError
 
 from .browser import Browser, needs_chromium
@@ -48,9 +49,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def chains(model):
-    return od.pseudo_marginal(
-        model, od.gaussian(0.5), draws=400, chains=8, pseudo_samples=2, keep_distances=True, seed=3
-    )
+    return od.pseudo_marginal(model, od.gaussian(0.5), draws=400, chains=8, pseudo_samples=2, keep="distances", seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -268,13 +267,13 @@ def test_a_file_and_the_run_in_memory_have_one_fingerprint(model, tmp_path):
     assert page._prints(post, None)["model"] == page._prints(post, source)["model"]
     other = od.rejection(model_of("mu", "xi"), od.uniform(1.0), draws=50, seed=1)
     assert page._prints(other, None)["model"] != page._prints(post, None)["model"]
-    text = page.render(page.content_of(od.open(tmp_path / "run.db"), None, source))
+    text = page.render(page.content_of(od.load(tmp_path / "run.db"), None, source))
     assert page._prints(post, None)["model"] in text and "session 1" in text and np.__version__ in text
 
 
 def test_another_model_is_refused(model, tmp_path):
     od.rejection(model, od.uniform(1.0), draws=50, seed=1, store=tmp_path / "run.db")
-    post, source = od.open(tmp_path / "run.db"), page.source_of(tmp_path / "run.db")
+    post, source = od.load(tmp_path / "run.db"), page.source_of(tmp_path / "run.db")
     wider = od.Model(od.Prior(mu=stats.norm(0, 2), nu=stats.norm(0, 1)), simulate, observed=[1.0, 0.2])
     with pytest.raises(ValueError, match="made with another model: prior changed"):
         page.write_report(post, tmp_path / "x.html", model=wider, source=source)
@@ -282,7 +281,7 @@ def test_another_model_is_refused(model, tmp_path):
         page.write_report(post, tmp_path / "x.html", model=model_of("mu", "xi"), source=source)
     assert not (tmp_path / "x.html").exists()
     path, verdict = page.write_report(post, tmp_path / "x.html", model=model, source=source)
-    assert "Would the model make such data?" in path.read_text() and verdict.level == "care"
+    assert "Posterior predictive check" in path.read_text() and verdict.level == "care"
 
 
 def test_reports_of_runs_that_lack_something(model, accepted, chains, tmp_path):
@@ -332,7 +331,7 @@ def test_tolerances_go_from_the_run_to_what_its_draws_carry(accepted, chains):
         assert effective(post.at(found[-1]).weights) >= 0.8 * tolerances.FEWEST_DRAWS
         assert effective(post.at(found[-1] / 1.5).weights) < tolerances.FEWEST_DRAWS
         assert all(eps == float(f"{eps:.3g}") for eps in found[1:])
-    with pytest.raises(ValueError, match="keep_distances"):
+    with pytest.raises(ValueError, match="keep='distances'"):
         tolerances.tolerances(replace(accepted, distances=None))
 
 
@@ -345,7 +344,7 @@ def levels(post, positions=()):
 
 def test_verdict_of_good_and_bad_runs(model, accepted, chains):
     good = judge(accepted)
-    assert (good.level, good.headline) == ("good", "Nothing speaks against these numbers.")
+    assert (good.level, good.headline) == ("good", "No problems found.")
     few = judge(od.rejection(model, od.uniform(1.0), draws=50, seed=1))
     assert few.level == "care" and "run about" in few.todo[0]
     rows = few.findings[1]
@@ -362,9 +361,9 @@ def test_verdict_of_good_and_bad_runs(model, accepted, chains):
         == "care"
     )
     assert levels(replace(accepted, cost=accepted.cost._replace(failed=1)))["Failed simulations"] == "good"
-    stopped = replace(accepted, status=od.Status("interrupted", "interrupted after 3 proposals"))
+    stopped = replace(accepted, status=Status("interrupted", "interrupted after 3 proposals"))
     assert levels(stopped)["The run"] == "care"
-    forced = replace(accepted, notes=("this run went on with force=True although x changed: it is not one run",))
+    forced = replace(accepted, notes=("this run was continued with force=True although x changed: it is not one run",))
     assert judge(forced).level == "care"
     assert judge(od.rejection(model, od.uniform(1e-9), budget=50, seed=1)).level == "bad"
 
@@ -372,7 +371,7 @@ def test_verdict_of_good_and_bad_runs(model, accepted, chains):
 def test_the_plan_for_more_draws_is_in_proportion(model):
     post = od.rejection(model, od.uniform(1.0), draws=50, seed=1)
     least = min(row.ess for row in post.summary().rows.values())
-    planned = float(re.search(r"some ([\d,]+) simulations", judge(post).todo[0]).group(1).replace(",", ""))
+    planned = float(re.search(r"\(([\d,]+) simulations\)", judge(post).todo[0]).group(1).replace(",", ""))
     assert planned == pytest.approx(post.cost.simulations * 400 / least, rel=0.05)
 
 
@@ -396,7 +395,7 @@ def test_verdict_sees_an_answer_that_depends_on_the_tolerance(model):
 )
 def test_verdict_on_the_tolerance_wants_a_change_that_is_large_and_certain(accepted, mean, sd, mcse, level):
     def position(eps, *numbers):
-        return tolerances.Position(eps, 1000.0, {"mu": Row(*numbers, 1000.0, math.nan)}, {})
+        return tolerances.SliderPosition(eps, 1000.0, {"mu": SummaryRow(*numbers, 1000.0, math.nan)}, {})
 
     before = position(1.0, 0.0, 1.0, -1.6, 1.6, 0.001)
     after = position(0.5, mean, sd, mean - 1.6, mean + 1.6, mcse)

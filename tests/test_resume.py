@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from scipy import stats
 
 import onedraw as od
+from onedraw import paper
 from onedraw.cli import inspect as looking
 from onedraw.cli import models
 from onedraw.cli import run as running
@@ -66,7 +67,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 @pytest.mark.parametrize("name", RUNS)
 def test_a_killed_run_ends_as_if_nothing_had_happened(name, whole, tmp_path):
     assert told(survive(name, tmp_path, kills=6, seed=name)) == whole[name]
-    assert told(od.open(tmp_path / "run.db")) == whole[name]
+    assert told(od.load(tmp_path / "run.db")) == whole[name]
 
 
 @needs_fork
@@ -85,7 +86,7 @@ def test_the_segment_has_no_influence(name, whole, tmp_path):
     for segment in (1e-9, 30.0):
         path = tmp_path / f"{segment}.db"
         assert told(run(name, path, segment=segment)) == whole[name]
-        assert told(od.open(path)) == whole[name]
+        assert told(od.load(path)) == whole[name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1e-09.db", "30.0.db"]
 
 
@@ -98,7 +99,7 @@ def test_interrupted_in_every_phase(name, whole, tmp_path):
         post = run(name, path, segment=1e-9) if not path.exists() else od.resume(path, model, segment=1e-9)
         calls += Test.calls
         reasons.append(post.status.reason)
-        read = od.open(path)
+        read = od.load(path)
         assert read.status.reason == post.status.reason
         assert all(np.array_equal(read.draws[key], post.draws[key]) for key in post.draws)
     Test.stop_at = Test.calls = 0
@@ -199,7 +200,7 @@ def test_a_raised_budget_finds_the_starting_points_that_were_missing(tmp_path):
     path = tmp_path / "run.db"
     post = run("wilkinson", path, draws=3, budget=82)
     assert post.status.reason == "budget" and "found a starting point" in str(post.summary())
-    assert told(od.open(path)) == told(post)
+    assert told(od.load(path)) == told(post)
     assert od.resume(path, model, budget=5000).shape == (6, 3)
 
 
@@ -232,7 +233,7 @@ def test_a_changed_model_is_refused_by_its_part(make, words, tmp_path):
         od.resume(path, make())
     forced = od.resume(path, make(), force=True)
     assert forced.status.reason == "finished"
-    assert "force=True" in str(forced.summary()) and "force=True" in str(od.open(path).summary())
+    assert "force=True" in str(forced.summary()) and "force=True" in str(od.load(path).summary())
     # The file now belongs to the new model, and still says what happened.
     assert "force=True" in str(od.resume(path, make()).summary())
     with pytest.raises(od.StoreError, match="changed"):
@@ -315,7 +316,7 @@ def test_your_own_kernel_proposal_and_start_are_given_again(tmp_path):
     more = od.resume(path, simple, kernel=own, proposal=walk, start=earlier, draws=40)
     assert told(more)[:3] == told(od.pseudo_marginal(simple, own, **{**given, "draws": 40}))[:3]
     assert np.array_equal(more.draws["theta"][:, :20], post.draws["theta"])
-    assert od.open(path).kernel is None and od.open(path).distances is not None
+    assert od.load(path).kernel is None and od.load(path).distances is not None
 
 
 @pytest.mark.parametrize(
@@ -330,7 +331,7 @@ def test_built_in_proposals_and_points_come_from_the_file(proposal, start, tmp_p
     Test.stop_at = 0
     post = od.resume(path, model)
     assert told(post)[:5] == told(od.wilkinson(model, KERNEL, **given))[:5]
-    assert str(post.summary()) == str(od.open(path).summary())
+    assert str(post.summary()) == str(od.load(path).summary())
 
 
 def test_an_estimator_is_given_again(tmp_path):
@@ -343,12 +344,12 @@ def test_an_estimator_is_given_again(tmp_path):
         od.resume(path)
     more = od.resume(path, estimator=mine, draws=60)
     assert told(more)[:3] == told(od.pseudo_marginal(estimator=mine, **{**given, "draws": 60}))[:3]
-    assert told(od.open(path)) == told(more)
-    held = od.handicapped(od.abc_average(model, KERNEL, pseudo_samples=2), 0.3)
+    assert told(od.load(path)) == told(more)
+    held = paper.handicapped(paper.abc_average(model, KERNEL, pseudo_samples=2), 0.3)
     path = tmp_path / "handicapped.db"
     od.pseudo_marginal(estimator=held, **given, store=path)
     with pytest.raises(od.StoreError, match="estimator changed"):
-        od.resume(path, estimator=od.handicapped(od.abc_average(model, KERNEL, pseudo_samples=2), 0.4))
+        od.resume(path, estimator=paper.handicapped(paper.abc_average(model, KERNEL, pseudo_samples=2), 0.4))
     more = od.resume(path, estimator=held, draws=60)
     assert told(more)[:3] == told(od.pseudo_marginal(estimator=held, **{**given, "draws": 60}))[:3]
 
@@ -361,7 +362,7 @@ def test_resume_says_what_it_needs(tmp_path):
     run("rejection", path)
     with pytest.raises(od.StoreError, match="holds no functions: give the run's model"):
         od.resume(path)
-    with pytest.raises(od.StoreError, match="no proposal and no start"):
+    with pytest.raises(od.StoreError, match="holds a run of rejection, which has no start"):
         od.resume(path, model, start="rejection")
     with pytest.raises(ValueError, match="segment must be positive"):
         od.resume(path, model, segment=0)
@@ -392,7 +393,7 @@ def test_batched_and_staged_simulators_of_sequential_samplers(name, simulate, tm
     straight = sampler(two, **arguments, store=path, segment=1e-9)
     with Store(path, write=True) as file:
         file.drop_after(file.count() // 2)
-    assert told(od.resume(path, two)) == told(straight) == told(od.open(path))
+    assert told(od.resume(path, two)) == told(straight) == told(od.load(path))
 
 
 @pytest.mark.parametrize("simulate", [od.batched(simulate_batch), od.staged(lambda a, b: (a, b), staged_draw)])
@@ -403,7 +404,7 @@ def test_batched_and_staged_simulators(name, simulate, tmp_path):
     sampler, arguments = RUNS[name]
     given = {**arguments, "chains": 16, "draws": 40} if "chains" in arguments else arguments
     path = tmp_path / "run.db"
-    straight = sampler(two, KERNEL, **{key: value for key, value in given.items() if key != "keep"})
+    straight = sampler(two, KERNEL, **{key: value for key, value in given.items() if value != "all"})
     half = {"draws": given["draws"] // 2}
     sampler(two, KERNEL, **{**given, **half}, store=path, segment=1e-9)
     assert told(od.resume(path, two, draws=given["draws"]))[:3] == told(straight)[:3]
@@ -427,7 +428,7 @@ class TestSignals:
         code, output, store = self.stopped(tmp_path, number, name=name)
         assert code == 0
         _, ended = json.loads(output.read_text())
-        assert ended == reason and od.open(store).status.reason == reason
+        assert ended == reason and od.load(store).status.reason == reason
         assert told(od.resume(store, model)) == whole[name]
 
     def test_a_second_signal_leaves_at_once(self, tmp_path, whole):
@@ -482,18 +483,18 @@ def test_an_exception_loses_nothing(name, tmp_path, whole, monkeypatch):
 
     count = []
 
-    def broken(self, simulated):
+    def broken(self, *simulated):
         count.append(1)
         if len(count) == 14:
             raise ValueError("a bug in the distance")
-        return good(self, simulated)
+        return good(self, *simulated)
 
     good = od.Model.distances
     monkeypatch.setattr(od.Model, "distances", broken)
     with pytest.raises(ValueError, match="a bug in the distance"):
         run(name, path)
     monkeypatch.setattr(od.Model, "distances", good)
-    read = od.open(path)
+    read = od.load(path)
     assert read.status.reason == "unfinished" and read.cost.simulations > 80
     assert told(od.resume(path, model)) == whole[name]
 
@@ -652,7 +653,7 @@ class TestCommands:
         assert wrong.exit_code == 1 and "does not define 'nothing'" in wrong.output
         done = CliRunner().invoke(running.resume, [str(path), file])
         assert done.exit_code == 0 and "finished: 900 draws" in done.output
-        assert told(od.open(path)) == whole["rejection"]
+        assert told(od.load(path)) == whole["rejection"]
         own = CliRunner().invoke(running.resume, [str(path), f"{file}:model", "--draws", "10"])
         assert own.exit_code == 1 and "it may be raised, not lowered" in own.output
 
@@ -670,7 +671,7 @@ class TestCommands:
         wait_for_writer(path)
         time.sleep(0.2)
         child.send(signal.SIGTERM)
-        assert child.wait() == 143 and od.open(path).status.reason == "terminated"
+        assert child.wait() == 143 and od.load(path).status.reason == "terminated"
 
 
 def test_a_hopeless_run_is_refused_again_when_it_is_resumed(tmp_path):

@@ -8,13 +8,24 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.proposals.weights import systematic
-from onedraw.run.rounds import effective, reweighted, tolerance_keeping, tolerance_with
+from onedraw.estimators.tolerances import reweighted, tolerance_keeping, tolerance_with
+from onedraw.estimators.weights import effective, systematic
+from onedraw.run.population import ParticleBlock, occupation
 from onedraw.run.store import Store
 from onedraw.samplers import smc as module
-from onedraw.samplers.smc import occupation, smc
+from onedraw.samplers.smc import smc
 from tests.reference import Exact, beta_binomial, beta_posterior, toy
-from tests.sequential import Counted, Ordered, SignalAndNoise, Toy, TwoPieces, assert_right, errors
+from tests.sequential import (
+    Counted,
+    Ordered,
+    SignalAndNoise,
+    Toy,
+    TwoPieces,
+    assert_right,
+    assert_shown,
+    errors,
+    needs_fork,
+)
 
 ONE = (lambda theta: theta, lambda theta: theta**2, lambda theta: theta > 0.5)
 TWO = (lambda theta: theta, lambda theta: theta > 0, lambda theta: abs(theta))
@@ -27,10 +38,10 @@ COUNT = (lambda k, mu: k, lambda k, mu: mu, lambda k, mu: k == 2)
     [
         (Toy, ONE, {"budget": 4000}),
         (Toy, ONE, {"budget": 16_000, "pseudo_samples": 4}),
-        (Toy, ONE, {"budget": 4000, "kernel": od.gaussian}),
+        (Toy, ONE, {"budget": 4000, "kernel": od.gaussian()}),
         (TwoPieces, TWO, {"budget": 4000}),
         (TwoPieces, TWO, {"budget": 16_000, "pseudo_samples": 4}),
-        (TwoPieces, TWO, {"budget": 4000, "kernel": od.gaussian}),
+        (TwoPieces, TWO, {"budget": 4000, "kernel": od.gaussian()}),
         (Ordered, PAIR, {"budget": 4000}),
         (Counted, COUNT, {"budget": 2000}),
     ],
@@ -44,14 +55,14 @@ def test_draws_follow_the_posterior_at_the_tolerance_reached(problem, functions,
 def test_many_particles_at_a_given_tolerance(problem, pseudo_samples):
     """So many particles that the bias of adapting does not show: each run is within 4 of its errors."""
     z = errors(
-        smc, problem, (lambda theta: theta, lambda theta: abs(theta)), range(4), eps=0.4, particles=4000,
+        smc, problem, (lambda theta: theta, lambda theta: abs(theta)), range(4), kernel=od.uniform(0.4), particles=4000,
         pseudo_samples=pseudo_samples,
     )  # fmt: skip
     assert_right(z, spread=1.9, bias=0.0)
 
 
 def test_the_distribution_not_only_its_mean():
-    post = smc(toy(), eps=0.3, particles=8000, seed=2)
+    post = smc(toy(), kernel=od.uniform(0.3), particles=8000, seed=2)
     exact = Exact(od.uniform(0.3))
     order = np.argsort(post.draws["theta"][0])
     theta, mass = post.draws["theta"][0, order], np.cumsum(post.weights[0, order])
@@ -62,7 +73,7 @@ def test_the_distribution_not_only_its_mean():
 
 def test_exact_matching_of_a_count():
     """Distances are whole numbers: the tolerance falls to 1, below which only exact matches are left."""
-    post = smc(beta_binomial(), eps=1.0, particles=4000, seed=1)
+    post = smc(beta_binomial(), kernel=od.uniform(1.0), particles=4000, seed=1)
     assert post.settings["eps"] == 1.0 and (post.distances == 0).all()
     row = post.summary()["p"]
     assert abs(row.mean - beta_posterior().mean()) < 4 * row.mcse
@@ -73,18 +84,18 @@ def test_exact_matching_of_a_count():
 
 class TestEnds:
     def test_at_eps(self):
-        post = smc(toy(), eps=0.2, particles=500, seed=1)
+        post = smc(toy(), kernel=od.uniform(0.2), particles=500, seed=1)
         assert post.settings["eps"] == post.settings["target_eps"] == post.kernel.eps == 0.2
         assert post.status == ("finished", post.status.message) and post.status.complete
         assert (post.distances < 0.2).all()
 
     def test_at_the_budget_before_eps(self):
-        post = smc(toy(), eps=1e-4, budget=5000, seed=1)
+        post = smc(toy(), kernel=od.uniform(1e-4), budget=5000, seed=1)
         assert post.status.reason == "budget" and post.settings["eps"] > 1e-4
         assert "eps = 0.0001 was not reached" in str(post.notes)
 
     def test_when_acceptance_collapses(self):
-        post = smc(toy(), eps=1e-3, particles=300, least_acceptance=0.02, seed=1)
+        post = smc(toy(), kernel=od.uniform(1e-3), particles=300, least_acceptance=0.02, seed=1)
         assert post.status.reason == "finished" and "fewer than 0.02 of the moves were accepted" in str(post.notes)
         assert post.settings["eps"] > 1e-3
         exact, row = Exact(post.kernel), post.summary()["theta"]
@@ -93,12 +104,12 @@ class TestEnds:
     def test_a_simulator_that_cannot_reach_the_data(self):
         """Distances that never fall below 5: the run ends on its budget and says at which eps."""
         far = od.Model(od.Prior(theta=stats.norm()), od.batched(lambda rng, theta: 5 + rng.random(theta.size)), 0.0)
-        post = smc(far, eps=0.1, budget=3000, seed=1)
+        post = smc(far, kernel=od.uniform(0.1), budget=3000, seed=1)
         assert post.settings["eps"] > 5 and "was not reached" in str(post.notes)
         assert post.cost.simulations <= 3000
 
     def test_needs_an_end(self):
-        with pytest.raises(ValueError, match="give budget=, eps= or both"):
+        with pytest.raises(ValueError, match="give budget=, a kernel with a tolerance or both"):
             smc(toy())
         with pytest.raises(ValueError, match="does not pay for particles = 500"):
             smc(toy(), budget=400, particles=500)
@@ -121,7 +132,7 @@ class TestPath:
 
     def test_moves_refresh_duplicates_whatever_the_acceptance_rate(self):
         """Each stage goes on until there were about MOVES moves for each chain."""
-        post = smc(toy(), eps=0.05, particles=400, seed=4)
+        post = smc(toy(), kernel=od.uniform(0.05), particles=400, seed=4)
         moves = [stage.acceptance_rate * stage.proposals / 400 for stage in post.path]
         assert min(moves) >= module.MOVES
         assert post.path[-1].proposals > 10 * post.path[0].proposals
@@ -151,14 +162,15 @@ class TestAdaptiveDistance(SignalAndNoise):
 
     def test_the_new_tolerance_lies_within_the_old(self, monkeypatch):
         """A column whose scale grows would let in what the old tolerance kept out, were it not restated."""
-        seen, plain = [], module.Sequence.relearn
+        seen, plain = [], module.relearned
 
-        def watched(self, limit):
-            before = self.eps, np.array(self.estimator.model.distance.scale)
-            plain(self, limit)
-            seen.append((*before, self.eps, np.array(self.estimator.model.distance.scale)))
+        def watched(now, outcome, least):
+            then = plain(now, outcome, least)
+            scale, new = (np.array(one.estimator.model.distance.scale) for one in (now, then))
+            seen.append((now.eps, scale, then.eps, new))
+            return then
 
-        monkeypatch.setattr(module.Sequence, "relearn", watched)
+        monkeypatch.setattr(module, "relearned", watched)
         model = replace(self.model(), distance=od.scaled(scale=[20.0, 0.8], adapt=True))
         smc(model, budget=6000, seed=1)
         growth = [(new / old).max() for _, old, _, new in seen]
@@ -173,7 +185,7 @@ class TestAdaptiveDistance(SignalAndNoise):
         with Store(path, write=True) as file:
             file.drop_after(file.count() // 2)
         again = od.resume(path, self.model(adapt=True))
-        assert again.settings == whole.settings == od.open(path).settings
+        assert again.settings == whole.settings == od.load(path).settings
         assert np.array_equal(again.draws["theta"], whole.draws["theta"])
         assert again.weights.tobytes() == whole.weights.tobytes()
         assert again.cost._replace(seconds=0) == whole.cost._replace(seconds=0)
@@ -222,12 +234,17 @@ class TestParts:
     def test_the_task_is_pure_and_can_be_sent_away(self):
         import pickle
 
-        from onedraw.estimators.average import AbcAverage
+        from onedraw.estimators.abc_average import AbcAverage
 
         task = module.Moves(AbcAverage(PICKLED, od.uniform(1.0)), 3)
-        item = module.Item(0, 8, 0, 0, math.inf, None, np.empty(0))
+        item = ParticleBlock(0, 8)
         there = pickle.loads(pickle.dumps(item))
         assert np.array_equal(task(item).arrays["theta"], task(there).arrays["theta"])
+
+
+@needs_fork
+def test_its_file_shows_draws_while_it_goes_on_and_after_a_kill(tmp_path):
+    assert_shown("smc", tmp_path / "run.db")
 
 
 PICKLED = toy("plain")

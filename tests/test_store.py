@@ -105,7 +105,7 @@ class TestDamage:
         connection.close()
         words = rf"checksum of record {last}, 'run.segment', does not fit.*good up to record {last - 1} of \d+ \("
         with pytest.raises(StoreError, match=words):
-            od.open(file)
+            od.load(file)
         with pytest.raises(StoreError, match=words):
             od.resume(file, model)
         # With force, what cannot be read is computed again, and the result is the same.
@@ -118,12 +118,12 @@ class TestDamage:
         connection = sqlite3.connect(file)
         with connection:
             if table == "record":
-                connection.execute("UPDATE record SET header = replace(header, 'cost', 'cast') WHERE name = 'start'")
+                connection.execute("UPDATE record SET header = replace(header, 'notes', 'nates') WHERE name = 'ready'")
             else:
                 connection.execute("UPDATE meta SET value = replace(value, '5', '6') WHERE key = 'specification'")
         connection.close()
         with pytest.raises(StoreError, match="checksum of"):
-            od.open(file)
+            od.load(file)
 
     def test_a_lost_record(self, file):
         connection = sqlite3.connect(file)
@@ -131,7 +131,7 @@ class TestDamage:
             connection.execute("DELETE FROM record WHERE sequence = 4")
         connection.close()
         with pytest.raises(StoreError, match=r"record 4 is missing.*good up to record 3"):
-            od.open(file)
+            od.load(file)
 
     def test_a_lost_end(self, file):
         connection = sqlite3.connect(file)
@@ -139,7 +139,7 @@ class TestDamage:
             connection.execute("DELETE FROM record WHERE sequence > 6")
         connection.close()
         with pytest.raises(StoreError, match=r"should hold \d+ records.*good up to record 6"):
-            od.open(file)
+            od.load(file)
 
     def test_every_cut_is_one_clear_error(self, file, tmp_path):
         whole = file.read_bytes()
@@ -147,7 +147,7 @@ class TestDamage:
             cut = tmp_path / "cut.db"
             cut.write_bytes(whole[: len(whole) * part // 20])
             with pytest.raises(StoreError, match=r"cut\.db"):
-                od.open(cut)
+                od.load(cut)
             with pytest.raises(StoreError, match=r"cut\.db"):
                 od.resume(cut, model)
 
@@ -155,11 +155,11 @@ class TestDamage:
         cut = tmp_path / "cut.db"
         cut.write_bytes(file.read_bytes()[:-20_000])
         with pytest.raises(StoreError, match=r"good up to record \d+ of \d+ \("):
-            od.open(cut)
+            od.load(cut)
 
     def test_every_damaged_page_is_found_or_does_not_matter(self, file, tmp_path):
         """Noise in any page: a clear error, or (where the page is unused) the same posterior."""
-        whole, right, rng = file.read_bytes(), told(od.open(file)), np.random.default_rng(1)
+        whole, right, rng = file.read_bytes(), told(od.load(file)), np.random.default_rng(1)
         errors = 0
         for page in range(0, len(whole) // 4096, 2):
             noisy = bytearray(whole)
@@ -167,7 +167,7 @@ class TestDamage:
             damaged = tmp_path / "damaged.db"
             damaged.write_bytes(noisy)
             try:
-                read = od.open(damaged)
+                read = od.load(damaged)
             except StoreError:
                 errors += 1
             else:
@@ -179,7 +179,7 @@ class TestDamage:
         path = tmp_path / "other.db"
         path.write_bytes(content)
         with pytest.raises(StoreError, match=r"other\.db"):
-            od.open(path)
+            od.load(path)
         if content:
             with pytest.raises(StoreError, match=r"other\.db"):
                 run("rejection", path)
@@ -194,7 +194,7 @@ class TestDamage:
             connection.execute("CREATE TABLE precious (x)")
         connection.close()
         before = path.read_bytes()
-        for use in (od.open, lambda path: run("rejection", path)):
+        for use in (od.load, lambda path: run("rejection", path)):
             with pytest.raises(StoreError, match="not a run of onedraw"):
                 use(path)
         assert path.read_bytes() == before
@@ -204,7 +204,7 @@ class TestDamage:
         connection.execute("PRAGMA user_version = 99")
         connection.close()
         with pytest.raises(StoreError, match=r"format 99.*update onedraw"):
-            od.open(file)
+            od.load(file)
 
 
 class TestHostileFiles:
@@ -247,7 +247,7 @@ class TestHostileFiles:
         body = pickle.dumps(self.Bomb())
         self.rewrite(file, "run.segment", json.dumps({"scalars": {}, "arrays": arrays}), body)
         with pytest.raises(StoreError):
-            od.open(file)
+            od.load(file)
         assert not (Path(tempfile.gettempdir()) / "onedraw-was-here").exists()
 
     @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ class TestHostileFiles:
     def test_headers_that_lie(self, file, header):
         self.rewrite(file, "run.segment", header, b"")
         with pytest.raises(StoreError):
-            od.open(file)
+            od.load(file)
         with pytest.raises((StoreError, ValueError, KeyError, TypeError)):
             od.resume(file, model)
 
@@ -288,7 +288,7 @@ class TestHostileFiles:
             )
         connection.close()
         with pytest.raises(StoreError):
-            od.open(file)
+            od.load(file)
         with pytest.raises(StoreError):
             od.resume(file, model)
 
@@ -311,7 +311,7 @@ class TestWriters:
                 run("rejection", path)
             with pytest.raises(StoreError, match="being written by"):
                 od.resume(path, model)
-            assert od.open(path).status.reason == "unfinished"
+            assert od.load(path).status.reason == "unfinished"
         finally:
             child.send(signal.SIGKILL)
             child.wait()
@@ -359,7 +359,7 @@ class TestWriters:
             while child.poll() is None:
                 if path.exists() and path.stat().st_size:
                     try:
-                        post = od.open(path)
+                        post = od.load(path)
                     except StoreError:
                         assert not shapes  # the tables are not there yet
                         continue
@@ -371,7 +371,7 @@ class TestWriters:
         assert draws == sorted(draws) and len(set(draws)) > 5
         assert all(reason == "unfinished" for count, reason in shapes if count < 150)
         final = told(run("wilkinson"))
-        assert told(od.open(path)) == final
+        assert told(od.load(path)) == final
 
     def test_a_reader_that_does_not_let_go(self, tmp_path, monkeypatch):
         """A run goes on in memory while someone holds the file, and saves once he lets go."""
@@ -400,12 +400,12 @@ class TestPlaces:
         with pytest.raises(StoreError, match="is a directory"):
             run("rejection", tmp_path)
         with pytest.raises(StoreError, match="does not exist: there is no run to read"):
-            od.open(tmp_path / "run.db")
+            od.load(tmp_path / "run.db")
 
     def test_a_relative_name_with_odd_characters(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         run("rejection", "a b?c#d%20.db")
-        assert od.open("a b?c#d%20.db").status.complete and (tmp_path / "a b?c#d%20.db").exists()
+        assert od.load("a b?c#d%20.db").status.complete and (tmp_path / "a b?c#d%20.db").exists()
 
     @needs_fork
     def test_a_read_only_file_and_folder(self):
@@ -421,7 +421,7 @@ class TestPlaces:
                 "import os, sys\n"
                 "from tests.stored_run import run, od\n"
                 "if os.getuid() == 0: os.setuid(65534)\n"
-                "assert od.open(sys.argv[1]).status.complete\n"
+                "assert od.load(sys.argv[1]).status.complete\n"
                 "for name in ('run.db', 'new.db'):\n"
                 "    try: run('rejection', os.path.join(os.path.dirname(sys.argv[1]), name))\n"
                 "    except od.StoreError as error: print(error)\n"
@@ -463,7 +463,7 @@ class TestFullDisk:
                 warnings.simplefilter("always")
                 post = whole(store=path, segment=0.01)
             resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
-            saved = od.open(path)
+            saved = od.load(path)
             same = told(post) == told(whole())
             again = told(od.resume(path, wide)) == told(post)
             texts = [str(one.message) for one in caught]
@@ -503,7 +503,7 @@ def test_simulations_that_fail_midway_are_kept_with_the_run(name, fault, tmp_pat
     path = tmp_path / "run.db"
     post = sampler(picky, **given, store=path, segment=1e-9)
     assert post.cost.failed > 5
-    read = od.open(path)
+    read = od.load(path)
     assert read.failures == post.failures and told(read) == told(post)
     if fault == "nan":
         assert np.isnan(od.replay(path, model=picky))
@@ -513,13 +513,13 @@ def test_simulations_that_fail_midway_are_kept_with_the_run(name, fault, tmp_pat
     with pytest.raises(od.SimulationError):
         sampler(picky, **given, store=tmp_path / "raise.db", on_error="raise")
     assert (
-        od.open(tmp_path / "raise.db").status.reason == "unfinished" if os.path.exists(tmp_path / "raise.db") else True
+        od.load(tmp_path / "raise.db").status.reason == "unfinished" if os.path.exists(tmp_path / "raise.db") else True
     )
 
 
 def test_an_opened_posterior_can_do_what_needs_no_model(tmp_path):
     path = tmp_path / "run.db"
-    post, read = run("rejection", path), od.open(path)
+    post, read = run("rejection", path), od.load(path)
     assert read.model is None and read.kernel == post.kernel
     assert np.array_equal(read.at(1.0).weights, post.at(1.0).weights)
     assert np.array_equal(read.sample(5, seed=1)["a"], post.sample(5, seed=1)["a"])

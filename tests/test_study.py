@@ -8,11 +8,14 @@ import subprocess
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from markupsafe import escape
 
 import onedraw.samplers.pseudo_marginal as algorithm_2
 from onedraw.cli.study import study as study_command
+from onedraw.paper import tasks
+from onedraw.paper.page import render, write_figures, write_page
 from onedraw.paper.study import claims, figures, page, run, settings
-from onedraw.proposals import proposals as proposal
+from onedraw.proposals import independence as proposal
 from tests.browser import CHROMIUM, needs_chromium
 
 CURVES = settings.EFFICIENCY[2:]
@@ -30,7 +33,7 @@ def small(monkeypatch):
 def reduced(tmp_path_factory):
     """Figures 1L and 2L at 300,000 iterations, with one row of the third."""
     out = tmp_path_factory.mktemp("study")
-    plan = run.Plan(300_000, figures=("1L", "2L"))
+    plan = run.StudyPlan(300_000, figures=("1L", "2L"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "MATCHED_EPS", (0.25,))
         patch.setattr(run, "MATCHED_PSEUDO_SAMPLES", (1, 16))
@@ -41,7 +44,8 @@ def reduced(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(reduced):
     """index.html of the reduced study."""
-    return page.write_page(*reduced)
+    study, out = reduced
+    return write_page(figures.panels_of(study), page.content_of(study), out)
 
 
 def test_simulated_values_agree_with_exact_ones(reduced):
@@ -69,7 +73,7 @@ def test_every_point_is_there_and_in_the_captions_order(reduced):
 
 
 def outcomes_of(indices):
-    plan = run.Plan(100_000, figures=("1L",))
+    plan = run.StudyPlan(100_000, figures=("1L",))
     return [run.run_point(plan, index) for index in indices]
 
 
@@ -106,7 +110,7 @@ def test_a_broken_sampler_is_noticed(monkeypatch, break_it):
 def short(monkeypatch):
     """A plan of 1L with few iterations, and the cheapest variances alone."""
     monkeypatch.setattr(run, "EFFICIENCY", CURVES[:1])
-    return run.Plan(2000, figures=("1L",))
+    return run.StudyPlan(2000, figures=("1L",))
 
 
 def table_of(out):
@@ -130,12 +134,12 @@ def test_interrupted_and_continued_gives_the_same_bytes(tmp_path, short, monkeyp
     assert not (tmp_path / "parts" / "study.csv").exists()
     monkeypatch.setattr(run, "run_point", real)
     # A crash may leave half a line behind.
-    with (tmp_path / "parts" / run.CHECKPOINT).open("a") as file:
+    with (tmp_path / "parts" / tasks.CHECKPOINT).open("a") as file:
         file.write('{"key": "point 7", "val')
     again = run.run_study(short, tmp_path / "parts", progress=False)
     assert again.picked_up == 5
     assert table_of(tmp_path / "parts") == table_of(tmp_path / "whole")
-    for line in (tmp_path / "parts" / run.CHECKPOINT).read_text().splitlines():
+    for line in (tmp_path / "parts" / tasks.CHECKPOINT).read_text().splitlines():
         json.loads(line)
 
 
@@ -154,18 +158,18 @@ def test_workers_change_no_number(tmp_path, short):
 
 
 def test_points_of_another_study_are_not_mixed_in(tmp_path, short):
-    run.read_checkpoint(tmp_path / run.CHECKPOINT, short)
+    tasks.finished(tmp_path, short.identity(), run.point_tasks(short))
     with pytest.raises(
-        run.StudyError, match=r"another study \(2,000 iterations, uniform kernel, seed 1;.*another --out"
+        tasks.StudyError, match=r"another study \(2,000 iterations, uniform kernel, seed 1;.*another --out"
     ):
-        run.read_checkpoint(tmp_path / run.CHECKPOINT, run.Plan(3000, figures=("1L",)))
+        tasks.finished(tmp_path, run.StudyPlan(3000, figures=("1L",)).identity(), [])
 
 
 def test_too_few_iterations_are_refused():
-    with pytest.raises(run.StudyError, match="1R needs at least 300,000 iterations"):
-        run.Plan(1000)
-    with pytest.raises(run.StudyError, match="no figure '3'"):
-        run.Plan(figures=("3",))
+    with pytest.raises(tasks.StudyError, match="1R needs at least 300,000 iterations"):
+        run.StudyPlan(1000)
+    with pytest.raises(tasks.StudyError, match="no figure '3'"):
+        run.StudyPlan(figures=("3",))
 
 
 def test_chains_times_steps_is_the_number_of_iterations():
@@ -183,7 +187,7 @@ def test_chains_times_steps_is_the_number_of_iterations():
 def test_forecast_counts_what_is_left(short):
     every = [task.key for task in run.point_tasks(short)]
     assert run.forecast_seconds(short, 1, every) == pytest.approx(run.FIXED_SECONDS)
-    assert run.forecast_seconds(run.Plan(), 2) > run.forecast_seconds(short, 2)
+    assert run.forecast_seconds(run.StudyPlan(), 2) > run.forecast_seconds(short, 2)
 
 
 # Claims
@@ -192,43 +196,43 @@ def test_forecast_counts_what_is_left(short):
 def test_claims_are_decided_by_their_numbers(reduced):
     study, _ = reduced
     found = {claim.short: claim for claim in claims.claims_of(study)}
-    assert found["M > 1 accepts no more per pseudo-sample"].reproduced
-    assert found["the benefit shrinks as y_obs grows"].reproduced
-    assert not found["the benefit disappears at y_obs = 8"].reproduced
+    assert found["M > 1 accepts no more per pseudo-sample"].holds
+    assert found["the benefit shrinks as y_obs grows"].holds
+    assert not found["the benefit disappears at y_obs = 8"].holds
     assert "12.6 %" in found["the benefit disappears at y_obs = 8"].number
-    assert not found["eps = 0.08 at y_obs = 2"].reproduced
+    assert not found["eps = 0.08 at y_obs = 2"].holds
     assert "0.019272" in found["eps = 0.08 at y_obs = 2"].number
     assert "1.66 %" in found["eps = 0.08 at y_obs = 2"].remark
-    assert not found["eps = 7.64 at y_obs = 8"].reproduced
+    assert not found["eps = 7.64 at y_obs = 8"].holds
     assert "4.2494" in found["eps = 7.64 at y_obs = 8"].number
     assert "40 %" in found["eps = 7.64 at y_obs = 8"].remark
-    assert found["Gaussian kernel has the same shape"].reproduced
-    assert not found["Gaussian kernel indistinguishable at the same eps"].reproduced
-    assert found["25.6 % and 2.0 % at M = 64"].reproduced
+    assert found["Gaussian kernel has the same shape"].holds
+    assert not found["Gaussian kernel indistinguishable at the same eps"].holds
+    assert found["25.6 % and 2.0 % at M = 64"].holds
 
 
 def exact_outcomes(figure):
     return [
-        run.Outcome(point.figure, point.series, point.pseudo_samples, value, 0.01 * value, value, 1, 1.0)
+        run.SimulatedPoint(point.figure, point.series, point.pseudo_samples, value, 0.01 * value, value, 1, 1.0)
         for point, value in run_exact(figure)
     ]
 
 
 def run_exact(figure):
-    from onedraw.paper.study.exact import exact_value
+    from onedraw.paper.study.quadrature import exact_value
 
     return [(point, exact_value(point)) for point in settings.points([figure])]
 
 
 def test_claims_of_the_other_figures():
     outcomes = (*exact_outcomes("1R"), *exact_outcomes("2R"))
-    study = run.Study(run.Plan(figures=("1R", "2R")), outcomes, (), (), 1, 1.0, 0)
+    study = run.StudyResults(run.StudyPlan(figures=("1R", "2R")), outcomes, (), (), 1, 1.0, 0)
     found = {claim.short: claim for claim in claims.claims_of(study)}
-    assert len(found) == 5 and all(claim.reproduced for claim in found.values())
+    assert len(found) == 5 and all(claim.holds for claim in found.values())
     # The same with the lines turned round: the verdicts must not come out by themselves.
     upside_down = tuple(one._replace(exact=1 / one.exact, simulated=1 / one.simulated) for one in outcomes)
-    turned = claims.claims_of(run.Study(study.plan, upside_down, (), (), 1, 1.0, 0))
-    assert [claim.short for claim in turned if claim.reproduced] == ["25.6 % and 2.0 % at M = 64"]
+    turned = claims.claims_of(run.StudyResults(study.plan, upside_down, (), (), 1, 1.0, 0))
+    assert [claim.short for claim in turned if claim.holds] == ["25.6 % and 2.0 % at M = 64"]
 
 
 # Figures and page
@@ -236,7 +240,7 @@ def test_claims_of_the_other_figures():
 
 def test_figures_are_written(reduced):
     study, out = reduced
-    names = sorted(path.name for path in figures.write_figures(study, out))
+    names = sorted(path.name for path in write_figures(figures.panels_of(study), out))
     assert names == sorted(f"figure{number}.{kind}" for number in (1, 2, 3) for kind in ("svg", "png"))
     for number in (1, 2, 3):
         assert (out / f"figure{number}.svg").read_text().lstrip().startswith("<?xml")
@@ -252,16 +256,16 @@ def test_page_is_self_contained(reduced, written):
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     for claim in claims.claims_of(study):
-        assert claim.verdict in text
+        assert ("reproduced" if claim.holds else "not reproduced") in text
+        assert escape(claim.statement) in text
     for words in ("quadrature gives 0.019272", "quadrature gives 4.2494", "χ² =", "NumPy"):
         assert words in text
 
 
 def test_page_escapes_text(reduced, monkeypatch):
     study, _ = reduced
-    monkeypatch.setattr(page, "inline_panels", lambda study: {})
     monkeypatch.setattr(page, "machine", lambda: {"processor": "<b>fast</b>"})
-    assert "&lt;b&gt;fast" in page.render(study)
+    assert "&lt;b&gt;fast" in render({}, page.content_of(study))
 
 
 PROBE = """<script>
@@ -344,13 +348,13 @@ def test_command_fails_where_values_do_not_agree(tmp_path, short, monkeypatch):
 @pytest.mark.parametrize("engine", ["numba", "jax"])
 def test_other_engines_agree_with_the_exact_values(engine):
     """Three points of figure 1L; the seed is the same, and the numbers are the engine's own."""
-    plan = run.Plan(200_000, figures=("1L",), engine=engine)
+    plan = run.StudyPlan(200_000, figures=("1L",), engine=engine)
     outcomes = [run.run_point(plan, index) for index in (0, 2, 7)]
     assert all(abs(one.z) < 4 for one in outcomes), outcomes
-    numpy = run.run_point(run.Plan(200_000, figures=("1L",)), 0)
+    numpy = run.run_point(run.StudyPlan(200_000, figures=("1L",)), 0)
     assert outcomes[0].simulated != numpy.simulated
     assert outcomes[0].std_error == pytest.approx(numpy.std_error, rel=0.3)
-    assert plan.identity() != run.Plan(200_000, figures=("1L",)).identity()
+    assert plan.identity() != run.StudyPlan(200_000, figures=("1L",)).identity()
 
 
 def test_a_study_on_a_device_is_shared_by_processes_and_kept(tmp_path, monkeypatch):
@@ -358,11 +362,11 @@ def test_a_study_on_a_device_is_shared_by_processes_and_kept(tmp_path, monkeypat
     monkeypatch.setattr(run, "MATCHED_EPS", ())
     monkeypatch.setattr(run, "EFFICIENCY", CURVES[:1])
     monkeypatch.setattr(run, "points", lambda: settings.points()[:2])
-    plan = run.Plan(200_000, figures=("1L",), engine="jax")
+    plan = run.StudyPlan(200_000, figures=("1L",), engine="jax")
     first = run.run_study(plan, tmp_path, workers=2, progress=False)
     assert [one.pseudo_samples for one in first.outcomes] == [1, 2]
     alone = run.run_study(plan, tmp_path / "alone", progress=False)
     assert [one._replace(seconds=0) for one in alone.outcomes] == [one._replace(seconds=0) for one in first.outcomes]
     assert run.run_study(plan, tmp_path, progress=False).picked_up == 2
-    with pytest.raises(run.StudyError, match="another study"):
-        run.run_study(run.Plan(200_000, figures=("1L",)), tmp_path, progress=False)
+    with pytest.raises(tasks.StudyError, match="another study"):
+        run.run_study(run.StudyPlan(200_000, figures=("1L",)), tmp_path, progress=False)

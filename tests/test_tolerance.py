@@ -9,12 +9,24 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.cost import Cost
-from onedraw.paper.study import exact
+from onedraw.paper.study import quadrature as exact
 from onedraw.paper.study.run import toy_model
 from onedraw.paper.study.settings import Toy
+from onedraw.run.blocks import Deadline
+from onedraw.run.options import Options
+from onedraw.run.saving import Saver
 from onedraw.tuning import tolerance
-from onedraw.tuning.tolerance import DEVICE_CHAINS, DEVICE_STEPS, DEVICE_THIN, Search, chord, parabola, tolerance_for
-from onedraw.tuning.tolerance import Trial as Run
+from onedraw.tuning.runs import Runs
+from onedraw.tuning.tolerance import (
+    DEVICE_CHAINS,
+    DEVICE_STEPS,
+    DEVICE_THIN,
+    ToleranceSearch,
+    Trial,
+    chord,
+    parabola,
+    tolerance_for,
+)
 from tests import reference
 
 POINTS = [
@@ -29,7 +41,7 @@ POINTS = [
 @pytest.mark.parametrize(("toy", "rate", "pseudo_samples", "kernel", "budget"), POINTS)
 def test_exact_tolerances_within_4_stated_errors(toy, rate, pseudo_samples, kernel, budget):
     found = tolerance_for(
-        toy_model(toy), rate, kernel=getattr(od, kernel), pseudo_samples=pseudo_samples,
+        toy_model(toy), rate, kernel=getattr(od, kernel)(), pseudo_samples=pseudo_samples,
         proposal=od.independence(), budget=budget, seed=3,
     )  # fmt: skip
     expected = exact.tolerance(rate, toy, pseudo_samples, kernel)
@@ -121,7 +133,7 @@ def test_the_answer_says_what_it_is():
 
 def test_slopes_of_a_straight_line_and_of_a_parabola():
     def run(log_eps, log_rate):
-        return Run("wing", np.exp(log_eps), np.exp(log_rate), 1e-3, 100, 100, 1)
+        return Trial("bracket", np.exp(log_eps), np.exp(log_rate), 1e-3, 100, 100, 1)
 
     low, middle, high = (run(x, -3 + 0.7 * x + 0.2 * x**2) for x in (-0.5, 0.1, 0.6))
     slope, error, bend = parabola(low, middle, high)
@@ -133,7 +145,10 @@ def test_slopes_of_a_straight_line_and_of_a_parabola():
 def even_search(engine="numpy", pseudo_samples=1, fewest=32):
     """A search whose pilot found distances evenly from 0 to 1, so that the mean weight at eps is eps."""
     model, distances = toy_model(Toy(), engine), np.linspace(0, 1, 10_001)[1:]
-    return Search(model, od.uniform, pseudo_samples, None, None, 0.01, 1, False, distances, 10_000, fewest)
+    runs = Runs(None, Options.checked({"seed": 1, "progress": False}), Saver(), Deadline(None))
+    return ToleranceSearch(
+        model, od.uniform(), pseudo_samples, None, None, 0.01, runs, fewest, distances=distances, pilot=10_000
+    )
 
 
 def test_short_runs_do_not_step_where_none_can_start():
@@ -170,11 +185,12 @@ def test_steps_are_counted_whatever_comes_back(engine, thin, monkeypatch):
         )  # fmt: skip
 
     monkeypatch.setattr(tolerance, "pseudo_marginal", run)
-    search, path = even_search(engine, fewest=256), []
-    search.run(path, "search", np.log(0.001), 256 * 1000, None)
+    search = even_search(engine, fewest=256)
+    path = search.path
+    search.run("search", np.log(0.001), 256 * 1000, None)
     assert asked["thin"] == thin and asked["draws"] == -(-1000 // thin)
     assert path[0].steps == asked["draws"] * thin >= 1000 and path[0].chains == 256
-    search.run(path, "wing", np.log(0.001), np.inf, 2_000_000)
+    search.run("bracket", np.log(0.001), np.inf, 2_000_000)
     assert asked["draws"] is None and path[1].steps == 25 * thin and path[1].simulations == 7
 
 
@@ -203,7 +219,7 @@ def test_chains_on_a_device_are_few_numbers():
 )  # fmt: skip
 def test_the_fewest_chains_follow_the_budget(engine, arguments, fewest, monkeypatch):
     seen = []
-    monkeypatch.setattr(tolerance, "_with_pilot", lambda search, _: (seen.append(search.fewest), 1 / 0))
+    monkeypatch.setattr(ToleranceSearch, "simulate_prior", lambda search: (seen.append(search.fewest), 1 / 0))
     with pytest.raises(ZeroDivisionError):
         tolerance_for(toy_model(Toy(), engine), 0.1, seed=1, **arguments)
     assert seen == [fewest]
@@ -237,9 +253,9 @@ def test_a_model_without_noise_in_its_distance_is_refused():
         ({"acceptance_rate": 0.0}, "acceptance_rate must be positive"),
         ({"acceptance_rate": 1.0}, "acceptance_rate must be below 1"),
         ({"acceptance_rate": float("nan")}, "acceptance_rate must be positive"),
-        ({"kernel": od.uniform(0.1)}, r"function of eps, such as od\.uniform"),
-        ({"kernel": 3}, r"such as od\.uniform, got 3"),
-        ({"kernel": lambda eps: eps}, "gives a kernel"),
+        ({"kernel": od.uniform(0.1)}, r"has the tolerance eps = 0\.1, which is what"),
+        ({"kernel": 3}, r"such as od\.uniform\(\), got 3"),
+        ({"kernel": od.uniform}, "must be a kernel without a tolerance"),
         ({"pseudo_samples": 0}, "pseudo_samples must be"),
         ({"budget": 10}, "budget = 10 is too small"),
         ({"precision": -1.0}, "precision must be positive"),
@@ -254,3 +270,50 @@ def test_a_model_without_noise_in_its_distance_is_refused():
 def test_bad_input_is_named_with_its_remedy(arguments, words):
     with pytest.raises(ValueError, match=words):
         tolerance_for(**{"model": reference.toy(), "acceptance_rate": 0.1, "seed": 1, **arguments})
+
+
+def numbers(found):
+    return found.eps, found.std_error, found.path, found.cost._replace(seconds=0.0, surplus=0)
+
+
+def test_a_search_that_is_killed_continues_from_its_file(tmp_path):
+    """All runs of a search share one file; what it holds is not simulated again, and the answer is the same."""
+    Calls.count = 0
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), counted_normal, 2.0, distance=od.scaled(scale=[1.0]))
+    given = {"budget": 4_000, "proposal": od.independence(), "seed": 3, "segment": 1e-9}
+    file = tmp_path / "search.db"
+    with pytest.raises(KeyboardInterrupt):
+        od.tolerance_for(model, 0.1, **given, store=file)
+    before = Calls.count
+    found = od.tolerance_for(model, 0.1, **given, store=file)
+    assert 0 < Calls.count - before < found.cost.simulations - 1_500
+    assert numbers(found) == numbers(od.tolerance_for(model, 0.1, **given))
+    with pytest.raises(od.StoreError, match=r"acceptance_rate: 0\.1 -> 0\.2"):
+        od.tolerance_for(model, 0.2, **given, store=file)
+    with pytest.raises(od.StoreError, match=r"holds what od\.tolerance_for has measured, and no draws"):
+        od.load(file)
+
+
+def test_workers_and_time_limits_of_a_search():
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), plain_normal, 2.0)
+    given = {"budget": 3_000, "proposal": od.independence(), "seed": 3}
+    assert numbers(od.tolerance_for(model, 0.1, **given, workers=2)) == numbers(od.tolerance_for(model, 0.1, **given))
+    with pytest.raises(TimeoutError, match=r"max_seconds = 0\.001 passed after"):
+        od.tolerance_for(model, 0.1, **given, max_seconds=0.001)
+
+
+class Calls:
+    """Of `counted_normal`; no part of its identity, since it is reached through a class."""
+
+    count = 0
+
+
+def counted_normal(rng, theta):
+    Calls.count += 1
+    if Calls.count == 2_500:
+        raise KeyboardInterrupt
+    return rng.normal(theta, 1.0)
+
+
+def plain_normal(rng, theta):
+    return rng.normal(theta, 1.0)

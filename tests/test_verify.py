@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onedraw.paper import exact
-from onedraw.paper import verify as module
-from onedraw.paper.verify import rerun, verify
+from onedraw.paper import finite_chains as exact
+from onedraw.paper import rerun, verify
+from onedraw.paper import verification as module
 
 TRIALS = 120
 NAMES = [name for name, *_ in module.STATEMENTS]
@@ -202,9 +202,9 @@ def test_worst_function_is_the_worst():
     drawn = (module.draw_instance(0, trial) for trial in range(999))
     kind = ("dense", "uniform", 6)
     work = module.Work(next(i for i in drawn if (i.proposal_kind, i.law_kind, len(i.prior)) == kind))
-    ratio, worst = module._worst(work.v_one, work.v_many, work)
+    ratio, worst = module._worst(work.v(1), work.v(work.m), work)
     functions = np.vstack([worst, np.random.default_rng(0).normal(size=(500, 6))])
-    ratios = [(f @ work.v_one @ f) / (f @ work.v_many @ f) for f in functions]
+    ratios = [(f @ work.v(1) @ f) / (f @ work.v(work.m) @ f) for f in functions]
     assert ratio == pytest.approx(ratios[0], rel=1e-9)
     assert max(ratios[1:]) <= ratio * (1 + 1e-9)
     assert min(ratios[1:]) < 0.99 * ratio  # the functions do differ
@@ -245,8 +245,8 @@ def test_search_comes_close_and_stays_below():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: verify(0), "trials must be an integer of at least 1, got 0"),
-        (lambda: verify(1, seed=-1), "seed must be an integer of at least 0, got -1"),
+        (lambda: verify(0), "trials must be a whole number of at least 1, got 0"),
+        (lambda: verify(1, seed=-1), "seed must be a whole number of at least 0, got -1"),
         (lambda: verify(1, statements=["L7"]), "statements has 'L7': choose from L1, kernels"),
         (lambda: verify(1, statements=[]), "choose from L1"),
         (lambda: rerun({"prior": [1.0]}), "not a stored instance"),

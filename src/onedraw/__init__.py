@@ -1,64 +1,78 @@
 """onedraw: likelihood-free Bayesian inference that spends every simulation well."""
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from onedraw.cost import Cost
 from onedraw.engines.numba import compiled
-from onedraw.estimators.average import Estimator, abc_average, handicapped, unbiased
+from onedraw.estimators.own import unbiased
 from onedraw.estimators.particle_filter import particle_filter
+from onedraw.estimators.protocol import Estimator
+from onedraw.failures import Failure, SimulationError
 from onedraw.model.distance import euclidean, mahalanobis, scaled
 from onedraw.model.external import command
 from onedraw.model.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
 from onedraw.model.model import Model
 from onedraw.model.prior import Prior
-from onedraw.model.simulator import Failure, SimulationError, batched, jax_simulator, staged
-from onedraw.proposals.proposals import independence, lazy, random_walk
-from onedraw.results.posterior import Posterior, Status
+from onedraw.model.simulator import batched, jax_simulator, staged
+from onedraw.proposals.independence import independence
+from onedraw.proposals.lazy import lazy
+from onedraw.proposals.random_walk import random_walk
+from onedraw.results.posterior import HIGHER, Posterior
 from onedraw.run.pool import WorkerError
 from onedraw.run.record import StoreError
+from onedraw.run.registry import sampler
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.r_hit import r_hit
 from onedraw.samplers.rejection import rejection
 from onedraw.samplers.wilkinson import wilkinson
+from onedraw.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from onedraw.report import plots
-    from onedraw.results.certificate import Certificate, certificate
-    from onedraw.results.efficiency import Efficiency, running_time
-    from onedraw.runs import open, replay, resume, reuse
+    from onedraw.results.certificate import certificate
+    from onedraw.runs import load, replay, resume, reuse
     from onedraw.samplers.importance import importance
     from onedraw.samplers.infer import infer
     from onedraw.samplers.smc import smc
-    from onedraw.tuning.advise import Advice, advise
-    from onedraw.tuning.fit_summary import Fitted, fit_summary
-    from onedraw.tuning.tolerance import Tolerance, tolerance_for
-
-__version__ = "0.1.0"
+    from onedraw.tuning.advise import advise
+    from onedraw.tuning.fit_summary import fit_summary
+    from onedraw.tuning.tolerance import tolerance_for
 
 LATER = {
-    "onedraw.report.plots": ("plots",),
-    "onedraw.runs": ("open", "replay", "resume", "reuse"),
-    "onedraw.tuning.fit_summary": ("Fitted", "fit_summary"),
-    "onedraw.samplers.importance": ("importance",),
-    "onedraw.samplers.infer": ("infer",),
-    "onedraw.samplers.smc": ("smc",),
-    "onedraw.tuning.tolerance": ("Tolerance", "tolerance_for"),
-    "onedraw.tuning.advise": ("Advice", "advise"),
-    "onedraw.results.certificate": ("Certificate", "certificate"),
-    "onedraw.results.efficiency": ("Efficiency", "running_time"),
+    "plots": "onedraw.report",
+    "certificate": "onedraw.results.certificate",
+    "load": "onedraw.runs",
+    "replay": "onedraw.runs",
+    "resume": "onedraw.runs",
+    "reuse": "onedraw.runs",
+    "importance": "onedraw.samplers.importance",
+    "infer": "onedraw.samplers.infer",
+    "smc": "onedraw.samplers.smc",
+    "advise": "onedraw.tuning.advise",
+    "fit_summary": "onedraw.tuning.fit_summary",
+    "tolerance_for": "onedraw.tuning.tolerance",
 }
 """Names that are imported when they are used, so that `import onedraw` stays quick."""
 
 
+def _later(module: str, name: str) -> Callable[..., Any]:
+    """A function whose module is imported when it is called."""
+    return lambda *given, **named: getattr(import_module(module), name)(*given, **named)
+
+
+HIGHER["efficiency"] = _later("onedraw.results.efficiency", "efficiency")
+HIGHER["adjust"] = _later("onedraw.results.adjustment", "adjusted")
+HIGHER["plot"] = _later("onedraw.report.plots", "plot")
+HIGHER["report"] = _later("onedraw.report.page", "write_report")
+
+
 def __getattr__(name: str) -> Any:
-    for module, names in LATER.items():
-        if name in names:
-            found = import_module(module)
-            value = found if name == "plots" else getattr(found, name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'onedraw' has no attribute {name!r}")
+    if name not in LATER:
+        raise AttributeError(f"module 'onedraw' has no attribute {name!r}")
+    value = import_module("onedraw.report.plots") if name == "plots" else getattr(import_module(LATER[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
@@ -66,23 +80,15 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Advice",
-    "Certificate",
-    "Cost",
-    "Efficiency",
     "Estimator",
     "Failure",
-    "Fitted",
     "Kernel",
     "Model",
     "Posterior",
     "Prior",
     "SimulationError",
-    "Status",
     "StoreError",
-    "Tolerance",
     "WorkerError",
-    "abc_average",
     "advise",
     "batched",
     "certificate",
@@ -92,7 +98,6 @@ __all__ = [
     "euclidean",
     "fit_summary",
     "gaussian",
-    "handicapped",
     "importance",
     "independence",
     "infer",
@@ -100,8 +105,8 @@ __all__ = [
     "kernel",
     "laplace",
     "lazy",
+    "load",
     "mahalanobis",
-    "open",
     "particle_filter",
     "plots",
     "pseudo_marginal",
@@ -111,7 +116,7 @@ __all__ = [
     "replay",
     "resume",
     "reuse",
-    "running_time",
+    "sampler",
     "scaled",
     "smc",
     "staged",

@@ -4,6 +4,8 @@ import math
 import operator
 from typing import Any
 
+import numpy as np
+
 MAX_SEED = 2**63 - 1
 
 
@@ -51,23 +53,31 @@ def positive(name: str, value: Any, meaning: str) -> float:
 def seed_or_fresh(seed: Any) -> int:
     """The user's seed, checked; or a fresh one from the operating system, to be recorded with the run.
 
-    >>> seed_or_fresh(7)
-    7
+    >>> seed_or_fresh(7), seed_or_fresh(np.random.SeedSequence(7)) == seed_or_fresh(np.random.SeedSequence(7))
+    (7, True)
     >>> seed_or_fresh(True)
     Traceback (most recent call last):
     ...
-    ValueError: seed must be a whole number from 0 to 9223372036854775807 or None, got True
+    ValueError: seed must be a whole number from 0 to 9223372036854775807, a SeedSequence or None, got True
     """
     if seed is None:
         import secrets
 
         return secrets.randbelow(2**32)
+    if isinstance(seed, np.random.SeedSequence):
+        high, low = seed.generate_state(2, np.uint32).tolist()
+        return (high << 32 | low) & MAX_SEED
+    if isinstance(seed, np.random.Generator | np.random.BitGenerator | np.random.RandomState):
+        raise ValueError(
+            f"seed is a {type(seed).__name__}, whose state changes with every draw, so it does not name a run that can "
+            "be repeated or resumed: give a whole number or a numpy.random.SeedSequence"
+        )
     try:
         number = operator.index(seed)
     except TypeError:
         number = -1
     if isinstance(seed, bool) or not 0 <= number <= MAX_SEED:
-        raise ValueError(f"seed must be a whole number from 0 to {MAX_SEED} or None, got {seed!r}")
+        raise ValueError(f"seed must be a whole number from 0 to {MAX_SEED}, a SeedSequence or None, got {seed!r}")
     return number
 
 

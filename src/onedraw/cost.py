@@ -1,5 +1,6 @@
 """What a run has spent, as a value that adds."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -24,10 +25,19 @@ class Cost(NamedTuple):
     proposals: int = 0
     """Parameter values proposed."""
     surplus: int = 0
-    """Simulations whose results were not used."""
+    """Simulations whose results were not used, or that only filled up a program of fixed size."""
     seconds: float = 0.0
     """Wall-clock time."""
 
     def plus(self, other: "Cost") -> "Cost":
         """The two costs added."""
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
+
+    @staticmethod
+    def total(costs: Iterable["Cost"]) -> "Cost":
+        """Several costs added.
+
+        >>> Cost.total([Cost(simulations=3), Cost(simulations=2, failed=1)]).simulations
+        5
+        """
+        return Cost(*map(sum, zip(*costs, strict=True)))

@@ -28,11 +28,11 @@ from onedraw.cli.models import named
 def verify(trials: int, seed: int, as_json: bool, stored: Path | None, save: Path) -> None:
     """Check every statement of the theory on random finite problems, exactly, without Monte Carlo.
 
-    Exits with 1 if any fails; the first failing instance is saved, to be looked at with --rerun.
+    Exits with 1 if any fails; the first failing instance is saved, for --rerun.
     """
     import json
 
-    from onedraw.paper import verify as checks
+    from onedraw.paper import verification as checks
 
     if stored is None:
         table = checks.verify(trials, seed)
@@ -58,7 +58,7 @@ def verify(trials: int, seed: int, as_json: bool, stored: Path | None, save: Pat
 @click.option("--budget", type=click.IntRange(min=1), help="The most simulations.  [default: by the simulator]")
 @click.option("--processors", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--max-pseudo-samples", type=click.IntRange(min=2), default=64, show_default=True)
-@click.option("--start", multiple=True, metavar="NAME=NUMBER", help="Where the chains of an estimator start.")
+@click.option("--start", multiple=True, metavar="NAME=NUMBER", help="Starting points for the chains of an estimator.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), help="[default: drawn and printed]")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def advise(
@@ -83,18 +83,17 @@ def advise(
     model, _ = named(file)
     if not isinstance(model, onedraw.Model):
         if not hasattr(model, "log_estimate"):
-            raise click.ClickException(f"{file} is a {type(model).__name__}, not an od.Model and no estimator")
+            raise click.ClickException(f"{file} is a {type(model).__name__}, not an od.Model or an estimator")
         if not start:
             raise click.UsageError(f"an estimator needs --start for each of {', '.join(model.prior.names)}")
         advice = measure(estimator=model, start=_points(start), budget=budget, seed=seed)
-        click.echo(advice.to_json() if as_json else str(advice))
-        return
-    if eps is None:
-        raise click.UsageError("give --eps: a model needs it, --eps is the tolerance")
-    chosen = {"uniform": onedraw.uniform, "gaussian": onedraw.gaussian}[kernel](eps)
-    advice = measure(
-        model, chosen, budget=budget, seed=seed, processors=processors, max_pseudo_samples=max_pseudo_samples
-    )
+    elif eps is None:
+        raise click.UsageError("a model needs --eps: --eps is the tolerance")
+    else:
+        chosen = getattr(onedraw, kernel)(eps)
+        advice = measure(
+            model, chosen, budget=budget, seed=seed, processors=processors, max_pseudo_samples=max_pseudo_samples
+        )
     click.echo(advice.to_json() if as_json else str(advice))
 
 

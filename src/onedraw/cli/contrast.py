@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from onedraw.cli.studies import drawn, options
+from onedraw.cli.studies import computed, counted, drawn, options
 
 
 @click.command()
@@ -14,35 +14,37 @@ from onedraw.cli.studies import drawn, options
 def contrast(quick: bool, seed: int, out: Path, workers: int | None, as_json: bool) -> None:
     """Efficiency per unit of cost against M: inside ABC, with a shared set-up, and in particle MCMC.
 
-    Writes contrast.json, contrast.svg, contrast.png and index.html, a page with all of it.
+    Writes contrast.json, contrast.svg, contrast.png and index.html, a page with all of it. The same command continues
+    an interrupted contrast.
     """
-    from onedraw.paper.contrast import run
-    from onedraw.paper.contrast.shapes import shapes_of
-    from onedraw.paper.study.run import duration, usable_cores
+    from onedraw.paper.contrast import run, shapes
+    from onedraw.paper.tasks import usable_cores
+    from onedraw.report.pages import write_whole
+    from onedraw.run.progress import clock
 
-    plan = run.Plan(seed=seed, quick=quick)
+    plan = run.ContrastPlan(seed=seed, quick=quick)
     workers = workers or usable_cores()
-    out.mkdir(parents=True, exist_ok=True)
     click.echo(
-        f"{len(run.tasks_of(plan))} points, {workers} process{'es' if workers > 1 else ''}; "
-        f"about {'three minutes' if quick else 'twenty minutes'} on two cores.",
+        f"{len(run.tasks_of(plan))} points, {counted(workers)}; about {'three' if quick else 'twenty'} minutes on two "
+        "cores.",
         err=as_json,
     )
-    try:
+    with computed(out):
         found = run.run_contrast(plan, out, workers=workers)
-    except KeyboardInterrupt:
-        click.echo("\nInterrupted: nothing is kept.", err=True)
-        raise SystemExit(130) from None
+    numbers = shapes.to_json(found)
+    write_whole(out / "contrast.json", numbers + "\n")
     with drawn("contrast.json"):
         from onedraw.paper.contrast import figure, page
+        from onedraw.paper.page import write_figures, write_page
 
-        figure.write_figure(found, out)
-        written = page.write_page(found, out)
-    shapes = shapes_of(found)
-    for shape in shapes:
+        panels = figure.panels_of(found)
+        write_figures(panels, out)
+        written = write_page(panels, page.content_of(found), out)
+    seen = shapes.shapes_of(found)
+    for shape in seen:
         click.echo(f"{'as theory says' if shape.holds else 'NOT SEEN'}: {shape.statement}; {shape.number}", err=as_json)
-    click.echo(f"{found.simulations:,} simulations, {duration(found.wall_seconds)}.\nOpen {written}", err=as_json)
+    click.echo(f"{found.simulations:,} simulations, {clock(found.wall_seconds)}.\nOpen {written}", err=as_json)
     if as_json:
-        click.echo(found.to_json())
-    if not all(shape.holds for shape in shapes):
-        raise click.ClickException("a line has not the shape that theory says: see the numbers above")
+        click.echo(numbers)
+    if not all(shape.holds for shape in seen):
+        raise click.ClickException("a line does not have the shape that theory says: see the numbers above")

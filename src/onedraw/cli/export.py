@@ -1,4 +1,4 @@
-"""Commands that write a file: the report of a run, its draws for other programs, and a first model to start from."""
+"""Commands that write a file: the report of a run, its draws for other programs, and a first model."""
 
 import csv
 import io
@@ -22,11 +22,11 @@ from scipy import stats
 
 import onedraw as od
 
-# 1. What was observed: numbers, an array, or a dict of arrays.
+# 1. The observed data: numbers, an array, or a dict of arrays.
 #    Read yours from a file: np.loadtxt("data.txt")
 observed = np.array([2.9, 0.4, 1.7, 3.8, -0.6, 2.2, 1.1, 5.0, 0.9, 2.4])
 
-# 2. What is believed of each parameter beforehand: any distribution of scipy.stats.
+# 2. The prior of each parameter: any distribution of scipy.stats.
 #    uniform(a, b) covers a to a + b. A condition between parameters: where=lambda mu, sigma: sigma < mu
 prior = od.Prior(
     mu=stats.norm(0, 5),
@@ -40,7 +40,8 @@ def simulate(rng, mu, sigma):
     return rng.normal(mu, sigma, size=observed.size)
 
 
-# 4. A few numbers that say what matters in a data set. Without a summary the data themselves are compared.
+# 4. Summary statistics: a few numbers that capture what matters in a data set. Without a summary the data themselves
+#    are compared.
 def summary(data):
     return [data.mean(), data.std()]
 
@@ -51,13 +52,13 @@ model = od.Model(prior, simulate, observed, summary=summary)
 '''
 
 
-@click.command(short_help="Write a page that says what a run found, and whether to trust it.")
+@click.command(short_help="Write the report of a run: its results, and whether to trust them.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="The page.  [default: FILE with .html]")
 @click.option("--model", metavar="MODELFILE[:NAME]", help="For the prior, and simulations to compare with the data.")
-@click.option("--predictive", type=click.IntRange(min=0), help="So many of these simulations.")
-@click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="Begin at this smaller tolerance.")
-@click.option("--json", "json_wanted", is_flag=True, help="Print where the page is, and the verdict, as JSON.")
+@click.option("--predictive", type=click.IntRange(min=0), help="The number of these simulations.")
+@click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="Start at this smaller tolerance.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print the path of the page and the verdict as JSON.")
 def report(
     file: str, out: str | None, model: str | None, predictive: int | None, eps: float | None, json_wanted: bool
 ) -> None:
@@ -75,18 +76,8 @@ def report(
     _refuse_same(file, target)
     path, verdict = write_report(post, target, predictive=predictive, source=source_of(file), model=value)
     if json_wanted:
-        click.echo(
-            as_json(
-                {
-                    "path": str(path),
-                    "bytes": path.stat().st_size,
-                    "verdict": verdict.level,
-                    "headline": verdict.headline,
-                    "findings": [one._asdict() for one in verdict.findings],
-                    "todo": list(verdict.todo),
-                }
-            )
-        )
+        written = {"path": path, "bytes": path.stat().st_size, "verdict": verdict.level}
+        click.echo(as_json({**written, **{name: getattr(verdict, name) for name in ("headline", "findings", "todo")}}))
     else:
         click.echo(f"{verdict.headline} Open {path}")
 
@@ -94,7 +85,7 @@ def report(
 @click.command(short_help="Write the draws of a run for ArviZ (.nc) or as a table (.csv).")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="The new file.  [default: FILE with .nc or .csv]")
-@click.option("--csv", "as_csv", is_flag=True, help="A table with a line for each draw, instead of a DataTree file.")
+@click.option("--csv", "as_csv", is_flag=True, help="A table with one line per draw, instead of a DataTree file.")
 @click.option("--model", metavar="MODELFILE[:NAME]", help="To put the observed data into the file too.")
 @click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="Weights for this smaller tolerance.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print what was written as JSON.")
@@ -125,8 +116,8 @@ def export(file: str, out: str | None, as_csv: bool, model: str | None, eps: flo
         fresh.unlink(missing_ok=True)
     chains, draws = post.shape
     if json_wanted:
-        found = {"path": str(target), "bytes": target.stat().st_size, "chains": chains, "draws": draws}
-        click.echo(as_json({**found, "parameters": list(post.names), "weighted": post.weights is not None}))
+        found = {"path": target, "bytes": target.stat().st_size, "chains": chains, "draws": draws}
+        click.echo(as_json({**found, "parameters": post.names, "weighted": post.weights is not None}))
     else:
         click.echo(f"{target} holds {chains:,} x {draws:,} draws of {', '.join(post.names)}")
 
@@ -146,7 +137,7 @@ def write_datatree(post: Any, path: Path) -> None:
 
 
 def table(post: Any) -> str:
-    """The draws as CSV text: chain, draw, parameters, weight and distance where there are any.
+    """The draws as CSV text: chain, draw, parameters, weight and distance if there are any.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -180,7 +171,7 @@ def table(post: Any) -> str:
 @click.command(short_help="Write a commented model to start from.")
 @click.argument("file", type=click.Path(dir_okay=False), default="model.py")
 def new(file: str) -> None:
-    """Write a commented model to start from into FILE (model.py); a file that is there is left alone."""
+    """Write a commented model to start from into FILE (model.py); an existing file is never overwritten."""
     path = Path(file)
     if path.suffix != ".py":
         raise click.ClickException(f"{path} is not the name of a Python file: it must end with .py")
@@ -188,7 +179,7 @@ def new(file: str) -> None:
         with path.open("x", encoding="utf-8", newline="\n") as handle:
             handle.write(FIRST_MODEL.replace("{name}", path.name).replace("{stem}", path.stem))
     except FileExistsError as error:
-        raise click.ClickException(f"{path} exists, and is left as it is: give another name") from error
+        raise click.ClickException(f"{path} already exists: give another name") from error
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from error
     click.echo(f"{path} is a model to start from: onedraw run {path} --budget 20000 --eps 1 --out {path.stem}.db")

@@ -1,8 +1,9 @@
-"""Commands that look at a run's file, also while the run goes on: `onedraw show` and `onedraw watch`."""
+"""Commands that read a run's file, also during the run: `onedraw show` and `onedraw watch`."""
 
 import math
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +14,12 @@ from onedraw.cli.text import as_json, described, opened, text
 EVERY = 2.0
 
 
-@click.command(short_help="Say what a run is, how far it is, and what it found.")
+@click.command(short_help="Show a run: its settings, progress and results.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--failures", is_flag=True, help="Show the failed simulations that the file keeps, with tracebacks.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text.")
 def show(file: str, failures: bool, json_wanted: bool) -> None:
-    """Say what the run in FILE is, how far it is, and what its draws say."""
+    """Show the settings, progress and results of the run in FILE."""
     post = opened(file)
     click.echo(as_json(described(post, failures)) if json_wanted else text(post, failures))
 
@@ -28,51 +29,57 @@ class Look(NamedTuple):
 
     post: Any
     writer: str | None
-    """Who writes the file at this moment."""
+    """The process that is writing the file."""
     age: float
     """Seconds since it was last written."""
     changed: float
     """When it was, by the file system's clock."""
 
 
-@click.command(short_help="See from another terminal how a run goes.")
+@click.command(short_help="Watch the progress of a run from another terminal.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option(
-    "--every", type=click.FloatRange(min=0.1), default=EVERY, show_default=True, help="Seconds between looks."
+    "--every", type=click.FloatRange(min=0.1), default=EVERY, show_default=True, help="Seconds between updates."
 )
-@click.option("--once", is_flag=True, help="Look once.")
-@click.option("--json", "json_wanted", is_flag=True, help="Print one line of JSON for each look.")
+@click.option("--once", is_flag=True, help="Show it once and exit.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print one line of JSON per update.")
 def watch(file: str, every: float, once: bool, json_wanted: bool) -> None:
-    """See from another terminal how the run in FILE goes, until it ends.
+    """Watch the progress of the run in FILE from another terminal, until it ends.
 
-    What is shown is what the run has saved: it saves every 30 seconds unless it was told otherwise (--segment).
+    What is shown is what the run has saved: it saves every 30 seconds by default (--segment).
     """
-    look = looked(file)
-    before: Look | None = None
+    seen = looks(file, every)
     if json_wanted or once or not sys.stdout.isatty():
-        while True:
-            click.echo(as_json(_told(look, before), None) if json_wanted else _panel(look, before))
-            if once or look.writer is None:
+        for look, before in seen:
+            click.echo(as_json(_described(look, before), None) if json_wanted else _panel(look, before))
+            if once:
                 return
-            before, look = look, _next(file, look, every)
+        return
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     try:
-        with Live(Text(_panel(look, None)), console=Console(), auto_refresh=False, transient=False) as live:
-            last = look
-            while look.writer is not None:
-                look = _next(file, look, every)
-                if look.changed != last.changed:
-                    before, last = last, look
+        with Live(console=Console(), auto_refresh=False, transient=False) as live:
+            for look, before in seen:
                 live.update(Text(_panel(look, before)), refresh=True)
     except KeyboardInterrupt:
-        click.echo("The run goes on.", err=True)
+        click.echo("The run continues.", err=True)
+
+
+def looks(file: str, every: float) -> Iterator[tuple[Look, Look | None]]:
+    """Look at a file every few seconds until it is no longer written: each look, and the last at an earlier state."""
+    before, last = None, looked(file)
+    yield last, None
+    while last.writer is not None:
+        time.sleep(every)
+        look = looked(file, last)
+        before, last = (before if look.changed == last.changed else last), look
+        yield last, before
 
 
 def looked(file: str, last: Look | None = None) -> Look:
-    """Look at a file; it is read again only where it has changed."""
+    """Look at a file; it is read again only if it has changed."""
     from onedraw.run.store import writer
 
     who = writer(file)
@@ -84,13 +91,8 @@ def looked(file: str, last: Look | None = None) -> Look:
     return Look(post, who, max(0.0, time.time() - changed), changed)
 
 
-def _next(file: str, last: Look, every: float) -> Look:
-    time.sleep(every)
-    return looked(file, last)
-
-
 def share_done(post: Any) -> float | None:
-    """How much of what was asked for is done: of the draws or of the budget, whichever is further."""
+    """The share of the run that is done: of the draws or of the budget, whichever is larger."""
     settings, cost = post.settings, post.cost
     if post.status.complete:
         return 1.0
@@ -102,7 +104,7 @@ def share_done(post: Any) -> float | None:
     return min(1.0, max(shares)) if shares else None
 
 
-def _told(look: Look, before: Look | None) -> dict[str, Any]:
+def _described(look: Look, before: Look | None) -> dict[str, Any]:
     return {
         **described(look.post),
         "writer": look.writer,
@@ -113,7 +115,7 @@ def _told(look: Look, before: Look | None) -> dict[str, Any]:
 
 
 def seconds_left(look: Look, before: Look | None) -> float | None:
-    """At the speed between two looks, or else of the whole run."""
+    """By the speed between two looks, or else of the whole run."""
     done = share_done(look.post)
     if done is None or look.writer is None:
         return None
@@ -130,8 +132,8 @@ def _panel(look: Look, before: Look | None) -> str:
 
     post, cost = look.post, look.post.cost
     done = share_done(post)
-    now = "going on" if look.writer else ("ended" if post.status.complete else "nobody is working on it")
-    message = post.status.message.removesuffix("; od.resume goes on")
+    now = "running" if look.writer else "finished" if post.status.complete else "stopped"
+    message = post.status.message.partition("; od.resume")[0]
     lines = [f"{post.settings['algorithm']}, {now}: {message}"]
     if done is not None:
         filled = round(30 * done)
@@ -151,5 +153,5 @@ def _panel(look: Look, before: Look | None) -> str:
     if look.writer:
         lines.append(f"written by {look.writer}; last saved {clock(look.age)} ago")
     elif not post.status.complete:
-        lines.append("onedraw resume goes on with it")
+        lines.append("continue it with onedraw resume")
     return "\n".join(lines)

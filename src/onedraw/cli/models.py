@@ -1,4 +1,4 @@
-"""Model files: how a command finds the model that a user's Python file makes, and shows the errors in that file."""
+"""Model files: how a command finds the model that a user's Python file defines, and shows the errors in that file."""
 
 import importlib.util
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 PREFIX = "onedraw_model_"
-"""Modules of model files have names that hide no other module."""
+"""Of the module names of model files, so that they hide no other module."""
 OURS = str(Path(__file__).parent.parent)
 
 
@@ -27,10 +27,10 @@ def split(file: str) -> tuple[Path, str]:
 
 
 def loaded(path: Path, name: str = "model") -> Any:
-    """The module that a file makes. Its errors keep their own traceback."""
+    """A file as a module. Its errors keep their own traceback."""
     if not path.is_file():
         raise click.ClickException(
-            f"there is no file {str(path)!r}: give a Python file that makes {name} = od.Model(...)"
+            f"there is no file {str(path)!r}: give a Python file that defines {name} = od.Model(...)"
         )
     module_name = PREFIX + path.stem
     specification = importlib.util.spec_from_file_location(module_name, path)
@@ -39,7 +39,7 @@ def loaded(path: Path, name: str = "model") -> Any:
     module = importlib.util.module_from_spec(specification)
     before = set(sys.modules)
     sys.modules[module_name] = module
-    # Modules beside the file are found, as they are when it is run by itself; also later, by a simulator.
+    # Modules next to the file can be imported, as when it is run by itself; later too, by a simulator.
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -49,7 +49,7 @@ def loaded(path: Path, name: str = "model") -> Any:
 
 
 def _send_by_value(module: Any, others: list[Any], folder: str) -> None:
-    """Workers cannot import a model file, nor what lies beside it: send its functions themselves."""
+    """Workers cannot import a model file or modules next to it: send the functions themselves."""
     import cloudpickle
 
     installed = tuple({sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -61,7 +61,7 @@ def _send_by_value(module: Any, others: list[Any], folder: str) -> None:
 
 
 def named(file: str, kind: type | None = None) -> tuple[Any, Any]:
-    """What `model.py` or `model.py:name` names, of this type where one is given, and the file's module."""
+    """What `model.py` or `model.py:name` names, of this type if one is given, and the file's module."""
     path, name = split(file)
     module = loaded(path, name)
     if not hasattr(module, name):
@@ -77,7 +77,7 @@ def named(file: str, kind: type | None = None) -> tuple[Any, Any]:
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback of an error from the first line of a model file on, without our own; "" where none is in it."""
+    """The traceback of an error from the first line of a model file on, without our own; "" if there is none."""
     files = {getattr(one, "__file__", None) for name, one in list(sys.modules.items()) if name.startswith(PREFIX)}
     found = traceback.TracebackException.from_exception(error)
     seen, mine = found, False
@@ -93,7 +93,7 @@ def users_traceback(error: BaseException) -> str:
 
 
 def _cut(one: traceback.TracebackException, files: set[str | None]) -> bool:
-    """Leave what comes after the first line of a user's file, without our lines; whether there was such a line."""
+    """Keep what comes after the first line of a user's file, without our lines; whether there was such a line."""
     first = next((i for i, frame in enumerate(one.stack) if frame.filename in files), None)
     kept = [] if first is None else one.stack[first:]
     # "<string>" is the code of a dataclass of ours.
@@ -125,13 +125,11 @@ class Group(click.Group):
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except Exception as error:
-            told = users_traceback(error)
-            if told:
-                click.echo(told, err=True)
+            shown = users_traceback(error)
+            if shown:
+                click.echo(shown, err=True)
                 ctx.exit(1)
-            if isinstance(error, ValueError | ImportError | OSError) or type(error).__name__ in (
-                "WorkerError",
-                "SimulationError",
-            ):
+            ours = ("WorkerError", "SimulationError")
+            if isinstance(error, ValueError | ImportError | OSError) or type(error).__name__ in ours:
                 raise click.ClickException(without_ours(str(error))) from error
             raise

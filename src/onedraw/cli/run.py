@@ -15,7 +15,6 @@ from onedraw.cli.text import as_json, described, opened, text
 
 EXIT = {"interrupted": 130, "terminated": 143}
 """Exit statuses of runs that a signal stopped, as shells have them."""
-ALGORITHMS = ("rejection", "pseudo_marginal", "wilkinson", "r_hit", "smc", "importance", "infer")
 KERNELS = ("uniform", "gaussian", "epanechnikov", "triangular", "laplace")
 SEED = click.IntRange(min=0, max=2**63 - 1)
 COUNT = click.IntRange(min=1)
@@ -30,7 +29,7 @@ def _where_to_work(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--segment", type=POSITIVE, default=30.0, show_default=True, help="Seconds between saves."),
         click.option("--max-seconds", type=POSITIVE, help="Stop after this time."),
         click.option("--dask", metavar="ADDRESS", help="Simulate on the Dask cluster with this scheduler."),
-        click.option("--workers", type=COUNT, help="Simulate in so many processes on this machine."),
+        click.option("--workers", type=COUNT, help="Simulate in N processes on this machine."),
     ):
         command = option(command)
     return command
@@ -44,15 +43,19 @@ def _where_to_work(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--eps", type=POSITIVE, help="The tolerance.")
 @click.option("--kernel", type=click.Choice(KERNELS), help="[default: uniform]")
 @click.option(
-    "--algorithm", type=click.Choice(ALGORITHMS), help="[default: infer; rejection where a tolerance is given]"
+    "--algorithm",
+    help="infer, rejection, pseudo_marginal, wilkinson, r_hit, smc, importance, or one that MODELFILE registers.  "
+    "[default: infer; rejection if a tolerance is given]",
 )
 @click.option("--chains", type=COUNT, help="Chains side by side.")
-@click.option("--thin", type=COUNT, help="Keep every so-many-th step.")
+@click.option("--thin", type=COUNT, help="Keep every Nth step.")
 @click.option("--pseudo-samples", type=COUNT, help="M, the simulations at one parameter value.  [default: 1]")
 @click.option("--hits", type=COUNT, help="Of r_hit.")
 @click.option("--particles", type=COUNT, help="Of smc.")
 @click.option("--coverage", type=COUNT, help="Of infer: simulations near the data that intervals are tried at.")
-@click.option("--keep-all", is_flag=True, help="Keep every simulation of rejection, for od.reuse.")
+@click.option(
+    "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
+)
 @click.option("--seed", type=SEED, help="[default: drawn and recorded]")
 @click.option("--on-error", type=click.Choice(["reject", "raise"]), help="What a failed simulation does.")
 @click.option("--timeout", type=POSITIVE, help="Seconds that one simulation may take.")
@@ -68,35 +71,35 @@ def run(
     eps: float | None,
     kernel: str | None,
     algorithm: str | None,
-    keep_all: bool,
     dask: str | None,
     json_wanted: bool,
     **options: Any,
 ) -> None:
     """Run the model that MODELFILE makes (`model`, or NAME), and keep the run in a file.
 
-    The same command again goes on where the file ends. Without --eps and --algorithm, tolerance and method are chosen
-    for the budget. A `kernel` or `proposal` in MODELFILE is used where the algorithm takes one and the options do not
-    say otherwise. The exit status is 0 where the run came to its end, 130 after Ctrl-C, 143 after SIGTERM, and 1 after
-    an error.
+    The same command again continues where the file ends. Without --eps and --algorithm, tolerance and method are chosen
+    for the budget. A `kernel` or `proposal` in MODELFILE is used if the algorithm takes one and the options do not say
+    otherwise. The exit status is 0 if the run came to its end, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an
+    error.
     """
     import onedraw as od
+    from onedraw import runs
 
     value, module = named(model, od.Model)
     own = getattr(module, "kernel", None)
     own = own if isinstance(own, od.Kernel) and eps is None and kernel is None else None
     algorithm = algorithm or ("rejection" if eps is not None or own is not None else "infer")
-    sampler = getattr(od, algorithm)
+    if algorithm not in runs.samplers():
+        raise click.UsageError(f"there is no algorithm {algorithm!r}: there are {', '.join(runs.samplers())}")
+    sampler = runs.samplers()[algorithm].function
     takes = inspect.signature(sampler).parameters
     given = {key: one for key, one in options.items() if one is not None}
-    if keep_all:
-        given["keep"] = "all"
-    given |= _tolerance(od, algorithm, takes, eps, kernel, own)
+    given |= _kernel(od, algorithm, takes, eps, kernel, own)
     if "proposal" in takes and hasattr(module, "proposal"):
         given["proposal"] = module.proposal
     for key in given:
         if key not in takes:
-            raise click.UsageError(f"--{'keep-all' if key == 'keep' else key.replace('_', '-')} is not for {algorithm}")
+            raise click.UsageError(f"--{key.replace('_', '-')} is not for {algorithm}")
     if dask and "executor" not in takes:
         raise click.UsageError(f"--dask is not for {algorithm}")
     if not {"draws", "budget"} & given.keys():
@@ -110,32 +113,30 @@ def run(
         _finish(sampler(value, **given), file, model, json_wanted)
 
 
-def _tolerance(
+def _kernel(
     od: Any, algorithm: str, takes: Mapping[str, Any], eps: float | None, kernel: str | None, own: Any
 ) -> dict[str, Any]:
-    """Kernel and eps in the form that the algorithm takes."""
-    family = None if kernel is None else getattr(od, kernel)
-    if "eps" in takes:
-        found = {"eps": eps, "kernel": family}
-        return {key: value for key, value in found.items() if value is not None}
+    """The kernel, with the tolerance that was asked for."""
+    from onedraw import runs
+
     if "kernel" not in takes:
         return {key: value for key, value in {"eps": eps, "kernel": kernel}.items() if value is not None}
     if own is not None:
         return {"kernel": own}
-    if eps is None:
+    if eps is None and not runs.samplers()[algorithm].chooses_tolerance:
         raise click.UsageError(f"{algorithm} needs --eps: the largest distance from the data that is still accepted")
-    return {"kernel": (family or od.uniform)(eps)}
+    return {"kernel": getattr(od, kernel or "uniform")(eps)}
 
 
-@click.command(short_help="Go on with a run where its file ends.")
+@click.command(short_help="Continue a run where its file ends.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.argument("model", metavar="MODELFILE[:NAME]")
-@click.option("--force", is_flag=True, help="Go on although the model has changed; the file says so.")
+@click.option("--force", is_flag=True, help="Continue although the model has changed; the file says so.")
 @click.option("--draws", type=int, help="A larger number of draws than the run began with.")
 @click.option("--budget", type=int, help="A larger number of simulations than the run began with.")
 @_where_to_work
 def resume(file: str, model: str, dask: str | None, json_wanted: bool, **options: Any) -> None:
-    """Go on with the run in FILE, with the model (or estimator) called NAME, by default `model`, in MODELFILE.
+    """Continue the run in FILE, with the model (or estimator) called NAME, by default `model`, in MODELFILE.
 
     A `kernel`, `proposal` or `start` in MODELFILE is used where the run had one of your own. The exit status is 0
     where the run came to its end, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.

@@ -1,14 +1,28 @@
-"""The one array type that signatures name, and what lets one piece of array code run on NumPy and on JAX.
+"""The one array type that signatures name, and what lets the same code run on NumPy and on JAX.
 
 Shapes are given in the docstrings.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+NO_DISTANCES = np.empty((0, 0))
+"""Stands for distances that are not kept."""
+
+
+class DeviceParts(NamedTuple):
+    """What a class declares of itself as `device_parts`, so that its objects can be given to compiled programs.
+
+    Attributes that are named in neither tuple do not exist on the device.
+    """
+
+    numbers: tuple[str, ...] = ()
+    """Attributes that may change from call to call: numbers, arrays, or objects that declare parts of their own."""
+    fixed: tuple[str, ...] = ()
+    """Attributes that are part of the program, which is compiled again if they change."""
 
 
 def namespace(array: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A simulation in a process of its own, which can be killed: for time limits, and for code that kills its process.
+"""Simulations in a process of their own, which can be killed: for time limits, and for code that kills its process.
 
 The child is started with `subprocess` (workers of loky and Dask may not start children of `multiprocessing`), keeps the
 simulator, and is asked for one simulation after another. It gets the very stream that the simulation has anyway, so
@@ -21,17 +21,15 @@ from typing import Any, BinaryIO
 import numpy as np
 
 ATTEMPTS = 3
-"""Children that one simulation may cost, one after another, before it counts as failed."""
-
-
+"""Children that one simulation may kill, one after another, before it counts as failed."""
 IDLE_SECONDS = 60.0
-"""A child that is asked for nothing for so long ends."""
-RESTED = "exit status 0"
-"""How it ends then."""
+"""A child without a request for this long ends."""
+IDLE_EXIT = "exit status 0"
+"""The exit reason of an idle child."""
 
 
 class TimedOut(Exception):
-    """A simulation did not end in the time that it was given."""
+    """A simulation did not end in its time limit."""
 
 
 class ChildDied(Exception):
@@ -88,8 +86,8 @@ class Limited:
                     raise Failed(error[0]) from RuntimeError(error[1])
                 return value
             self._mine.child = None
-            if child.epitaph() != RESTED:
-                died.append(child.epitaph())
+            if child.exit_reason() != IDLE_EXIT:
+                died.append(child.exit_reason())
         raise ChildDied(f"the simulation killed its process {ATTEMPTS} times in a row ({died[-1]})")
 
 
@@ -112,20 +110,20 @@ class Child:
         _children.add(self)
         self._send(packed(function))
         if self._answers.get() is None:
-            raise ChildDied(f"no process could be started for the simulator ({self.epitaph()})")
+            raise ChildDied(f"no process could be started for the simulator ({self.exit_reason()})")
 
     def alive(self) -> bool:
         """Whether it can be asked."""
         return self._process.poll() is None
 
     def ask(self, request: bytes, timeout: float | None) -> Any:
-        """What the function gave; None where the child died, queue.Empty where it took too long."""
+        """What the function gave; None if the child died, queue.Empty if it took too long."""
         self._send(request)
         return self._answers.get(timeout=timeout)
 
     def _send(self, message: bytes) -> None:
         assert self._process.stdin is not None
-        # Where the child is dead, the listener says so.
+        # If the child is dead, the listener says so.
         with suppress(OSError):
             _write(self._process.stdin, message)
 
@@ -135,7 +133,7 @@ class Child:
             self._answers.put(pickle.loads(message))
         self._answers.put(None)
 
-    def epitaph(self) -> str:
+    def exit_reason(self) -> str:
         """How the child ended."""
         code = self._process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
@@ -164,7 +162,7 @@ def serve() -> None:
 
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     source, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What the simulator prints must not end up among the answers, nor must it read the requests.
+    # What the simulator prints must not end up among the answers, and it must not read the requests.
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -228,7 +226,7 @@ _of_thread = threading.local()
 
 @contextmanager
 def isolated(alone: bool) -> Iterator[None]:
-    """Simulations in here run in a child, where `alone`: this work has killed its workers before."""
+    """With `alone`, simulations in here run in a child: this work has killed its workers before."""
     _of_thread.alone = alone
     try:
         yield
@@ -237,7 +235,7 @@ def isolated(alone: bool) -> Iterator[None]:
 
 
 def kept_apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The simulator itself, or in a child where work must be `isolated`."""
+    """The simulator, to be run in a child if work must be `isolated`."""
     if not getattr(_of_thread, "alone", False) or isinstance(function, Limited):
         return function
     known = getattr(_of_thread, "known", None)

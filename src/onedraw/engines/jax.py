@@ -1,14 +1,17 @@
 """The JAX engine: the same step functions, traced once, compiled, and run on a CPU or a GPU.
 
 `jax.jit` writes a program from our array code by running it on stand-ins for arrays (tracers). So everything between
-a chain's state and its next state must be array code that asks `arrays.namespace` for its module, and nothing there
-may look at a number. What differs from NumPy is here, the loop over steps and the way in and out, and in
+a chain's state and its next state must be array code that asks `arrays.namespace` for its module, and no value may be
+inspected there. What differs from NumPy is here (the loop over steps, the transfer to the device and back) and in
 `jax_streams`.
 
-*Precision.* Programs are traced with 64-bit numbers switched on or off as the engine says, whatever the process is set
-to: float64 on a CPU and float32 on a GPU unless asked otherwise.
+*Declared parts.* The engine knows no class of the package. It reads which attributes a class declares as numbers and
+which as part of the program (`arrays.DeviceParts`), and returns plain tuples of arrays and numbers.
 
-*All rows.* Shapes are fixed, so nothing is left out: every row is simulated, and counted.
+*Precision.* Programs are traced with 64-bit numbers on or off as the engine says, whatever the setting of the process:
+float64 on a CPU and float32 on a GPU unless asked otherwise.
+
+*All rows.* Shapes are fixed, so every row is simulated and counted. Rows that only fill up a program are `surplus`.
 """
 
 import math
@@ -24,20 +27,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from onedraw.engines.arrays import Array
-from onedraw.engines.jax_streams import DeviceRng, Name, key_of, threefry_key
-from onedraw.engines.streams import Phase, Purpose, Rng
-from onedraw.run.pool import current
+from onedraw.engines.arrays import Array, DeviceParts
+from onedraw.engines.jax_streams import DeviceRng, StreamName, key_of, threefry_key
+from onedraw.engines.streams import Purpose, Rng
+from onedraw.failures import Failure, SimulationError
 
 PRECISIONS = ("float32", "float64")
 LONGEST = 512
-"""Draws of each chain that a leg keeps on the device at the most."""
+"""The most draws of each chain that one program keeps on the device."""
 VALUES = 2**25
 """Numbers of raw data that a step holds at once; beyond that the M pseudo-samples are drawn in groups."""
 
 
 def _options() -> dict[str, Any]:
-    """How programs are compiled, where the compiler knows of it."""
+    """How programs are compiled, if the compiler knows of it."""
     # The few kernels of a step as one graph: launched one by one they take a GPU up to three times as long.
     wanted = {"xla_gpu_graph_min_graph_size": 1}
     if jax.default_backend() != "gpu":
@@ -107,9 +110,21 @@ def versions() -> dict[str, str]:
 # ------------------------------------------------------------------------------------------- models as programs
 
 
-def register(kind: type, numbers: tuple[str, ...], fixed: tuple[str, ...]) -> None:
-    """Let objects of a class be given to compiled programs: `numbers` may change between calls, `fixed` may not."""
+def known(value: Any) -> Any:
+    """The value, after JAX was told how to take apart its class and those of its parts (`DeviceParts`)."""
+    kind = type(value)
+    parts: DeviceParts | None = getattr(kind, "device_parts", None)
+    if parts is not None:
+        if kind not in REGISTERED:
+            with REGISTERING:
+                if kind not in REGISTERED:
+                    _register(kind, *parts)
+        for name in parts.numbers:
+            known(getattr(value, name))
+    return value
 
+
+def _register(kind: type, numbers: tuple[str, ...], fixed: tuple[str, ...]) -> None:
     def flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         children = [getattr(value, name) for name in numbers]
         # A user's function in the place of one of our objects is no number.
@@ -173,8 +188,8 @@ def simulator_key(simulator: Any, words: tuple[Any, Any], counter: Any) -> Any:
     return (threefry_key if simulator.own_keys else key_of)(words, counter)
 
 
-class Drawn(NamedTuple):
-    """Pseudo-samples at n rows of theta, m each."""
+class DeviceDraws(NamedTuple):
+    """Pseudo-samples at n rows of theta, m each, on a device."""
 
     distances: Any
     """(n, m); no kernel counts those of failed simulations."""
@@ -184,7 +199,7 @@ class Drawn(NamedTuple):
     """(n, m, s) summaries."""
 
 
-def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: int, chunk: Any = 0) -> Drawn:
+def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: int, chunk: Any = 0) -> DeviceDraws:
     """Pseudo-samples first .. first + count - 1 of `every` at each row of theta (n, dim)."""
     words = rng.named(Purpose.SIMULATE, chunk)
     observed = jnp.asarray(model.observed_row, rng.dtype)
@@ -195,14 +210,14 @@ def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: 
     def one(counter: Any, row: Any) -> tuple[Any, Any, Any]:
         summary = simulated(model.recipe, model.simulate, words, counter, row, rng.dtype)
         distance = distance_of(model, summary, observed)
-        # Our own distances are not finite where a summary is not; others are looked at more closely.
+        # Our own distances are not finite if a summary is not; others are checked more closely.
         bad = ~(distance < jnp.inf)
         if not hasattr(model.distance, "learnt"):
             bad = bad | ~jnp.isfinite(summary).all() | (distance < 0)
             distance = jnp.where(bad, jnp.inf, distance)
         return distance, bad, summary
 
-    return Drawn(*_mapped(one, theta, first, count, every))
+    return DeviceDraws(*_mapped(one, theta, first, count, every))
 
 
 def simulated(recipe: Any, simulator: Any, words: tuple[Any, Any], counter: Any, row: Any, dtype: Any) -> Any:
@@ -250,7 +265,7 @@ def distance_of(model: Any, summary: Any, observed: Any) -> Any:
 
 
 def groups(pseudo_samples: int, rows: int, width: int) -> int:
-    """How many of M pseudo-samples are drawn together: the largest divisor of M that memory allows."""
+    """How many of M pseudo-samples are drawn together: the largest divisor of M that fits into memory."""
     most = max(1, VALUES // max(1, rows * width))
     return max(size for size in range(1, pseudo_samples + 1) if pseudo_samples % size == 0 and size <= most)
 
@@ -269,35 +284,47 @@ def with_padding(array: Array, rows: int) -> Array:
 
 
 @partial(jax.jit, static_argnames=("engine",), compiler_options=OPTIONS)
-def _evaluated(estimator: Any, name: Name, theta: Any, log_needed: Any, *, engine: Engine) -> Any:
+def _evaluated(estimator: Any, name: StreamName, theta: Any, log_needed: Any, *, engine: Engine) -> Any:
     rng = DeviceRng.of(name, engine.dtype)
     result = estimator.on_device(rng, theta.astype(engine.dtype), log_needed)
-    return result.log_estimate, result.distances, result.failed, result.failures, result.rows
+    return result.log_estimate, result.distances, result.cost.failed, result.failures, result.rows
 
 
-def evaluate(estimator: Any, engine: Engine, rng: Rng, theta: Array, log_needed: Array | None) -> Any:
+class DeviceEvaluation(NamedTuple):
+    """Estimates at n rows of theta, computed on a device."""
+
+    log_estimate: Array
+    """(n,)"""
+    distances: Array | None
+    """(n, M), or None if they are not kept."""
+    rows: Array | None
+    """Summaries (n, M, s), or None if they are not kept."""
+    simulations: int
+    failed: int
+    failures: tuple[Failure, ...]
+    surplus: int
+    """Simulations of rows that only fill up the program."""
+
+
+def evaluate(estimator: Any, engine: Engine, rng: Rng, theta: Array, log_needed: Array | None) -> DeviceEvaluation:
     """`Estimator.evaluate` for arrays here, computed on the device; every row is simulated."""
-    from onedraw.estimators.average import NO_DISTANCES, Evaluation
-
-    register_all()
     with engine.active():
         n, room = len(theta), padded(len(theta))
-        current().surplus += (room - n) * estimator.simulations
         needed = None if log_needed is None else with_padding(np.asarray(log_needed, engine.dtype), room)
-        found = _evaluated(estimator, Name.of(rng), with_padding(theta, room), needed, engine=engine)
+        found = _evaluated(known(estimator), StreamName.of(rng), with_padding(theta, room), needed, engine=engine)
         bad = found[3]
         # Cut here: on a device each length would be a program of its own.
         fetched = jax.device_get((*found[:3], found[4]))
         log_estimate, distances, failed, rows = jax.tree.map(lambda part: part[:n], fetched)
         count = int(failed.sum())
-        failures = first_failure(estimator, rng, bad) if count else ()
-        return Evaluation(
+        return DeviceEvaluation(
             host(log_estimate),
-            NO_DISTANCES if distances is None else host(distances),
-            len(theta) * estimator.simulations,
-            failed=count,
-            failures=failures,
-            rows=None if rows is None else host(rows),
+            None if distances is None else host(distances),
+            None if rows is None else host(rows),
+            n * estimator.simulations,
+            count,
+            first_failure(estimator, rng, bad) if count else (),
+            (room - n) * estimator.simulations,
         )
 
 
@@ -306,7 +333,7 @@ def host(array: Any) -> Array:
     return np.array(array, dtype=np.float64)
 
 
-class Bad(NamedTuple):
+class FailureMask(NamedTuple):
     """Which simulations of a step failed, and where."""
 
     theta: Any
@@ -315,10 +342,8 @@ class Bad(NamedTuple):
     """(n, M)"""
 
 
-def first_failure(estimator: Any, rng: Rng, bad: Any) -> tuple[Any, ...]:
-    """The first failure of a step, for its report; a SimulationError where the run is to stop at it."""
-    from onedraw.model.simulator import Failure, SimulationError
-
+def first_failure(estimator: Any, rng: Rng, bad: Any) -> tuple[Failure, ...]:
+    """The first failure of a step, for its report; a SimulationError if the run is to stop at it."""
     on_error = getattr(getattr(estimator, "estimator", estimator), "on_error", "reject")
 
     (found,) = bad
@@ -333,7 +358,7 @@ def first_failure(estimator: Any, rng: Rng, bad: Any) -> tuple[Any, ...]:
 
 
 @partial(jax.jit, static_argnames=("recipe", "draws", "engine"))
-def _rows(simulator: Any, name: Name, theta: Any, chunk: Any, *, recipe: "Held", draws: int, engine: Engine) -> Any:
+def _rows(simulator: Any, name: StreamName, theta: Any, chunk: Any, *, recipe: Held, draws: int, engine: Engine) -> Any:
     words = DeviceRng.of(name, engine.dtype).named(Purpose.SIMULATE, chunk)
 
     def one(counter: Any, row: Any) -> Any:
@@ -342,19 +367,26 @@ def _rows(simulator: Any, name: Name, theta: Any, chunk: Any, *, recipe: "Held",
     return _mapped(one, theta.astype(engine.dtype), 0, draws, draws)
 
 
-def simulate_rows(recipe: Any, rng: Rng, theta: Array, pseudo_samples: int, chunk: int) -> Array:
-    """Summaries (n, M, s) of pseudo-samples; not finite where a simulation failed."""
+class DeviceRows(NamedTuple):
+    """Pseudo-samples drawn on a device."""
+
+    rows: Array
+    """Summaries (n, M, s); not finite if a simulation failed."""
+    surplus: int
+    """Simulations of rows that only fill up the program."""
+
+
+def simulate_rows(recipe: Any, rng: Rng, theta: Array, pseudo_samples: int, chunk: int) -> DeviceRows:
+    """M pseudo-samples at each row of theta."""
     engine: Engine = recipe.simulator.engine or Engine.named("jax")
-    register_all()
     with engine.active():
         fixed = Held(_without_simulator(recipe))
         room = padded(len(theta))
-        current().surplus += (room - len(theta)) * pseudo_samples
         rows = _rows(
-            recipe.simulator, Name.of(rng), with_padding(theta, room), np.uint32(chunk), recipe=fixed,
+            known(recipe.simulator), StreamName.of(rng), with_padding(theta, room), np.uint32(chunk), recipe=fixed,
             draws=pseudo_samples, engine=engine,
         )  # fmt: skip
-        return host(rows)[: len(theta)]
+        return DeviceRows(host(rows)[: len(theta)], (room - len(theta)) * pseudo_samples)
 
 
 def tried(function: Any, prior: Any) -> bool:
@@ -382,16 +414,16 @@ def tried(function: Any, prior: Any) -> bool:
 
 
 class Sums(NamedTuple):
-    """What a leg adds up on the device."""
+    """What the steps of a program add up on the device."""
 
     accepted: Any
     """(batches, n)"""
     held: Any
-    """(batches, n) steps at which a chain proposed nothing, or None where it always does."""
+    """(batches, n) steps at which a chain proposed nothing, or None if it always does."""
     failed: Any
     """(n,)"""
     turns: Any
-    """Simulations of each chain where their number is not known beforehand, otherwise 0."""
+    """Simulations of each chain if their number is not known beforehand, otherwise 0."""
     capped: Any
 
 
@@ -399,16 +431,14 @@ class Sums(NamedTuple):
     jax.jit, static_argnames=("room", "full", "thin", "batches", "keep_distances", "engine"), compiler_options=OPTIONS
 )
 def _steps(
-    sampler: Any, name: Name, state: Any, begin: Any, end: Any, kept: Any, *, room: int, full: bool, thin: int,
+    sampler: Any, name: StreamName, state: Any, begin: Any, end: Any, kept: Any, *, room: int, full: bool, thin: int,
     batches: int, keep_distances: bool, engine: Engine,
 ) -> Any:  # fmt: skip
-    """`kept` x `thin` steps, with room for as many kept draws; `full` where that is how many there are."""
-    from onedraw.proposals.proposals import Lazy
-
+    """`kept` x `thin` steps, with space for `room` kept draws; `full` if there are that many."""
     block = DeviceRng.block_of(name.words)
     n = state.theta.shape[0]
     each = 0
-    """Simulations of each chain in a step, where that is known."""
+    """Simulations of each chain in a step, if that is known."""
 
     def step(number: Any, words: tuple[Any, Any], carry: tuple[Any, Sums]) -> tuple[Any, Sums]:
         nonlocal each
@@ -416,18 +446,22 @@ def _steps(
         state, info = sampler.step(DeviceRng(words, engine.dtype), state)
         place = 0 if batches == 1 else ((number - begin).astype(jnp.int32) * batches) // (end - begin).astype(jnp.int32)
         held = sums.held
-        assert (held is None) == isinstance(info.proposals, int)
+        if (held is None) != isinstance(info.proposals, int):
+            raise ValueError(
+                f"{type(sampler.proposal).__name__} must say in an attribute `holds` whether it may hold chains back: "
+                f"it is {held is not None}"
+            )
         if held is not None:
             held = held.at[place].add(~info.proposals)
         turns = sums.turns
-        if isinstance(info.simulations, int):
-            each = info.simulations // n
+        if isinstance(info.cost.simulations, int):
+            each = info.cost.simulations // n
         else:
-            turns = turns + info.simulations
+            turns = turns + info.cost.simulations
         return state, Sums(
             sums.accepted.at[place].add(info.accepted) if batches > 1 else sums.accepted + info.accepted,
             held,
-            sums.failed + jnp.asarray(info.failed, jnp.int32),
+            sums.failed + jnp.asarray(info.cost.failed, jnp.int32),
             turns,
             sums.capped + jnp.asarray(info.capped, jnp.int32),
         )
@@ -450,7 +484,7 @@ def _steps(
         return state.theta, state.distances if keep_distances else None
 
     counts = jnp.zeros((batches, n), jnp.int32)
-    held = counts if isinstance(sampler.proposal, Lazy) else None
+    held = counts if getattr(sampler.proposal, "holds", False) else None
     carry = state, Sums(counts, held, jnp.zeros(n, jnp.int32), jnp.uint32(0), jnp.int32(0))
     if full:
 
@@ -472,13 +506,13 @@ def _steps(
 
 
 def _counted(sums: Sums, each: int) -> tuple[Any, ...]:
-    """What is fetched of a leg's sums, in few arrays, since each takes its time; and its failures, mostly not."""
+    """What is fetched of the sums, in few arrays, since each takes its time; and the failures, mostly not."""
     few = (sums.turns, sums.capped.astype(jnp.uint32), jnp.uint32(each), sums.failed.any().astype(jnp.uint32))
     return sums.accepted, sums.held, jnp.stack(few), sums.failed
 
 
 def most_kept(state: Any) -> int:
-    """Draws of all chains that a leg keeps on the device at the most."""
+    """The most draws of all chains that one program keeps on the device."""
     return max(1, min(LONGEST, VALUES // _values(state)))
 
 
@@ -488,84 +522,101 @@ def _values(state: Any) -> int:
 
 
 def room_for(kept: int, state: Any) -> int:
-    """Room for so many draws: of few sizes, since each is a program of its own, and little of it unused.
+    """Space for `kept` draws: of few sizes, since each is a program of its own, and little of it unused.
 
-    What is unused is fetched too, so that there is less of it where a draw is large.
+    What is unused is fetched too, so there is less of it if a draw is large.
     """
     least = 64 if jax.default_backend() == "cpu" or _values(state) <= 2**14 else 8
     return min(most_kept(state), max(least, 8 ** math.ceil(math.log(kept, 8) - 1e-9)))
 
 
-def walk(task: Any, engine: Engine, leg: Any) -> Any:
-    """`samplers.chains.Walk` on the device: (state, theta, distances, tally) of a leg."""
-    from onedraw.run.lockstep import Tally
+class DeviceSteps(NamedTuple):
+    """What some steps of n chains give."""
 
-    register_all()
-    rng = Rng(task.seed, Phase.RUN, leg.block.first, leg.first_step)
+    state: Any
+    """Still on the device."""
+    theta: Array
+    """(kept, n, dim)"""
+    distances: Array | None
+    accepted: Array
+    """(batches, n) moves."""
+    proposals: Array
+    """(batches, n)"""
+    simulations: int
+    failed: int
+    failures: tuple[Failure, ...]
+    """The first, if it was asked for."""
+    capped: int
+    surplus: int
+    """Simulations that were done again to find the first failure."""
+
+
+def advance(
+    sampler: Any, engine: Engine, rng: Rng, state: Any, steps: int, *, thin: int, batches: int,
+    stretch: tuple[int, int], keep_distances: bool, find_failure: bool,
+) -> DeviceSteps:  # fmt: skip
+    """Steps of a block of chains on the device, from step `rng.step` on: the counterpart of `run.lockstep.advance`."""
     with engine.active():
-        state = _state_for(engine, leg)
-        begin, end = (np.uint32(one) for one in task.stretch)
-        kept = leg.steps // task.thin
-        room = room_for(kept, state)
+        began = _state_for(engine, state)
+        begin, end = (np.uint32(one) for one in stretch)
+        kept = steps // thin
+        room = room_for(kept, began)
         # A loop whose length is known beforehand saves a GPU a wait in every turn; on a CPU it would only be compiled.
         full = kept == room and jax.default_backend() != "cpu"
         state, draws, accepted, held, few, failed = _steps(
-            task.sampler, Name.of(rng), state, begin, end, np.int32(kept), room=room, full=full, thin=task.thin,
-            batches=task.batches, keep_distances=task.keep_distances, engine=engine,
+            known(sampler), StreamName.of(rng), began, begin, end, np.int32(kept), room=room, full=full, thin=thin,
+            batches=batches, keep_distances=keep_distances, engine=engine,
         )  # fmt: skip
-        n = leg.block.size
-        # All at once: to wait for each by itself takes longer than a short leg.
+        # All at once: to wait for each by itself takes longer than a few steps.
         (theta, distances), accepted, held, few = jax.device_get((draws, accepted, held, few))
         turns, capped, each, any_failed = (int(one) for one in few)
-        steps = np.arange(leg.first_step, leg.first_step + leg.steps)
-        places = (steps - task.stretch[0]) * task.batches // (task.stretch[1] - task.stretch[0])
-        made = np.bincount(places, minlength=task.batches)[:, None] - (0 if held is None else held.astype(np.int64))
-        made = np.broadcast_to(made, accepted.shape)
-        tally = Tally(accepted.astype(np.int64), made, (turns + leg.steps * each) * n, capped=capped)
-        tally.failed = int(np.asarray(failed, np.int64).sum()) if any_failed else 0
-        if tally.failed and not leg.told:
-            tally.failures = list(_find_failure(task, engine, leg))
-        return state, theta[:kept], None if distances is None else distances[:kept], tally
+        places = (np.arange(rng.step, rng.step + steps) - stretch[0]) * batches // (stretch[1] - stretch[0])
+        made = np.bincount(places, minlength=batches)[:, None] - (0 if held is None else held.astype(np.int64))
+        count = int(np.asarray(failed, np.int64).sum()) if any_failed else 0
+        failures, surplus = _find_failure(sampler, engine, rng, began, steps) if count and find_failure else ((), 0)
+        return DeviceSteps(
+            state, theta[:kept], None if distances is None else distances[:kept], accepted.astype(np.int64),
+            np.broadcast_to(made, accepted.shape), (turns + steps * each) * began.theta.shape[0], count, failures,
+            capped, surplus,
+        )  # fmt: skip
 
 
-def _state_for(engine: Engine, leg: Any) -> Any:
-    """The state that a leg begins with: on the device where the leg before left it there."""
-    if isinstance(leg.state.theta, jax.Array):
-        return leg.state
-    return jax.device_put(jax.tree.map(lambda part: np.asarray(part, engine.dtype), leg.state))
+def _state_for(engine: Engine, state: Any) -> Any:
+    """The state that steps begin with: on the device if the steps before left it there."""
+    if isinstance(state.theta, jax.Array):
+        return state
+    return jax.device_put(jax.tree.map(lambda part: np.asarray(part, engine.dtype), state))
 
 
 @partial(jax.jit, static_argnames=("engine",))
-def _one_step(sampler: Any, name: Name, state: Any, *, engine: Engine) -> Any:
+def _one_step(sampler: Any, name: StreamName, state: Any, *, engine: Engine) -> Any:
     state, info = sampler.step(DeviceRng.of(name, engine.dtype), state)
-    n = state.theta.shape[0]
-    each = info.simulations // n if isinstance(info.simulations, int) else info.simulations
-    return state, info.failed, info.failures, each
+    n, simulations = state.theta.shape[0], info.cost.simulations
+    each = simulations // n if isinstance(simulations, int) else simulations
+    return state, info.cost.failed, info.failures, each
 
 
-def _find_failure(task: Any, engine: Engine, leg: Any) -> tuple[Any, ...]:
-    """The first failure of a leg: its steps taken again one by one, up to the one that failed."""
-    estimator, state = task.sampler.estimator, _state_for(engine, leg)
-    for number in range(leg.first_step, leg.first_step + leg.steps):
-        rng = Rng(task.seed, Phase.RUN, leg.block.first, number)
-        state, failed, bad, each = _one_step(task.sampler, Name.of(rng), state, engine=engine)
-        # They counted when the leg was taken, and are drawn once more now.
-        current().surplus += int(each) * leg.block.size
+def _find_failure(sampler: Any, engine: Engine, rng: Rng, state: Any, steps: int) -> tuple[tuple[Failure, ...], int]:
+    """The first failure of some steps, which are taken again up to the one that failed, and what that costs."""
+    surplus = 0
+    for number in range(rng.step, rng.step + steps):
+        there = Rng(rng.seed, rng.phase, rng.first, number)
+        state, failed, bad, each = _one_step(sampler, StreamName.of(there), state, engine=engine)
+        # They counted when the steps were taken, and are drawn once more now.
+        surplus += int(each) * state.theta.shape[0]
         if np.asarray(failed).any():
-            return first_failure(estimator, rng, bad)
-    return ()
+            return first_failure(sampler.estimator, there, bad), surplus
+    return (), surplus
 
 
 # ------------------------------------------------------------------------------------------ proposals of rejection
 
 
-@partial(jax.jit, static_argnames=("room", "neighbours", "summaries", "engine"), compiler_options=OPTIONS)
+@partial(jax.jit, static_argnames=("passes", "room", "neighbours", "summaries", "engine"), compiler_options=OPTIONS)
 def _proposals(
-    estimator: Any, name: Name, log_bound: Any, size: Any, *, room: int, neighbours: int, summaries: bool,
-    engine: Engine,
+    estimator: Any, name: StreamName, log_bound: Any, size: Any, *, passes: Callable[..., Any], room: int,
+    neighbours: int, summaries: bool, engine: Engine,
 ) -> Any:  # fmt: skip
-    from onedraw.samplers.rejection import passes
-
     rng = DeviceRng.of(name, engine.dtype)
     theta = estimator.prior.sample(rng.bulk(Purpose.PRIOR), room)
     asked = jnp.arange(room) < size
@@ -582,7 +633,7 @@ def _proposals(
     arrays = jnp.concatenate(columns, axis=1), result.rows if summaries else None
     # What was accepted comes back with the count, unless it is more than there was room for.
     some = _taken(arrays, accepted, room=max(1, room // 16))
-    counts = jnp.stack([accepted.sum(), result.failed.sum()])
+    counts = jnp.stack([accepted.sum(), result.cost.failed.sum()])
     return (some, counts, near), arrays, accepted, result.rows, result.failures
 
 
@@ -607,19 +658,36 @@ def _taken(arrays: Any, accepted: Any, *, room: int) -> Any:
     return jax.tree.map(lambda array: array[rows], arrays)
 
 
-def proposals(task: Any, engine: Engine, block: Any) -> Any:
-    """`samplers.rejection.Proposals` on the device: only what was accepted comes back."""
-    from onedraw.estimators.average import NO_DISTANCES, Evaluation
-    from onedraw.samplers.rejection import Accepted
+class DeviceProposals(NamedTuple):
+    """What a block of proposals gives: only what was accepted has left the device."""
 
-    register_all()
-    estimator, rng = task.estimator, Rng(task.seed, task.phase, block.first)
+    theta: Array
+    log_estimate: Array
+    distances: Array | None
+    rows: Array | None
+    """Summaries of those accepted, if they are kept."""
+    near_theta: Array
+    """Rejected proposals that came nearest to the data, with their distances."""
+    near_distance: Array
+    bank: dict[str, Array]
+    """Theta, summaries and distances of all proposals, if they are kept."""
+    simulations: int
+    failed: int
+    failures: tuple[Failure, ...]
+    surplus: int
+    """Simulations of rows that only fill up the program."""
+
+
+def proposals(
+    estimator: Any, engine: Engine, rng: Rng, size: int, *, log_bound: float, passes: Callable[..., Any],
+    neighbours: int, keep: str,
+) -> DeviceProposals:  # fmt: skip
+    """Proposals from the prior, those kept for which `passes(log_u, log_estimate, log_bound)` holds."""
     with engine.active():
-        room = padded(block.size)
-        current().surplus += (room - block.size) * estimator.simulations
+        room = padded(size)
         found, arrays, accepted, rows, bad = _proposals(
-            estimator, Name.of(rng), np.asarray(task.log_bound, engine.dtype), np.int32(block.size), room=room,
-            neighbours=task.neighbours, summaries=task.keep == "summaries", engine=engine,
+            known(estimator), StreamName.of(rng), np.asarray(log_bound, engine.dtype), np.int32(size), passes=passes,
+            room=room, neighbours=neighbours, summaries=keep == "summaries", engine=engine,
         )  # fmt: skip
         some, (kept, failed), near = jax.device_get(found)
         if kept > room // 16:
@@ -629,65 +697,13 @@ def proposals(task: Any, engine: Engine, block: Any) -> Any:
         theta, log_estimate, distances = (
             np.ascontiguousarray(part) for part in (values[:, :dim], values[:, dim], values[:, dim + 1 :])
         )
-        failed = int(failed)
-        failures = first_failure(estimator, rng, bad) if failed else ()
-        simulations = block.size * estimator.simulations
-        spent = Evaluation(np.empty(0), np.empty((0, 0)), simulations, failed=failed, failures=failures)
-        near_theta, near_distance = np.empty((0, dim)), np.empty(0)
-        if near is not None:
-            near = host(near[np.isfinite(near[:, -1])])
-            near_theta, near_distance = near[:, :-1], near[:, -1]
+        near = np.empty((0, dim + 1)) if near is None else host(near[np.isfinite(near[:, -1])])
         bank = {}
-        if rows is not None and task.keep == "all":
-            every = host(arrays[0][: block.size])
-            bank = {"theta": every[:, :dim], "rows": host(rows[: block.size]), "distances": every[:, dim + 1 :]}
-        return Accepted(
-            theta, log_estimate, distances if distances.shape[1] else NO_DISTANCES, spent, near_theta, near_distance,
-            bank, summaries,
+        if rows is not None and keep == "all":
+            every = host(arrays[0][:size])
+            bank = {"theta": every[:, :dim], "rows": host(rows[:size]), "distances": every[:, dim + 1 :]}
+        return DeviceProposals(
+            theta, log_estimate, distances if distances.shape[1] else None, summaries, near[:, :-1], near[:, -1], bank,
+            size * estimator.simulations, int(failed), first_failure(estimator, rng, bad) if failed else (),
+            (room - size) * estimator.simulations,
         )  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------- what is what
-
-
-def register_all() -> None:
-    """Say of our own objects which of their parts are numbers."""
-    with REGISTERING:
-        if not REGISTERED:
-            _register_all()
-
-
-def _register_all() -> None:
-    from onedraw.estimators.average import AbcAverage, FunctionEstimator, Handicapped
-    from onedraw.estimators.particle_filter import ParticleFilter
-    from onedraw.model.distance import Euclidean, Mahalanobis, Scaled
-    from onedraw.model.kernels import Kernel
-    from onedraw.model.model import Model
-    from onedraw.model.simulator import JaxSimulator
-    from onedraw.proposals.proposals import FunctionProposal, Independence, Lazy, RandomWalk
-    from onedraw.samplers.pseudo_marginal import PseudoMarginal
-    from onedraw.samplers.r_hit import RHit
-    from onedraw.samplers.wilkinson import Wilkinson
-
-    register(Euclidean, (), ())
-    register(Scaled, ("scale",), ("robust",))
-    register(Mahalanobis, ("whiten",), ())
-    register(Kernel, ("eps",), ("name", "profile", "support", "indicator"))
-    register(JaxSimulator, ("function",), ("own_keys", "engine"))
-    register(Model, ("simulate", "distance", "observed_row"), ("prior", "summary", "recipe"))
-    # What a program does not depend on is left out, so that it is not compiled again for it.
-    register(AbcAverage, ("model", "kernel"), ("pseudo_samples", "keep_distances", "keep_rows"))
-    register(Handicapped, ("estimator",), ("alpha",))
-    register(FunctionEstimator, (), ("prior", "function", "log_bound", "simulations", "engine"))
-    register(
-        ParticleFilter,
-        ("data",),
-        ("prior", "initial", "transition", "log_observation", "particles", "timed", "engine"),
-    )
-    register(RandomWalk, ("root",), ("prior",))
-    register(Independence, (), ("distribution", "prior"))
-    register(Lazy, ("proposal",), ("hold",))
-    register(FunctionProposal, (), ("function", "prior"))
-    register(PseudoMarginal, ("estimator", "proposal"), ("early", "draws"))
-    register(Wilkinson, ("estimator", "proposal"), ("early",))
-    register(RHit, ("estimator", "proposal"), ("hits", "max_draws"))

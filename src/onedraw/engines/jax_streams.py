@@ -1,9 +1,9 @@
-"""Random streams of the JAX engine: the names of `engine.streams`, drawn on a device.
+"""Random streams of the JAX engine: the names of `engines.streams`, drawn on a device.
 
 A pseudo-sample has a key of its own, as `jax.random` wants it, and naming a key costs nothing: it is the key of the
 block and step with the number of the pseudo-sample as a counter, and only drawing from it hashes (Threefry 2x32 with 20
-rounds, Salmon et al. 2011, the hash of JAX's own keys, which would be hashed twice). All 64 bits of a seed are used,
-where `jax.random.key` would take 32 of them.
+rounds, Salmon et al. 2011, the hash of JAX's own keys, which would be hashed twice). All 64 bits of a seed are used;
+`jax.random.key` would take 32 of them.
 """
 
 import math
@@ -78,7 +78,7 @@ def threefry_key(words: tuple[Any, Any], counter: Any) -> Any:
     return jax.random.wrap_key_data(jnp.stack(pair), impl="threefry2x32")
 
 
-class Name(NamedTuple):
+class StreamName(NamedTuple):
     """Where a block's streams begin: what `Rng` holds, as numbers for a device."""
 
     words: Array
@@ -86,22 +86,22 @@ class Name(NamedTuple):
     step: Any
 
     @staticmethod
-    def of(rng: Rng) -> "Name":
+    def of(rng: Rng) -> "StreamName":
         for name, value in (("step", rng.step), ("phase", rng.phase)):
             if not 0 <= value < 2**32:
                 raise ValueError(f"{name} = {value} is beyond the 2**32 that a key of the JAX engine can name")
         words = (rng.seed & 0xFFFFFFFF, rng.seed >> 32, rng.phase, rng.first & 0xFFFFFFFF, rng.first >> 32)
-        return Name(np.array(words, np.uint32), np.uint32(rng.step))
+        return StreamName(np.array(words, np.uint32), np.uint32(rng.step))
 
 
 class DeviceRng:
-    """The random streams of one block at one step: `engine.streams.Rng` for arrays on a device."""
+    """The random streams of one block at one step: `engines.streams.Rng` for arrays on a device."""
 
     def __init__(self, words: tuple[Any, Any], dtype: Any) -> None:
         self.words, self.dtype = words, dtype
 
     @staticmethod
-    def of(name: Name, dtype: Any) -> "DeviceRng":
+    def of(name: StreamName, dtype: Any) -> "DeviceRng":
         """The streams that a name stands for."""
         return DeviceRng(DeviceRng.at(DeviceRng.block_of(name.words), name.step), dtype)
 

@@ -1,16 +1,17 @@
 """Simulators compiled by Numba: one pseudo-sample in plain loops, at the speed of C.
 
 A function marked by `compiled` draws one pseudo-sample, as a plain simulator does, and is called from a compiled loop
-over rows of theta and their M draws. Where summary, distance and kernel can be compiled too, the loop takes them in:
+over rows of theta and their M draws. If summary, distance and kernel can be compiled too, the loop includes them:
 a pseudo-sample is drawn, summarised, compared and added to the average before the next one, so that no array of rows
-x M exists, and nothing holds Python's lock. Otherwise the loop hands back rows, as a batched simulator would.
+x M exists, and nothing holds Python's lock. Otherwise the loop returns rows, as a batched simulator would.
 
 Random numbers come from the stream of a chunk of rows (`Rng.bulk`), as for batched simulators: Numba draws the numbers
-from it that NumPy would. Where something is raised inside the loop, the same stream is drawn again by a loop that
-notes what fails and goes on; the first loop is the faster one.
+from it that NumPy would. If something is raised inside the loop, the same stream is drawn again by a slower loop that
+notes what fails and goes on.
 
-Loops are made when they are first needed, and belong to the marked function: the Python function alone is pickled,
-and what else it reads is taken as it is when the loop is made.
+Loops are made when they are first needed, and belong to the marked function: only the Python function is pickled, and
+globals that it reads are taken as they are when the loop is made. Distances and kernels say themselves which of the
+formulas in this module they are.
 """
 
 import inspect
@@ -21,39 +22,28 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import cache, update_wrapper
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.engines.arrays import Array
+from onedraw.engines.arrays import NO_DISTANCES, Array
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.model import kernels
-from onedraw.model.distance import Euclidean, Mahalanobis, Scaled
-from onedraw.model.kernels import Kernel
-from onedraw.model.layout import Layout
-
-if TYPE_CHECKING:
-    from onedraw.model.model import Model
-    from onedraw.model.simulator import Recipe
 
 CHUNK_ROWS = 32_768
-"""Rows of theta that share a stream, at the most."""
+"""The most rows of theta that share a stream."""
 BLOCK_ROWS = 2_048
-"""Proposals a block: compiled simulators may be slow ones, and blocks are what workers share and what is paid whole."""
+"""Proposals per block: compiled simulators may be slow, and a block is the least that a worker does."""
 SHARES, FEWEST_CHAINS, MOST_CHAINS = 4, 256, 4_096
-"""Chains are cut into so many blocks, as long as these are neither small nor large: a step of a block costs about as
-much as a thousand cheap simulations besides its own."""
+"""Number of blocks of chains, and the least and most chains in each: a step of a block costs about as much as a
+thousand cheap simulations besides its own."""
 FINE, NOT_FINITE, WRONG_SHAPE, RAISED, BAD_DISTANCE = range(5)
 """What became of a pseudo-sample."""
-UNIFORM, GAUSSIAN, EPANECHNIKOV, TRIANGULAR, LAPLACE = range(5)
-"""Kernels, which are numbers to a loop, so that one loop serves them all."""
-PROFILES = [
-    made(1.0).profile
-    for made in (kernels.uniform, kernels.gaussian, kernels.epanechnikov, kernels.triangular, kernels.laplace)
-]
+PROFILES = ("flat", "gaussian", "epanechnikov", "triangular", "laplace")
+"""What a kernel may name as its `formula`. Kernels are numbers to a loop, so that one loop serves them all."""
+FLAT, GAUSSIAN, EPANECHNIKOV, TRIANGULAR, LAPLACE = range(len(PROFILES))
 NOTHING = np.empty((1, 1))
 NOTHING.flags.writeable = False
-NO_DISTANCES, NO_ROWS = np.empty((0, 0)), np.empty((0, 0, 0))
+NO_ROWS = np.empty((0, 0, 0))
 MISSING = 'od.compiled needs Numba: pip install "onedraw[numba]"'
 
 
@@ -91,7 +81,7 @@ def compiled(function: Any) -> Compiled:
     that is not finite, is a failed simulation.
 
     A summary takes one data set and gives a number or numbers. A distance takes two summaries, the simulated one
-    and the observed one, and gives a number. Where the summary is not compiled, data sets must all have the shape of
+    and the observed one, and gives a number. If the summary is not compiled, data sets must all have the shape of
     the observed one. What a function reads of its module is read once, when it is compiled; functions that it calls
     must be compiled, by `numba.njit`.
 
@@ -118,7 +108,7 @@ def compiled(function: Any) -> Compiled:
         options = {name: value for name, value in function.targetoptions.items() if name != "nopython"}
         function = function.py_func
     if not inspect.isfunction(function):
-        raise ValueError(f"od.compiled marks a Python function of one data set a call, got {function!r}")
+        raise ValueError(f"od.compiled marks a Python function that draws one data set per call, got {function!r}")
     if options.get("parallel"):
         raise ValueError(
             f"{function.__name__} is compiled with parallel=True: its threads would share one random stream; leave it "
@@ -129,7 +119,16 @@ def compiled(function: Any) -> Compiled:
     return Compiled(function, options)
 
 
-class Drawn(NamedTuple):
+class Formula(NamedTuple):
+    """What a distance class declares as `formula`, if compiled loops can compute its distances."""
+
+    name: str
+    """"euclidean", "scaled", "robust" or "mahalanobis"."""
+    array: Array | None = None
+    """(k, s), what the distance has learnt."""
+
+
+class LoopReport(NamedTuple):
     """What a loop says of its pseudo-samples: how many failed, and the first of these."""
 
     failed: int
@@ -149,20 +148,20 @@ class Drawn(NamedTuple):
         """What went wrong with the first that failed."""
         if self.raised is not None:
             return f"{type(self.raised).__name__}: {self.raised}"
-        return "the output is not finite" if self.code == NOT_FINITE else f"the output has not the shape {shape}"
+        return "the output is not finite" if self.code == NOT_FINITE else f"the output does not have shape {shape}"
 
 
-def chains_a_block(chains: int) -> int:
-    """Chains of a run that step together, by how many there are.
+def chains_per_block(chains: int) -> int:
+    """Chains per block, by the number of chains of the run.
 
-    >>> [chains_a_block(chains) for chains in (100, 1024, 8192, 100_000)]
+    >>> [chains_per_block(chains) for chains in (100, 1024, 8192, 100_000)]
     [256, 256, 2048, 4096]
     """
     return min(MOST_CHAINS, max(FEWEST_CHAINS, -(-chains // SHARES)))
 
 
-def draw_rows(recipe: "Recipe", rng: Rng, theta: Array, draws: int, chunk: int, watch: bool) -> tuple[Array, Drawn]:
-    """M pseudo-samples at each row of theta: summaries (n, M, s) where the summary is compiled, otherwise data."""
+def draw_rows(recipe: Any, rng: Rng, theta: Array, draws: int, chunk: int, watch: bool) -> tuple[Array, LoopReport]:
+    """M pseudo-samples at each row of theta: summaries (n, M, s) if the summary is compiled, otherwise data."""
     layout = drawn_layout(recipe)
     rows = np.empty((len(theta), draws, layout.size))
     key = ("rows", *_of(recipe))
@@ -173,8 +172,8 @@ def draw_rows(recipe: "Recipe", rng: Rng, theta: Array, draws: int, chunk: int, 
     return rows, _run(loop, rng, chunk, watch, (_columns(theta), draws, rows))
 
 
-def drawn_layout(recipe: "Recipe") -> Layout:
-    """The layout of what `draw_rows` hands back."""
+def drawn_layout(recipe: Any) -> Any:
+    """The layout of what `draw_rows` returns."""
     if recipe.summary is None or isinstance(recipe.summary, Compiled):
         return recipe.layout
     if recipe.raw is None:
@@ -186,26 +185,27 @@ def drawn_layout(recipe: "Recipe") -> Layout:
 
 
 class Averages(NamedTuple):
-    """Log averages of the kernel (n,), with distances (n, M) and summaries (n, M, s) where they were asked for."""
+    """Log averages of the kernel (n,), with distances (n, M) and summaries (n, M, s) if they were asked for."""
 
     log_estimate: Array
     distances: Array
     rows: Array
-    drawn: Drawn
+    report: LoopReport
 
 
-def fusible(model: "Model", kernel: Kernel) -> bool:
+def fusible(model: Any, kernel: Any) -> bool:
     """Whether summary, distance and kernel can all be part of the compiled loop."""
     return (
         isinstance(model.simulate, Compiled)
         and (model.summary is None or isinstance(model.summary, Compiled))
-        and type(model.distance) in (Euclidean, Scaled, Mahalanobis, Compiled)
-        and _kernel_of(kernel) is not None
+        # A subclass may compute something else.
+        and (isinstance(model.distance, Compiled) or "formula" in vars(type(model.distance)))
+        and kernel.formula in PROFILES
     )
 
 
 def averages(
-    model: "Model", kernel: Kernel, rng: Rng, theta: Array, draws: int, chunk: int, distances: bool, rows: bool
+    model: Any, kernel: Any, rng: Rng, theta: Array, draws: int, chunk: int, distances: bool, rows: bool
 ) -> Averages:
     """The mean of K over M pseudo-samples at each row of theta, drawn and compared in one loop."""
     recipe, n = model.recipe, len(theta)
@@ -215,7 +215,7 @@ def averages(
         np.empty(n),
         np.empty((n, draws)) if distances else NO_DISTANCES,
         np.empty((n, draws, recipe.layout.size)) if rows else NO_ROWS,
-        Drawn(0, 0, 0, FINE),
+        LoopReport(0, 0, 0, FINE),
     )
 
     def loop(careful: bool) -> Any:
@@ -224,20 +224,20 @@ def averages(
         )
 
     given = (
-        _columns(theta), draws, _fixed(model.observed_row), extra, _kernel_of(kernel), kernel.indicator,
+        _columns(theta), draws, _fixed(model.observed_row), extra, PROFILES.index(kernel.formula), kernel.indicator,
         float(kernel.eps), float(kernel.support), *result[:3],
     )  # fmt: skip
     watch = rng.first == 0 and rng.step == 0 and chunk == 0
-    drawn = _run(loop, rng, chunk, watch, given)
-    if drawn.code == BAD_DISTANCE:
+    report = _run(loop, rng, chunk, watch, given)
+    if report.code == BAD_DISTANCE:
         raise ValueError(
-            f"{own!r} as distance gave a negative number or NaN at {recipe.prior.named(theta[drawn.row])}: it must be "
+            f"{own!r} as distance gave a negative number or NaN at {recipe.prior.named(theta[report.row])}: it must be "
             "at least 0, never NaN"
         )
-    return result._replace(drawn=drawn)
+    return result._replace(report=report)
 
 
-def distances_of(distance: Compiled, layout: Layout, rows: Array, observed: Array) -> Array:
+def distances_of(distance: Compiled, layout: Any, rows: Array, observed: Array) -> Array:
     """Distances (n,) of summaries (n, s) from the observed one (s,), by a compiled distance."""
     key = ("distances", layout)
     loop = _made(distance, key, lambda numba: _distances_loop(numba, distance, layout))
@@ -246,8 +246,8 @@ def distances_of(distance: Compiled, layout: Layout, rows: Array, observed: Arra
     return result
 
 
-def _run(loop: Callable[[bool], Any], rng: Rng, chunk: int, watch: bool, given: tuple[Any, ...]) -> Drawn:
-    """Draw a chunk; where something is raised, once more with each pseudo-sample guarded."""
+def _run(loop: Callable[[bool], Any], rng: Rng, chunk: int, watch: bool, given: tuple[Any, ...]) -> LoopReport:
+    """Draw a chunk; if something is raised, once more with each pseudo-sample guarded."""
     quick = loop(False)
     generator = rng.bulk(Purpose.SIMULATE, chunk)
     before = generator.bit_generator.state["state"]["state"] if watch else None
@@ -259,7 +259,7 @@ def _run(loop: Callable[[bool], Any], rng: Rng, chunk: int, watch: bool, given: 
         found = loop(True)(rng.bulk(Purpose.SIMULATE, chunk), *given)
     ignored = before is not None and np.array_equal(before, generator.bit_generator.state["state"]["state"])
     failed, row, pseudo_sample, code = found
-    return Drawn(failed, row, pseudo_sample, code, raised, bool(ignored))
+    return LoopReport(failed, row, pseudo_sample, code, raised, bool(ignored))
 
 
 def _columns(theta: Array) -> Array:
@@ -294,13 +294,13 @@ def _numba() -> Any:
     return numba
 
 
-def _of(recipe: "Recipe") -> tuple[Any, ...]:
+def _of(recipe: Any) -> tuple[Any, ...]:
     """What of a recipe goes into a loop, besides the simulator."""
     summary = recipe.summary if isinstance(recipe.summary, Compiled) else None
     return recipe.prior.names, tuple(recipe.prior.discrete.tolist()), summary, drawn_layout(recipe)
 
 
-def _arguments(numba: Any, recipe: "Recipe") -> Any:
+def _arguments(numba: Any, recipe: Any) -> Any:
     """(theta, i) -> the tuple of what the simulator is given after rng, in its own order."""
     names, taken = list(recipe.prior.names), list(inspect.signature(recipe.simulator).parameters.values())[1:]
     last = max(place for place, one in enumerate(taken) if one.name in names)
@@ -329,13 +329,13 @@ def _array(numba: Any, dimensions: int, writable: bool = False) -> Any:
     return numba.types.Array(numba.float64, dimensions, "C", readonly=not writable)
 
 
-def _attempt(recipe: "Recipe", careful: bool) -> Any:
+def _attempt(recipe: Any, careful: bool) -> Any:
     """(rng, theta, i, row) -> code: one pseudo-sample at theta[:, i], flat in `row`."""
     key = ("attempt", *_of(recipe), careful)
     return _made(recipe.simulator, key, lambda numba: _new_attempt(numba, recipe, careful))
 
 
-def _new_attempt(numba: Any, recipe: "Recipe", careful: bool) -> Any:
+def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
     if careful:
         bare = _attempt(recipe, False)
 
@@ -406,8 +406,8 @@ def _not_compiled(owner: Compiled, error: Exception) -> ValueError:
     )
 
 
-def _put(numba: Any, returned: Any, layout: Layout, owner: Any) -> Any:
-    """(row, value) -> bool: writes a value of this type into a flat row; False where its shape is not the layout's."""
+def _put(numba: Any, returned: Any, layout: Any, owner: Any) -> Any:
+    """(row, value) -> bool: writes a value of this type into a flat row; False if its shape is not the layout's."""
     types = numba.types
     if layout.keys is not None:
         raise ValueError(f"{owner!r} is to be compared with a dict: give observed= as a number or an array")
@@ -477,27 +477,24 @@ def _put(numba: Any, returned: Any, layout: Layout, owner: Any) -> Any:
     return put
 
 
-def _distance_of(model: "Model") -> tuple[str, Compiled | None, Array]:
-    """The name of a distance's formula, the user's own function, and what it has learnt (k, s)."""
-    distance = model.distance
-    if isinstance(distance, Compiled):
-        return "own", distance, NOTHING
-    if isinstance(distance, Scaled):
-        return "_robust" if distance.robust else "_scaled", None, _fixed(distance.scale)[None, :]
-    if isinstance(distance, Mahalanobis):
-        return "_mahalanobis", None, _fixed(distance.whiten)
-    return "_absolute" if model.observed_row.size == 1 else "_euclidean", None, NOTHING
+def _distance_of(model: Any) -> tuple[str, Compiled | None, Array]:
+    """The name of a distance's function here, the user's own function, and what it has learnt (k, s)."""
+    if isinstance(model.distance, Compiled):
+        return "own", model.distance, NOTHING
+    name, array = model.distance.formula
+    if name == "euclidean" and model.observed_row.size == 1:
+        name = "absolute"
+    return f"_{name}", None, NOTHING if array is None else _fixed(array)
 
 
-def _fixed(value: Array | None) -> Array:
+def _fixed(value: Array) -> Array:
     """An array in the one form for which loops are compiled; one that was pickled may be written to, for instance."""
-    assert value is not None
     array = np.ascontiguousarray(value).view()
     array.flags.writeable = False
     return array
 
 
-# The formulas of `onedraw.model.distance`, for two flat summaries.
+# The formulas of the distances, for two flat summaries.
 
 
 def _absolute(row: Array, observed: Array, extra: Array) -> float:
@@ -540,7 +537,7 @@ def _mahalanobis(row: Array, observed: Array, extra: Array) -> float:
 
 
 def _log_kernel(kind: int, u: float) -> float:
-    """log K(u) of the built-in kernels inside their support: the formulas of `onedraw.model.kernels`."""
+    """log K(u) of the built-in kernels inside their support."""
     if kind == GAUSSIAN:
         return -0.5 * u * u
     if kind == EPANECHNIKOV:
@@ -550,18 +547,13 @@ def _log_kernel(kind: int, u: float) -> float:
     return -u if kind == LAPLACE else 0.0
 
 
-def _kernel_of(kernel: Kernel) -> int | None:
-    """The number of a built-in kernel, known by its profile; None for a user's own."""
-    return next((kind for kind, profile in enumerate(PROFILES) if kernel.profile is profile), None)
-
-
 @cache
 def _built_in(name: str) -> Any:
     """A function of this module, compiled once for all loops."""
     return _numba().njit(error_model="numpy")(globals()[name])
 
 
-def _own_distance(numba: Any, own: Compiled, layout: Layout) -> Any:
+def _own_distance(numba: Any, own: Compiled, layout: Any) -> Any:
     """The user's distance as a function of flat summaries, with the arguments of the built-in ones."""
     if layout.keys is not None:
         raise ValueError(f"{own!r} as distance is to compare dicts: give observed= as a number or an array")
@@ -580,8 +572,8 @@ def _own_distance(numba: Any, own: Compiled, layout: Layout) -> Any:
     return function
 
 
-def _average_loop(numba: Any, recipe: "Recipe", formula: str, own: Compiled | None, careful: bool) -> Any:
-    """The loop over rows and draws that hands back log averages."""
+def _average_loop(numba: Any, recipe: Any, formula: str, own: Compiled | None, careful: bool) -> Any:
+    """The loop over rows and draws that returns log averages."""
     attempt = _attempt(recipe, careful)
     distance = _built_in(formula) if own is None else _own_distance(numba, own, recipe.layout)
     log_kernel = _built_in("_log_kernel")
@@ -639,8 +631,8 @@ def _average_loop(numba: Any, recipe: "Recipe", formula: str, own: Compiled | No
     )  # fmt: skip
 
 
-def _rows_loop(numba: Any, recipe: "Recipe", careful: bool) -> Any:
-    """The loop over rows and draws that hands back what was drawn."""
+def _rows_loop(numba: Any, recipe: Any, careful: bool) -> Any:
+    """The loop over rows and draws that returns what was drawn."""
     attempt = _attempt(recipe, careful)
 
     def loop(rng, theta, draws, rows):  # type: ignore[no-untyped-def]
@@ -663,7 +655,7 @@ def _compiled_loop(numba: Any, loop: Any, *given: Any) -> Any:
     return numba.njit((generator, _array(numba, 2), *given), nogil=True, error_model="numpy")(loop)
 
 
-def _distances_loop(numba: Any, distance: Compiled, layout: Layout) -> Any:
+def _distances_loop(numba: Any, distance: Compiled, layout: Any) -> Any:
     compare = _own_distance(numba, distance, layout)
 
     def loop(rows, observed, result):  # type: ignore[no-untyped-def]

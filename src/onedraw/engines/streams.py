@@ -25,6 +25,15 @@ class Blank(ISeedSequence):
 BLANK: Any = Blank()
 
 
+def derived_seed(seed: int, *part: int) -> int:
+    """A seed for one part of a larger computation.
+
+    >>> derived_seed(1, 2) == derived_seed(1, 2) != derived_seed(1, 3)
+    True
+    """
+    return int(np.random.SeedSequence([seed, *part]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
 class Phase(IntEnum):
     """The part of a run a stream belongs to."""
 

@@ -31,7 +31,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _thread_pools(modules: int) -> Any:
-    """The BLAS libraries in this process; looked for again (3 ms) only where modules were imported since."""
+    """The BLAS libraries in this process; looked for again (3 ms) only if modules were imported since."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

@@ -26,11 +26,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.arguments import one_of, whole_number
-from onedraw.engines.arrays import Array, namespace
+from onedraw.cost import Cost
+from onedraw.engines.arrays import NO_DISTANCES, Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.estimators.average import NO_DISTANCES, Evaluation
+from onedraw.estimators.protocol import Evaluation, from_device, public_estimate
+from onedraw.failures import Failure, SimulationError
 from onedraw.model.prior import Prior
-from onedraw.model.simulator import Failure, SimulationError
 
 CHUNK_PARTICLES = 32_768
 """Particles moved at once: few enough for the cache. Part of a run's identity, since a chunk has its own stream."""
@@ -45,9 +46,9 @@ class Weighted(NamedTuple):
     """Weights of n filters at one time."""
 
     shares: Array
-    """(n, N), the largest of each filter 1; all 1 where every weight was zero."""
+    """(n, N), the largest of each filter 1; all 1 if every weight was zero."""
     log_mean: Array
-    """(n,) log of the mean weight; -inf where every weight was zero."""
+    """(n,) log of the mean weight; -inf if every weight was zero."""
 
 
 def weigh(log_weight: Array) -> Weighted:
@@ -101,9 +102,12 @@ class ParticleFilter:
     on_error: str = "reject"
     log_bound: float | None = field(default=None, init=False)
     engine: Any = None
-    """The JAX engine, where the filter is to run there."""
+    """The JAX engine, if the filter is to run there."""
     timed: frozenset[str] = field(init=False, repr=False)
     """The functions that are told the time."""
+    device_parts = DeviceParts(
+        ("data",), ("prior", "initial", "transition", "log_observation", "particles", "timed", "engine")
+    )
 
     def __post_init__(self) -> None:
         timed = frozenset(name for name in FORMS if _wants_time(getattr(self, name), self.prior))
@@ -119,11 +123,9 @@ class ParticleFilter:
         return replace(self, particles=whole_number("particles", particles, "the number N of particles"))
 
     def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
-        """Estimates at the rows of theta (n, dim) where any estimate could be accepted."""
+        """Estimates at the rows of theta (n, dim) at which any estimate could be accepted."""
         if self.engine is not None:
-            from onedraw.engines import jax as device
-
-            return device.evaluate(self, self.engine, rng, theta, log_needed)
+            return from_device(self, rng, theta, log_needed)
         n = len(theta)
         rows = np.arange(n) if log_needed is None else np.flatnonzero(log_needed < np.inf)
         log_estimate = np.full(n, -np.inf)
@@ -143,14 +145,14 @@ class ParticleFilter:
                 failures = (Failure(*where, message, ""),)
         if failures and self.on_error == "raise":
             raise SimulationError(f"the particle filter failed {failures[0]}")
-        return Evaluation(log_estimate, NO_DISTANCES, simulations, failed=failed, failures=failures)
+        return Evaluation(log_estimate, NO_DISTANCES, Cost(simulations, failed=failed), failures)
 
     def on_device(self, rng: Any, theta: Array, log_needed: Array | None) -> Evaluation:
         """As `evaluate`, as a part of a program for a device: every filter runs to its end."""
         import jax.numpy as jnp
         from jax import lax
 
-        from onedraw.engines.jax import Bad
+        from onedraw.engines.jax import FailureMask
         from onedraw.engines.jax_streams import Stream, threefry
 
         n, particles, times = theta.shape[0], self.particles, len(self.data)
@@ -194,14 +196,12 @@ class ParticleFilter:
         failed: Any = carry[3]
         failed = failed if log_needed is None else jnp.where(log_needed < jnp.inf, failed, 0)
         nothing: Any = None
-        failures: Any = (Bad(theta, (failed > 0)[:, None]),)
-        return Evaluation(log_estimate, nothing, n * self.simulations, failed=failed, failures=failures)
+        failures: Any = (FailureMask(theta, (failed > 0)[:, None]),)
+        return Evaluation(log_estimate, nothing, Cost(n * self.simulations, failed=failed), failures)
 
     def log_estimate(self, rng: np.random.Generator, theta: Array, worth: Array) -> tuple[Array, int]:
         """The public form (see `Estimator`)."""
-        keyed = Rng(int(rng.integers(2**63)), 0)
-        result = self.evaluate(keyed, np.asarray(theta, dtype=float), np.where(worth, -np.inf, np.inf))
-        return result.log_estimate, result.simulations
+        return public_estimate(self, rng, theta, worth)
 
     def _filtered(self, rng: np.random.Generator, theta: Array) -> "Filtered":
         """All filters of a chunk, side by side; one whose weights are all zero ends there."""

@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from onedraw.arguments import whole_number
-from onedraw.engines.arrays import Array, namespace
+from onedraw.engines.arrays import Array, DeviceParts, namespace
+from onedraw.engines.numba import Formula
 
 PILOT_MEANING = "the number of simulations from which the scale is learnt"
 MAD_OF_A_NORMAL = 0.6744897501960817
@@ -39,6 +40,8 @@ class Euclidean:
     """The root of the summed squared differences."""
 
     pilot: int = 0
+    formula = Formula("euclidean")
+    device_parts = DeviceParts()
 
     def learnt(self, rows: Array, labels: Sequence[str]) -> "Euclidean":
         return self
@@ -57,6 +60,13 @@ class Scaled:
     """Whether samplers that close in on the posterior learn the scale again on the way."""
     robust: bool = False
     """Whether differences are added up instead of their squares, and columns that never fit count less."""
+    device_parts = DeviceParts(numbers=("scale",), fixed=("robust",))
+
+    @property
+    def formula(self) -> Formula:
+        """For compiled loops."""
+        assert self.scale is not None
+        return Formula("robust" if self.robust else "scaled", self.scale[None, :])
 
     def learnt(self, rows: Array, labels: Sequence[str]) -> "Scaled":
         spread = _mad(rows)
@@ -91,6 +101,12 @@ class Mahalanobis:
 
     pilot: int
     whiten: Array | None = None
+    device_parts = DeviceParts(numbers=("whiten",))
+
+    @property
+    def formula(self) -> Formula:
+        """For compiled loops."""
+        return Formula("mahalanobis", self.whiten)
 
     def learnt(self, rows: Array, labels: Sequence[str]) -> "Mahalanobis":
         _refuse_zero_spread(rows.std(axis=0), rows, labels)
@@ -141,13 +157,13 @@ def scaled(
     """Euclidean distance with each summary divided by its spread.
 
     The spread is the median absolute deviation (MAD, times 1.4826 so that it estimates a normal's standard
-    deviation) over `pilot` simulations from the prior, or `scale` where you know it.
+    deviation) over `pilot` simulations from the prior, or `scale` if you know it.
 
     With `adapt`, `od.importance` and `od.smc` learn the spread again on the way, from simulations at parameters near
     the posterior, where it can be far from the prior's. The tolerance is then stated in the last distance, which
     `settings["distance"]` holds. Other samplers keep the pilot's spread, since a chain needs one target.
 
-    With `robust`, a summary that is far off counts with its difference and not with its square; and where the scale
+    With `robust`, a summary that is far off counts with its difference and not with its square; and if the scale
     is learnt again, the distance of the data from the simulations' median is added to it, so that a summary which
     the model cannot reproduce does not drown the others.
 

@@ -189,7 +189,7 @@ def _number(value: Any) -> int | float:
 
 
 def _csv(text: str) -> Any:
-    """Numbers from CSV: a dict of columns where the first line names them, otherwise an array."""
+    """Numbers from CSV: a dict of columns if the first line names them, otherwise an array."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise ValueError("there is nothing")

@@ -7,12 +7,13 @@ Its target is pi_K(theta), proportional to pi(theta) times the mean of K over ps
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from onedraw.arguments import positive
-from onedraw.engines.arrays import Array, namespace
+from onedraw.engines.arrays import Array, DeviceParts, namespace
 
 EPS_MEANING = "the tolerance, the scale of the distances still accepted"
 
@@ -23,6 +24,7 @@ class Kernel:
 
     `profile` maps an array u = distance / eps >= 0 to log K(u) <= 0. `indicator` says that K is 1 for u < 1 and 0
     elsewhere, which lets averages be counted. `support` is the u from which on K is zero (inf when there is none).
+    `formula` is the name of the profile in compiled loops, empty for a user's own.
 
     >>> made = gaussian(0.5)
     >>> made.name, made.eps, made.support
@@ -33,9 +35,12 @@ class Kernel:
 
     name: str
     eps: float
+    """The tolerance; None if the run is to choose it, as in `od.smc(model, kernel=od.gaussian())`."""
     profile: Callable[[Array], Array]
     support: float
     indicator: bool = False
+    formula: str = ""
+    device_parts = DeviceParts(numbers=("eps",), fixed=("name", "profile", "support", "indicator"))
 
     def log_weight(self, distance: Array) -> Array:
         """log K of each distance, in the shape given; -inf where the distance is NaN."""
@@ -71,7 +76,12 @@ class Kernel:
 
     def with_eps(self, eps: float) -> "Kernel":
         """The same kernel at another tolerance."""
-        return Kernel(self.name, positive("eps", eps, EPS_MEANING), self.profile, self.support, self.indicator)
+        return replace(self, eps=positive("eps", eps, EPS_MEANING))
+
+
+def _checked(eps: float | None) -> Any:
+    """A tolerance, or None if the run is to choose it."""
+    return None if eps is None else positive("eps", eps, EPS_MEANING)
 
 
 def log_share(hits: Array, draws: int) -> Array:
@@ -79,52 +89,52 @@ def log_share(hits: Array, draws: int) -> Array:
     return namespace(hits).log(hits / draws)
 
 
-def uniform(eps: float) -> Kernel:
-    """K = 1 where the distance is below eps (strictly), 0 elsewhere.
+def uniform(eps: float | None = None) -> Kernel:
+    """K = 1 if the distance is below eps (strictly), 0 otherwise. Without eps the run chooses the tolerance.
 
     >>> uniform(0.5).log_weight(np.array([0.4, 0.5]))
     array([  0., -inf])
     """
-    return Kernel("uniform", positive("eps", eps, EPS_MEANING), _flat, 1.0, indicator=True)
+    return Kernel("uniform", _checked(eps), _flat, 1.0, True, "flat")
 
 
-def gaussian(eps: float) -> Kernel:
+def gaussian(eps: float | None = None) -> Kernel:
     """K = exp(-d² / (2 eps²)).
 
     >>> gaussian(0.5).log_weight(np.array([0.5, 1.0]))
     array([-0.5, -2. ])
     """
-    return Kernel("gaussian", positive("eps", eps, EPS_MEANING), _gaussian, math.inf)
+    return Kernel("gaussian", _checked(eps), _gaussian, math.inf, formula="gaussian")
 
 
-def epanechnikov(eps: float) -> Kernel:
-    """K = 1 - (d / eps)² where d < eps, 0 elsewhere.
+def epanechnikov(eps: float | None = None) -> Kernel:
+    """K = 1 - (d / eps)² if d < eps, 0 otherwise.
 
     >>> np.exp(epanechnikov(1.0).log_weight(np.array([0.0, 0.5, 1.0]))).round(4)
     array([1.  , 0.75, 0.  ])
     """
-    return Kernel("epanechnikov", positive("eps", eps, EPS_MEANING), _epanechnikov, 1.0)
+    return Kernel("epanechnikov", _checked(eps), _epanechnikov, 1.0, formula="epanechnikov")
 
 
-def triangular(eps: float) -> Kernel:
-    """K = 1 - d / eps where d < eps, 0 elsewhere.
+def triangular(eps: float | None = None) -> Kernel:
+    """K = 1 - d / eps if d < eps, 0 otherwise.
 
     >>> np.exp(triangular(1.0).log_weight(np.array([0.0, 0.25, 1.0]))).round(4)
     array([1.  , 0.75, 0.  ])
     """
-    return Kernel("triangular", positive("eps", eps, EPS_MEANING), _triangular, 1.0)
+    return Kernel("triangular", _checked(eps), _triangular, 1.0, formula="triangular")
 
 
-def laplace(eps: float) -> Kernel:
+def laplace(eps: float | None = None) -> Kernel:
     """K = exp(-d / eps).
 
     >>> laplace(0.5).log_weight(np.array([0.5, 1.0]))
     array([-1., -2.])
     """
-    return Kernel("laplace", positive("eps", eps, EPS_MEANING), _laplace, math.inf)
+    return Kernel("laplace", _checked(eps), _laplace, math.inf, formula="laplace")
 
 
-def kernel(log_profile: Callable[[Array], Array], eps: float, *, support: float = math.inf) -> Kernel:
+def kernel(log_profile: Callable[[Array], Array], eps: float | None = None, *, support: float = math.inf) -> Kernel:
     """A kernel of your own: `log_profile(u)` gives log K for an array u = distance / eps.
 
     Its largest value must be 0 (K = 1): it is tried on a grid here and checked at every use. Where K is zero from
@@ -141,14 +151,15 @@ def kernel(log_profile: Callable[[Array], Array], eps: float, *, support: float 
         raise ValueError(f"log_profile must be a function of distance/eps, got {log_profile!r}")
     if not support > 0:
         raise ValueError(f"support must be positive, got {support!r}: K is zero from distance/eps = support on")
-    made = Kernel(getattr(log_profile, "__name__", "kernel"), positive("eps", eps, EPS_MEANING), log_profile, support)
+    made = Kernel(getattr(log_profile, "__name__", "kernel"), _checked(eps), log_profile, support)
     grid = np.concatenate([[0.0], np.logspace(-6, 6, 2401)])
-    values = np.asarray(log_profile(grid))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        values = np.asarray(log_profile(grid))
     if values.shape != grid.shape:
         raise ValueError(
             f"kernel {made.name!r} returned shape {values.shape} for {grid.size} distances: it must work on arrays"
         )
-    largest = made.log_weight(grid * made.eps).max()
+    largest = made.with_eps(1.0).log_weight(grid).max()
     if largest < -1e-6:
         warnings.warn(
             f"the largest value found of kernel {made.name!r} is K = {math.exp(largest):.3g}, not 1: divide it by "

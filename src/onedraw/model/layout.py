@@ -24,7 +24,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(value: Any) -> "Layout":
-        """The layout of a user's value; a ValueError where it is not made of numbers."""
+        """The layout of a user's value; a ValueError if it is not made of numbers."""
         if isinstance(value, Mapping):
             return Layout(tuple(value), tuple(numbers(part).shape for part in value.values()))
         return Layout(None, (numbers(value).shape,))
@@ -44,7 +44,7 @@ class Layout(NamedTuple):
         ]
 
     def flatten(self, value: Any) -> Array:
-        """One value as a row (size,); a ValueError that names both shapes where they differ."""
+        """One value as a row (size,); a ValueError that names both shapes if they differ."""
         if self.keys is None:
             array = numbers(value)
             if array.shape != self.shapes[0] and not (array.size == 1 and self.shapes[0] in ((), (1,))):
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
         return np.concatenate(columns, axis=1)
 
     def restore(self, rows: Array) -> Any:
-        """The user's form of rows (..., size): arrays of shape (..., *shape), by key where there are keys."""
+        """The user's form of rows (..., size): arrays of shape (..., *shape), by key if there are keys."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
         parts = [
             part.reshape(rows.shape[:-1] + shape)
@@ -80,7 +80,7 @@ class Layout(NamedTuple):
 
 
 def numbers(value: Any) -> Array:
-    """`value` as an array of floats; a ValueError where that cannot be."""
+    """`value` as an array of floats; a ValueError if that is impossible."""
     try:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onedraw.arguments import positive
-from onedraw.engines.arrays import Array
+from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import Limited
 from onedraw.engines.numba import BLOCK_ROWS, Compiled, distances_of
 from onedraw.engines.streams import Rng
@@ -30,7 +30,7 @@ from onedraw.model.simulator import (
 )
 
 DEVICE_ROWS, DEVICE_VALUES = 2**17, 2**25
-"""Simulations a block on a device, and the numbers that they may hold."""
+"""Simulations per block on a device, and the numbers that they may hold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Model:
         The data, in the form the simulator returns. Of a dict, the keys and their order count.
     summary
         A function of one data set (or `@od.batched`, `@od.compiled`) that gives the numbers to compare; the data
-        themselves where there is none. With a summary, data sets may vary in size.
+        themselves if there is none. With a summary, data sets may vary in size.
     distance
         `od.euclidean()` (the default), `od.scaled()`, `od.mahalanobis()`, or a function
         `distance(simulated, observed)` of two summaries (or `@od.compiled`; or `@od.batched`, with simulated ones
@@ -72,6 +72,7 @@ class Model:
     distance: Any = None
     recipe: Recipe = field(init=False, repr=False)
     observed_row: Array = field(init=False, repr=False)
+    device_parts = DeviceParts(numbers=("simulate", "distance", "observed_row"), fixed=("prior", "summary", "recipe"))
 
     def __post_init__(self) -> None:
         if not isinstance(self.prior, Prior):
@@ -110,12 +111,12 @@ class Model:
 
     @property
     def plain(self) -> bool:
-        """Whether the simulator draws one pseudo-sample a call."""
+        """Whether the simulator draws one pseudo-sample per call."""
         return not isinstance(self.simulate, Batched | Compiled | Staged | JaxSimulator)
 
     @property
     def batched(self) -> bool:
-        """Whether the simulator draws a batch a call."""
+        """Whether the simulator draws a batch per call."""
         return isinstance(self.simulate, Batched | Compiled | JaxSimulator)
 
     @property
@@ -125,7 +126,7 @@ class Model:
 
     @property
     def block(self) -> int | None:
-        """Proposals a block where a simulator draws many a call; None where it draws one."""
+        """Proposals per block if a simulator draws many per call; None if it draws one."""
         if isinstance(self.simulate, JaxSimulator):
             return min(DEVICE_ROWS, max(1, DEVICE_VALUES // self.recipe.width))
         return BLOCK_ROWS if self.compiled else CHUNK_ROWS if self.batched else None
@@ -145,13 +146,13 @@ class Model:
         return made
 
     def limited(self, timeout: float | None) -> "Model":
-        """The model with each simulation given up after so many seconds; itself where `timeout` is None."""
+        """The model with each simulation given up after `timeout` seconds; itself if that is None."""
         if timeout is None:
             return self
         timeout = positive("timeout", timeout, "the number of seconds that one simulation may take")
         if not self.plain:
             raise ValueError(
-                f"timeout = {timeout:g} is for plain simulators and od.command, which draw one pseudo-sample a call: "
+                f"timeout = {timeout:g} is for plain simulators and od.command, which draw one pseudo-sample per call: "
                 "limit the time inside a batched, compiled or staged simulator, and return NaN"
             )
         if isinstance(self.simulate, Command):
@@ -176,13 +177,16 @@ class Model:
         """Summaries of pseudo-samples at rows of theta: see `onedraw.model.simulator.simulate_rows`."""
         return simulate_rows(self.recipe, rng, theta, index, pseudo_samples, first_pseudo_sample, chunk, on_error)
 
-    def distances(self, simulated: Simulated) -> Array:
-        """Distances (n, M) of simulated summaries from the observed one; inf where a simulation failed."""
-        n, draws, width = simulated.rows.shape
-        rows = simulated.rows.reshape(n * draws, width)
-        if simulated.failed == 0:
+    def distances(self, rows: Array, failed: int | None = None) -> Array:
+        """Distances (n, M) of simulated summaries (n, M, s) from the observed one; inf if a simulation failed.
+
+        A failed one is a row of NaN. `failed` says how many there are, if that is known.
+        """
+        n, draws, width = rows.shape
+        rows = rows.reshape(n * draws, width)
+        good = None if failed == 0 else ~np.isnan(rows[:, 0])
+        if good is None or good.all():
             return self._distance(rows).reshape(n, draws)
-        good = ~np.isnan(rows[:, 0])
         distance = np.full(n * draws, np.inf)
         if good.any():
             distance[good] = self._distance(rows[good])
@@ -276,7 +280,7 @@ def _precisely(simulate: Any) -> AbstractContextManager[None]:
 
 
 def _as_data(observed: Any, raw_allowed: bool) -> Any:
-    """Observed data as arrays where they are numbers; otherwise as they are, for a summary to read."""
+    """Observed data as arrays if they are numbers; otherwise as they are, for a summary to read."""
     if isinstance(observed, Mapping):
         return {str(key): _as_data(part, raw_allowed) for key, part in observed.items()}
     try:

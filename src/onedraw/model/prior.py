@@ -113,6 +113,7 @@ class Prior:
 
         prior = cls.__new__(cls)
         prior._set(tuple(names), draw, log_density, [name in discrete for name in names], where)
+        prior.normalised = False
         return prior
 
     def _set(
@@ -140,6 +141,8 @@ class Prior:
         self.discrete.flags.writeable = False
         self._whole = discrete
         self.where = where
+        self.normalised = True
+        """Whether the density, without `where`, is known to integrate to one."""
         self._draw, self._log_density, self._trusted = draw, log_density, trusted
         # A prior that cannot be sampled or evaluated is found out here, before a simulation is spent on it.
         theta = self.sample(np.random.Generator(np.random.SFC64(0)), 64)
@@ -153,7 +156,7 @@ class Prior:
 
     @property
     def on_device(self) -> bool:
-        """Whether its formulas run on JAX: those of this file, where densities are bounded."""
+        """Whether its formulas run on JAX: those of this file, if densities are bounded."""
         return self._trusted
 
     def sample(self, rng: np.random.Generator, n: int) -> Array:
@@ -251,9 +254,9 @@ def named_columns(names: Sequence[str], whole: Sequence[bool], theta: Array) -> 
 
 
 def _marginal(name: str, distribution: Any) -> Marginal:
-    """A frozen SciPy distribution as a Marginal, by direct formulas where the family is common.
+    """A frozen SciPy distribution as a Marginal, by direct formulas if the family is common.
 
-    SciPy's frozen methods check and broadcast their arguments for about 30 µs a call, which in a chain is more than
+    SciPy's frozen methods check and broadcast their arguments for about 30 µs per call, which in a chain is more than
     a cheap simulation costs.
     """
     family = getattr(getattr(distribution, "dist", None), "name", None)

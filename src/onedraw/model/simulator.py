@@ -1,22 +1,24 @@
 """Simulators: plain, batched, compiled or staged, all run through `simulate_rows`, the one calling form.
 
-A plain simulator draws one pseudo-sample a call and has a random stream for each, named by (chain, step,
+A plain simulator draws one pseudo-sample per call and has a random stream for each, named by (chain, step,
 pseudo-sample), so that any of them can be run again alone. A batched one draws a pseudo-sample for each row of its
 parameter arrays from one stream. A staged one prepares once for a theta and then draws as many as are asked for.
 """
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.engines.arrays import Array
+from onedraw.cost import Cost
+from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import kept_apart
-from onedraw.engines.numba import NOT_FINITE, Compiled, Drawn, draw_rows, drawn_layout
+from onedraw.engines.numba import NOT_FINITE, Compiled, LoopReport, draw_rows, drawn_layout
 from onedraw.engines.streams import Purpose, Rng
+from onedraw.failures import Failure, SimulationError
 from onedraw.model.layout import Layout
 from onedraw.model.prior import Prior
 
@@ -25,26 +27,8 @@ CHUNK_ROWS = 32_768
 CHUNK_VALUES = 4_194_304
 """Numbers a chunk may hold at once (32 MiB), so that wide data sets are cut finer."""
 
-NO_ROWS = np.empty((0, 0, 0))
 SCALARS = (float, int, np.float64)
 """Results that need no look at their shape."""
-
-
-class SimulationError(RuntimeError):
-    """A simulation failed where the run could not go on; the message names theta and the stream.
-
-    >>> import onedraw as od
-    >>> from scipy import stats
-    >>> def simulate(rng, theta):
-    ...     if theta < -1:
-    ...         raise RuntimeError("the population died out")
-    ...     return rng.normal(theta, 1.0)
-    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
-    >>> od.rejection(model, od.uniform(0.5), budget=200, seed=1, on_error="raise")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ...
-    onedraw.model.simulator.SimulationError: ...
-    """
 
 
 class Batched:
@@ -81,6 +65,7 @@ class JaxSimulator:
     """Whether it calls functions that take no other keys than JAX's own."""
     engine: Any = None
     """The engine that a run has chosen."""
+    device_parts = DeviceParts(numbers=("function",), fixed=("own_keys", "engine"))
 
 
 def batched(function: Callable[..., Any]) -> Batched:
@@ -125,7 +110,7 @@ def jax_simulator(function: Callable[..., Any]) -> JaxSimulator:
     parameters are scalars; the key is used up by what is drawn from it (`jax.random.split` for more than one draw).
     Summary and distance must then be written with `jax.numpy` too. A simulation that fails returns NaN.
 
-    Where a constant of the simulator changes from run to run, `jax.tree_util.Partial(function, constant=...)` saves
+    If a constant of the simulator changes from run to run, `jax.tree_util.Partial(function, constant=...)` saves
     compiling it again.
 
     >>> import jax
@@ -136,53 +121,15 @@ def jax_simulator(function: Callable[..., Any]) -> JaxSimulator:
     return JaxSimulator(function)
 
 
-class Failure(NamedTuple):
-    """One failed simulation: where it was, and what went wrong.
-
-    >>> import onedraw as od
-    >>> from scipy import stats
-    >>> def simulate(rng, theta):
-    ...     if theta < -1:
-    ...         raise RuntimeError("the population died out")
-    ...     return rng.normal(theta, 1.0)
-    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
-    >>> post = od.rejection(model, od.uniform(0.5), budget=200, seed=1)
-    >>> post.failures[0].message
-    'RuntimeError: the population died out'
-    >>> post.failures[0].theta["theta"] < -1
-    True
-    """
-
-    theta: dict[str, float | int]
-    seed: int
-    phase: int
-    chain: int
-    """Index of the chain, or of the proposal in rejection."""
-    step: int
-    pseudo_sample: int
-    message: str
-    traceback: str
-
-    def __str__(self) -> str:
-        return f"at {self.theta}: {self.message}"
-
-
-@dataclass
-class Simulated:
-    """What `simulate_rows` hands back for n rows of theta and M pseudo-samples each."""
+class Simulated(NamedTuple):
+    """What `simulate_rows` returns for n rows of theta and M pseudo-samples each."""
 
     rows: Array
-    """Summaries (n, M, s); NaN where the simulation failed."""
-    failed: int = 0
-    setups: int = 0
-    failures: list[Failure] = field(default_factory=list)
-    """The first failure only: the count is in `failed`."""
+    """Summaries (n, M, s); NaN if the simulation failed."""
+    cost: Cost
+    failures: tuple[Failure, ...] = ()
+    """The first failure only: the count is in `cost`."""
     ignored_rng: bool = False
-
-    @property
-    def simulations(self) -> int:
-        """Pseudo-samples drawn."""
-        return self.rows.shape[0] * self.rows.shape[1]
 
 
 class Recipe(NamedTuple):
@@ -192,11 +139,11 @@ class Recipe(NamedTuple):
     simulator: Any
     summary: Callable[..., Any] | None
     layout: Layout
-    """Of the summary, or of the data where there is no summary."""
+    """Of the summary, or of the data if there is no summary."""
     width: int
     """Numbers in one raw data set, by which chunks are cut."""
     raw: Layout | None = None
-    """Of the data where they are one array, which a compiled simulator fills before a summary in Python reads it."""
+    """Of the data if they are one array, which a compiled simulator fills before a summary in Python reads it."""
 
 
 def simulate_rows(
@@ -219,32 +166,36 @@ def simulate_rows(
     watch = rng.first == 0 and rng.step == 0 and chunk == 0 and first_pseudo_sample == 0
     if isinstance(recipe.simulator, Compiled):
         return _compiled_rows(recipe, rng, theta, places, shape, first_pseudo_sample, chunk, on_error, watch)
+    setups = surplus = 0
+    failures: list[Failure] = []
+    ignored_rng = False
     if isinstance(recipe.simulator, JaxSimulator):
         from onedraw.engines import jax as device
 
         chunk = chunk << 16 | first_pseudo_sample
-        result = Simulated(device.simulate_rows(recipe, rng, theta, pseudo_samples, chunk))
+        rows, surplus = device.simulate_rows(recipe, rng, theta, pseudo_samples, chunk)
     elif isinstance(recipe.simulator, Batched):
-        result = _batched_rows(recipe, rng, theta, shape, chunk, watch)
+        rows, ignored_rng = _batched_rows(recipe, rng, theta, shape, chunk, watch)
     elif isinstance(recipe.simulator, Staged):
-        result = Simulated(np.empty(shape))
-        _staged_rows(recipe, rng, theta, places, first_pseudo_sample, pseudo_samples, result, on_error)
+        setups = len(theta)
+        rows = _staged_rows(recipe, rng, theta, places, shape, first_pseudo_sample, failures, on_error)
     else:
-        result = Simulated(NO_ROWS)
-        _plain_rows(recipe, rng, theta, places, shape, first_pseudo_sample, result, on_error, watch)
-    finite = np.isfinite(result.rows)
+        rows, used = _plain_rows(recipe, rng, theta, places, shape, first_pseudo_sample, failures, on_error, watch)
+        ignored_rng = not used
+    failed = 0
+    finite = np.isfinite(rows)
     if np.count_nonzero(finite) < finite.size:
         bad = ~finite.all(axis=2)
-        result.failed = int(bad.sum())
-        result.rows[bad] = np.nan
-        if not result.failures:
+        failed = int(bad.sum())
+        rows[bad] = np.nan
+        if not failures:
             row, m = (int(k) for k in np.argwhere(bad)[0])
             where = places[row], first_pseudo_sample + m
-            failure = _failure(recipe, rng, theta[row], *where, "the output is not finite")
-            result.failures.append(failure)
+            failures.append(_failure(recipe, rng, theta[row], *where, "the output is not finite"))
             if on_error == "raise":
-                raise SimulationError(f"simulation failed {failure}")
-    return result
+                raise SimulationError(f"simulation failed {failures[0]}")
+    cost = Cost(shape[0] * pseudo_samples, setups, 0, failed, 0, surplus)
+    return Simulated(rows, cost, tuple(failures), ignored_rng)
 
 
 def _plain_rows(
@@ -254,10 +205,11 @@ def _plain_rows(
     index: Sequence[int],
     shape: tuple[int, int, int],
     first: int,
-    result: Simulated,
+    failures: list[Failure],
     on_error: str,
     watch: bool,
-) -> None:
+) -> tuple[Array, bool]:
+    """Rows (n, M, s), and whether the simulator draws from its generator; True unless that is watched."""
     simulate, flatten, names, single = (
         kept_apart(recipe.simulator),
         recipe.layout.flatten,
@@ -286,10 +238,9 @@ def _plain_rows(
                 drawn.append(value)
             except Exception as error:
                 drawn.append(missing)
-                _note_failure(recipe, rng, theta[row], place, first + m, error, result, on_error)
+                _note_failure(recipe, rng, theta[row], place, first + m, error, failures, on_error)
                 used = True
-    result.rows = np.array(drawn, dtype=float).reshape(shape)
-    result.ignored_rng = not used
+    return np.array(drawn, dtype=float).reshape(shape), used
 
 
 def _staged_rows(
@@ -297,25 +248,27 @@ def _staged_rows(
     rng: Rng,
     theta: Array,
     index: Sequence[int],
+    shape: tuple[int, int, int],
     first: int,
-    pseudo_samples: int,
-    result: Simulated,
+    failures: list[Failure],
     on_error: str,
-) -> None:
+) -> Array:
+    rows = np.empty(shape)
     names, both_stages = recipe.prior.names, kept_apart(recipe.simulator.both)
     for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
-        result.setups += 1
         try:
-            drawn = both_stages(rng.single(place, first), pseudo_samples, dict(zip(names, values, strict=True)))
-            result.rows[row] = _summaries(recipe, drawn, pseudo_samples)
+            drawn = both_stages(rng.single(place, first), shape[1], dict(zip(names, values, strict=True)))
+            rows[row] = _summaries(recipe, drawn, shape[1])
         except Exception as error:
-            result.rows[row] = np.nan
-            _note_failure(recipe, rng, theta[row], place, first, error, result, on_error)
+            rows[row] = np.nan
+            _note_failure(recipe, rng, theta[row], place, first, error, failures, on_error)
+    return rows
 
 
 def _batched_rows(
     recipe: Recipe, rng: Rng, theta: Array, shape: tuple[int, int, int], chunk: int, watch: bool
-) -> Simulated:
+) -> tuple[Array, bool]:
+    """Rows (n, M, s), and whether the simulator ignored its generator; False unless that is watched."""
     repeated = theta if shape[1] == 1 else np.repeat(theta, shape[1], axis=0)
     n = len(repeated)
     generator = rng.bulk(Purpose.SIMULATE, chunk)
@@ -329,12 +282,11 @@ def _batched_rows(
             f"{recipe.prior.named(theta[0])}: {type(error).__name__}: {error}. Which row is to blame cannot be told: "
             "return NaN for rows that cannot be simulated"
         ) from error
-    result = Simulated(rows.reshape(shape))
-    if before is not None:
-        result.ignored_rng = bool(np.array_equal(before, generator.bit_generator.state["state"]["state"]))
-    if not result.rows.flags.writeable or np.shares_memory(rows, theta):
-        result.rows = result.rows.copy()
-    return result
+    ignored = before is not None and np.array_equal(before, generator.bit_generator.state["state"]["state"])
+    shaped = rows.reshape(shape)
+    if not shaped.flags.writeable or np.shares_memory(rows, theta):
+        shaped = shaped.copy()
+    return shaped, bool(ignored)
 
 
 def _compiled_rows(
@@ -348,49 +300,46 @@ def _compiled_rows(
     on_error: str,
     watch: bool,
 ) -> Simulated:
-    values, drawn = draw_rows(recipe, rng, theta, shape[1], chunk, watch)
-    result = Simulated(values)
-    note_drawn(recipe, rng, theta, places, first, drawn, result, on_error)
+    rows, report = draw_rows(recipe, rng, theta, shape[1], chunk, watch)
+    failures = loop_failures(recipe, rng, theta, places, first, report, on_error)
     if recipe.summary is not None and not isinstance(recipe.summary, Compiled):
-        good = ~np.isnan(values[:, :, 0])
-        result.rows = np.full(shape, np.nan)
+        good = ~np.isnan(rows[:, :, 0])
+        values, rows = rows[good], np.full(shape, np.nan)
         try:
-            data = drawn_layout(recipe).restore(values[good])
-            result.rows[good] = _summaries(recipe, data, len(data)) if len(data) else np.empty((0, shape[2]))
+            data = drawn_layout(recipe).restore(values)
+            rows[good] = _summaries(recipe, data, len(data)) if len(data) else np.empty((0, shape[2]))
         except Exception as error:
             raise SimulationError(
                 f"the summary failed on data of a compiled simulator: {type(error).__name__}: {error}. Return NaN for "
                 "data that cannot be summarised"
             ) from error
-        bad = ~np.isfinite(result.rows).all(axis=2)
-        result.rows[bad] = np.nan
-        if np.count_nonzero(bad) > drawn.failed:
+        bad = ~np.isfinite(rows).all(axis=2)
+        rows[bad] = np.nan
+        if np.count_nonzero(bad) > report.failed:
             row, m = (int(k) for k in np.argwhere(bad)[0])
-            missed = Drawn(int(np.count_nonzero(bad)), row, m, NOT_FINITE, None, drawn.ignored_rng)
-            note_drawn(recipe, rng, theta, places, first, missed, result, on_error)
-    return result
+            report = LoopReport(int(np.count_nonzero(bad)), row, m, NOT_FINITE, None, report.ignored_rng)
+            failures = failures or loop_failures(recipe, rng, theta, places, first, report, on_error)
+    return Simulated(rows, Cost(shape[0] * shape[1], failed=report.failed), failures, report.ignored_rng)
 
 
-def note_drawn(
+def loop_failures(
     recipe: Recipe,
     rng: Rng,
     theta: Array,
     places: Sequence[int] | Array,
     first: int,
-    drawn: Drawn,
-    result: Simulated,
+    report: LoopReport,
     on_error: str,
-) -> None:
-    """Put down what a compiled loop says of its pseudo-samples."""
-    result.failed, result.ignored_rng = drawn.failed, drawn.ignored_rng
-    if drawn.failed:
-        layout = drawn_layout(recipe)
-        where = int(places[drawn.row]), first + drawn.pseudo_sample, drawn.message(layout.shapes[0])
-        failure = _failure(recipe, rng, theta[drawn.row], *where, drawn.raised)
-        if on_error == "raise":
-            raise SimulationError(f"simulation failed {failure}") from drawn.raised
-        if not result.failures:
-            result.failures.append(failure)
+) -> tuple[Failure, ...]:
+    """The first failure that a compiled loop reports, if there is one."""
+    if not report.failed:
+        return ()
+    layout = drawn_layout(recipe)
+    where = int(places[report.row]), first + report.pseudo_sample, report.message(layout.shapes[0])
+    failure = _failure(recipe, rng, theta[report.row], *where, report.raised)
+    if on_error == "raise":
+        raise SimulationError(f"simulation failed {failure}") from report.raised
+    return (failure,)
 
 
 def _summaries(recipe: Recipe, values: Any, n: int) -> Array:
@@ -445,14 +394,14 @@ def _note_failure(
     place: int,
     m: int,
     error: Exception,
-    result: Simulated,
+    failures: list[Failure],
     on_error: str,
 ) -> None:
-    if on_error == "raise" or not result.failures:
+    if on_error == "raise" or not failures:
         failure = _failure(recipe, rng, theta, place, m, f"{type(error).__name__}: {error}", error)
         if on_error == "raise":
             raise SimulationError(f"simulation failed {failure}") from error
-        result.failures.append(failure)
+        failures.append(failure)
 
 
 def _failure(

@@ -1,1 +1,1 @@
-"""Where samplers look next: proposals of chains, and weighted mixtures for independent draws."""
+"""Proposals of chains, and weighted draws."""

@@ -13,22 +13,22 @@ FEWEST_BINS, MOST_BINS = 16, 48
 PRIOR_DRAWS = 50_000
 """Draws from the prior behind its curve."""
 MOST_WHOLE = 60
-"""Whole numbers that get a bin each."""
+"""Whole numbers that get a bin each, at most."""
 
 
-class Marginal(NamedTuple):
+class MarginalHistogram(NamedTuple):
     """Bins of one parameter and the density in each."""
 
     edges: Array
     density: Array
     prior: Array | None
-    """None where the run's model is not at hand."""
+    """None if the run has no model."""
 
 
-def edges_of(values: Array, prior: Array | None = None, worth: float | None = None) -> Array:
-    """Edges of bins for values (n,): their middle 99.8 %, and the prior beside it as far as it is of use.
+def edges_of(values: Array, prior: Array | None = None, effective: float | None = None) -> Array:
+    """Edges of bins for values (n,): their middle 99.8 %, and some of the prior beside it.
 
-    The more draws they are worth, the more bins.
+    The larger the effective number of draws, the more bins.
     """
     values = np.asarray(values)
     if values.dtype.kind in "iu":
@@ -42,7 +42,7 @@ def edges_of(values: Array, prior: Array | None = None, worth: float | None = No
     if prior is not None:
         within = np.quantile(prior, [0.0, 1.0])
         ends = [max(ends[0], min(low, within[0])), min(ends[1], max(high, within[1]))]
-    bins = 3.2 * (values.size if worth is None else worth) ** (1 / 3)
+    bins = 3.2 * (values.size if effective is None else effective) ** (1 / 3)
     return np.linspace(ends[0], ends[1], int(min(max(bins, FEWEST_BINS), MOST_BINS)) + 1)
 
 
@@ -60,24 +60,24 @@ def density_of(values: Array, weights: Array | None, edges: Array) -> Array:
 
 
 def prior_draws(post: Posterior) -> dict[str, Array] | None:
-    """Draws from the prior by parameter; None where the run has no model with it."""
+    """Draws from the prior by parameter; None if the run has no model."""
     if post.model is None:
         return None
     rng = Rng(post.seed, Phase.PREDICT, 1).bulk(Purpose.PRIOR)
     return post.model.prior.columns(post.model.prior.sample(rng, PRIOR_DRAWS))
 
 
-def marginals_of(post: Posterior) -> dict[str, Marginal]:
-    """The marginal of each parameter, with the prior's where there is a model."""
+def marginals_of(post: Posterior) -> dict[str, MarginalHistogram]:
+    """The marginal of each parameter, with the prior's if there is a model."""
     before = prior_draws(post)
-    worth = None if post.weights is None else float(1 / (post.weights**2).sum())
+    effective = None if post.weights is None else float(1 / (post.weights**2).sum())
     found = {}
     for name, values in post.draws.items():
         prior = None if before is None else before[name]
         kept = values.reshape(-1)
         if post.weights is not None:
             kept = kept[post.weights.reshape(-1) > 0]
-        edges = edges_of(kept, prior, worth)
+        edges = edges_of(kept, prior, effective)
         shown = None if prior is None else density_of(prior, None, edges)
-        found[name] = Marginal(edges, density_of(values, post.weights, edges), shown)
+        found[name] = MarginalHistogram(edges, density_of(values, post.weights, edges), shown)
     return found

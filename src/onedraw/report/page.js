@@ -6,14 +6,14 @@
   const data = JSON.parse(source.textContent);
   const rows = [...document.querySelectorAll("#summary tbody tr")].map(row => [...row.querySelectorAll("td")]);
   const drawings = [...document.querySelectorAll(".marginal")];
-  const told = document.getElementById("told"), worth = document.getElementById("worth");
+  const told = document.getElementById("told"), effective = document.getElementById("effective");
   const call = document.getElementById("call-at");
   function show(at) {
     const eps = data.eps[at];
     told.textContent = eps;
-    worth.textContent = data.worth[at];
+    effective.textContent = data.effective[at];
     call.textContent = `post.at(${data.exact[at]})`;
-    slider.setAttribute("aria-valuetext", `tolerance ${eps}, ${data.worth[at]} draws' worth of weights`);
+    slider.setAttribute("aria-valuetext", `tolerance ${eps}, effective number of weights ${data.effective[at]}`);
     rows.forEach((cells, i) => cells.forEach((cell, j) => { cell.textContent = data.cells[at][i][j]; }));
     drawings.forEach((drawing, i) => {
       drawing.querySelector(".posterior").setAttribute("d", data.paths[i][at]);

@@ -1,8 +1,8 @@
-"""Figures of a run: `od.plots.marginals(post)` and its neighbours, each a matplotlib Figure of its own.
+"""Figures of a run: `od.plots.marginals(post)` and others, each a matplotlib Figure of its own.
 
-Nothing here touches pyplot, so no figure stays behind in a global list; a notebook shows the Figure that is returned.
-Posterior and prior, measured and proved differ by line style and not by colour alone, and greys keep their order when
-they are printed. Weights count everywhere.
+Nothing here touches pyplot, so no figure stays in a global list; a notebook shows the Figure that is returned.
+Posterior and prior, measured and proved differ by line style and not by colour alone, and greys keep their order in
+print. Weights count everywhere.
 """
 
 import math
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import whole_number
+from onedraw.arguments import one_of, whole_number
 from onedraw.engines.arrays import Array
-from onedraw.proposals.weights import effective
+from onedraw.estimators.weights import effective
 from onedraw.report.binning import density_of, edges_of, marginals_of
 from onedraw.report.style import BLUE, DASHED, ORANGE, SKY, plain_numbers, styled
 from onedraw.results.certificate import Certificate
@@ -29,8 +29,20 @@ LONGEST_NAME = 24
 __all__ = ["efficiency", "marginals", "pairs", "path", "predictive", "traces"]
 
 
+def plot(post: Posterior, what: str, **options: Any) -> Any:
+    """The figure that `Posterior.plot` asks for by its name."""
+    known: dict[str, Any] = {
+        "marginals": marginals,
+        "pairs": pairs,
+        "traces": traces,
+        "predictive": predictive,
+        "path": path,
+    }
+    return known[one_of("what", what, tuple(known))](post, **options)
+
+
 def marginals(post: Posterior, names: Sequence[str] | None = None) -> Any:
-    """Each parameter's posterior (filled), with the prior (dashed) where the run's model is at hand.
+    """Each parameter's posterior (filled), with the prior (dashed) if the run has its model.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -77,17 +89,13 @@ def pairs(post: Posterior, names: Sequence[str] | None = None) -> Any:
     """
     names = _chosen(post, names)[:MOST_PAIRS]
     size = len(names)
-    columns = {name: np.asarray(post.draws[name]) for name in names}
-    weights = None if post.weights is None else post.weights.reshape(-1)
-    kept = slice(None) if weights is None else np.flatnonzero(weights)
-    flat = {name: values.reshape(-1)[kept] for name, values in columns.items()}
-    weight = np.ones(flat[names[0]].size) if weights is None else weights[kept]
-    worth = effective(weight)
-    edges = {name: _close_edges(values, worth) for name, values in flat.items()}
+    weight = np.ones(math.prod(post.shape)) if post.weights is None else post.weights.reshape(-1)
+    kept = np.flatnonzero(weight)
+    weight = weight[kept]
+    flat = {name: np.reshape(post.draws[name], -1)[kept] for name in names}
+    edges = {name: _close_edges(values, effective(weight)) for name, values in flat.items()}
     with _styled():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(1.7 * size + 0.8, 1.6 * size + 0.6), layout="constrained")
+        figure = _empty_figure(1.7 * size + 0.8, 1.6 * size + 0.6)
         places = figure.subplots(size, size, squeeze=False)
         for row, below in enumerate(names):
             for column, across in enumerate(names):
@@ -114,9 +122,9 @@ def pairs(post: Posterior, names: Sequence[str] | None = None) -> Any:
 
 
 def traces(post: Posterior, names: Sequence[str] | None = None, chains: int = 4) -> Any:
-    """The first chains step by step, and at the bottom for how many steps each has stood still.
+    """The first chains step by step, and at the bottom for how many steps each has not moved.
 
-    Draws of rejection are independent: there are no chains to look at, and none stalls.
+    Draws of rejection are independent: they have no chains and no stalls.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -127,7 +135,7 @@ def traces(post: Posterior, names: Sequence[str] | None = None, chains: int = 4)
     """
     names = _chosen(post, names)
     if post.independent or post.weights is not None:
-        raise ValueError("traces are of chains: these draws are independent or weighted, and have no order to look at")
+        raise ValueError("traces are of chains: these draws are independent or weighted, and have no order")
     chains = min(whole_number("chains", chains, "the number of chains to draw"), post.shape[0], len(CHAINS))
     steps = np.arange(post.shape[1])
     stride = max(1, math.ceil(len(steps) / MOST_POINTS))
@@ -166,8 +174,8 @@ def predictive(post: Posterior, n: int = 200, *, seed: int | None = None) -> Any
     """New simulations at posterior draws, summary by summary, against the observed ones.
 
     Each summary is shown in units of its own predictive spread: a thin line for 90 % of the simulations, a thick one
-    for 50 %, a diamond for the data. A diamond far outside says that the model cannot make such data. It costs n
-    simulations.
+    for 50 %, a diamond for the data. A diamond far outside means that the model does not reproduce that summary. It
+    costs n simulations.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -183,9 +191,7 @@ def predictive(post: Posterior, n: int = 200, *, seed: int | None = None) -> Any
     spread = np.where(spread > 0, spread, np.where(observed != middle, np.abs(observed - middle), 1.0))
     place = np.arange(shown)[::-1]
     with _styled():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.4, 0.9 + 0.3 * max(shown, 3)), layout="constrained")
+        figure = _empty_figure(6.4, 0.9 + 0.3 * max(shown, 3))
         axes = figure.add_subplot()
         for low, high, width, grey in ((5, 95, 1.2, "0.35"), (25, 75, 6.0, "0.65")):
             ends = (np.percentile(rows, [low, high], axis=0) - middle) / spread
@@ -251,22 +257,20 @@ def path(post: Posterior) -> Any:
 
 
 def path_of(post: Posterior) -> tuple[list[float], list[float], list[float]]:
-    """Simulations spent, tolerance and acceptance rate of each stage; empty where a run has no stages."""
-    stages = getattr(post, "path", ())
+    """Simulations spent, tolerance and acceptance rate of each stage; empty if a run has no stages."""
+    stages, written = getattr(post, "path", ()), post.settings.get("path")
+    points: list[tuple[float, ...]] = []
     if stages:
         spent = np.cumsum([stage.simulations for stage in stages]).tolist()
-        kept = [(n, stage.eps, stage.acceptance_rate) for n, stage in zip(spent, stages, strict=True)
-                if 0 < stage.eps < math.inf]  # fmt: skip
-        return [n for n, _, _ in kept], [eps for _, eps, _ in kept], [max(rate, 1e-12) for _, _, rate in kept]
-    written = post.settings.get("path")
-    if isinstance(written, list | tuple) and len(written) > 1:
-        kept_pairs = [(float(n), float(eps)) for n, eps in written if 0 < float(eps) < math.inf]
-        return [n for n, _ in kept_pairs], [eps for _, eps in kept_pairs], []
-    return [], [], []
+        points = [(n, one.eps, max(one.acceptance_rate, 1e-12)) for n, one in zip(spent, stages, strict=True)]
+    elif isinstance(written, list | tuple) and len(written) > 1:
+        points = [(float(n), float(eps)) for n, eps in written]
+    points = [one for one in points if 0 < one[1] < math.inf]
+    return [one[0] for one in points], [one[1] for one in points], [one[2] for one in points if len(one) > 2]
 
 
 def efficiency(found: Advice | Certificate, most: int = 64) -> Any:
-    """What M pseudo-samples gain over one, in accuracy for the same cost: measured (points) and at most (dashed).
+    """The gain of M pseudo-samples over one, in accuracy for the same cost: measured (points) and its bound (dashed).
 
     `found` is the result of `od.advise`, or of `od.certificate`, which has the dashed line alone.
 
@@ -284,7 +288,7 @@ def efficiency(found: Advice | Certificate, most: int = 64) -> Any:
     elif isinstance(found, Advice):
         answer = found.simulations or found.seconds
         if answer is None:
-            raise ValueError(f"this advice measured nothing that could be drawn: {found.verdict}")
+            raise ValueError(f"this advice has no measurements to draw: {found.verdict}")
         certificate, gains, unit = answer.certificate, answer.gains, answer.currency
     else:
         raise ValueError(f"efficiency is drawn of od.advise(...) or od.certificate(...), got {type(found).__name__}")
@@ -295,9 +299,9 @@ def efficiency(found: Advice | Certificate, most: int = 64) -> Any:
         known = np.isfinite(bound)
         if known.sum() > 1:
             axes.plot(counts[known], bound[known], color="0.3", linestyle=DASHED, linewidth=1.3,
-                      label=f"at most, with {100 * certificate.confidence:g} % confidence")  # fmt: skip
+                      label=f"bound, with {100 * certificate.confidence:g} % confidence")  # fmt: skip
         if not known.all():
-            axes.text(0.98, 0.03, "where the dashed line ends, no bound is known", ha="right", va="bottom",
+            axes.text(0.98, 0.03, "no bound is known beyond the dashed line", ha="right", va="bottom",
                       fontsize=8, transform=axes.transAxes)  # fmt: skip
         functions = list(dict.fromkeys(name for gain in gains for name in gain.each))
         for (colour, _), marker, name in zip(CHAINS, "os^Dv*", functions, strict=False):
@@ -312,7 +316,7 @@ def efficiency(found: Advice | Certificate, most: int = 64) -> Any:
         ticks = [2**power for power in range(int(math.log2(most)) + 1)]
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
-        # A bound far above what is measured would press that flat.
+        # A bound far above the measurements would flatten them.
         measured = [gain.each[name].value for gain in gains for name in gain.each]
         axes.set_ylim(0, min(max([*bound[known], *measured]) * 1.1, max([4.0, *(2.5 * value for value in measured)])))
         axes.set_xlabel("pseudo-samples M")
@@ -334,20 +338,20 @@ def _chosen(post: Posterior, names: Sequence[str] | None) -> list[str]:
 
 
 def _stalls(post: Posterior) -> Array:
-    """(chains, draws): for how many draws a chain has not moved."""
+    """(chains, draws): the number of draws since a chain last moved."""
     chains, draws = post.shape
     moved = np.ones((chains, draws), dtype=bool)
-    moved[:, 1:] = post._moves()
+    moved[:, 1:] = post.moves()
     steps = np.arange(draws)
     return np.asarray(steps - np.maximum.accumulate(np.where(moved, steps, 0), axis=1))
 
 
-def _close_edges(values: Array, worth: float) -> Array:
+def _close_edges(values: Array, draws: float) -> Array:
     if values.dtype.kind in "iu":
         return edges_of(values)
     low, high = np.quantile(values, [0.002, 0.998])
     room = 0.05 * (high - low) if high > low else max(abs(low), 1.0) * 0.5
-    return np.linspace(low - room, high + room, int(min(max(2.2 * worth ** (1 / 3), 12), 40)) + 1)
+    return np.linspace(low - room, high + room, int(min(max(2.2 * draws ** (1 / 3), 12), 40)) + 1)
 
 
 def _correlation(one: Array, other: Array, weight: Array) -> str:
@@ -370,16 +374,20 @@ def _styled() -> Any:
         raise ImportError("plots need matplotlib: pip install 'onedraw[report]'") from error
 
 
-def _figure(panels: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+def _empty_figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _figure(panels: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
     rows = -(-panels // columns)
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows + 0.4), layout="constrained")
+    figure = _empty_figure(size[0] * columns, size[1] * rows + 0.4)
     return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(panels)]
 
 
 def _columns(panels: int) -> int:
-    """As many columns as leave the fewest gaps, three at the most."""
+    """The number of columns, up to three, that leaves the fewest gaps."""
     return min(range(1, min(3, panels) + 1), key=lambda columns: (-panels % columns, -columns))
 
 

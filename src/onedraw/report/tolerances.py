@@ -1,7 +1,6 @@
-"""The tolerances that a report can show from one run, and what the run says at each.
+"""The tolerances that a report can show from one run, and the posterior at each.
 
-Every number is that of `post.at(eps).summary()`: a page shows what a program would get, position by position, and
-computes nothing itself.
+Every number is that of `post.at(eps).summary()`: a page shows what a program would get, and computes nothing itself.
 """
 
 import math
@@ -10,25 +9,25 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.proposals.weights import effective
-from onedraw.report.binning import Marginal, density_of
+from onedraw.estimators.weights import effective
+from onedraw.report.binning import MarginalHistogram, density_of
 from onedraw.results.posterior import Posterior
-from onedraw.results.summary import Row
+from onedraw.results.summary import SummaryRow
 
 POSITIONS = 33
 """Positions of the slider."""
 FEWEST_DRAWS = 50
-"""Draws' worth of weights that the smallest tolerance must leave."""
+"""The effective number of weights that the smallest tolerance must leave."""
 SEARCH = 40
 
 
-class Position(NamedTuple):
+class SliderPosition(NamedTuple):
     """The run at one tolerance."""
 
     eps: float
-    worth: float
-    """(sum w)² / sum w²: how many equal weights the weights are like."""
-    rows: dict[str, Row]
+    effective: float
+    """(sum w)² / sum w²: the effective number of weights."""
+    rows: dict[str, SummaryRow]
     density: dict[str, Array]
 
 
@@ -36,9 +35,9 @@ def tolerances(post: Posterior, positions: int = POSITIONS) -> tuple[float, ...]
     """Tolerances from the run's own down to the smallest that leaves enough draws, in equal ratios.
 
     All but the run's own and that of the posterior itself are rounded to three figures, so that they can be typed.
-    A ValueError where the run kept no distances.
+    A ValueError if the run kept no distances.
     """
-    kernel = post._kernel_for_at()
+    kernel = post.kernel_for_at()
 
     def left(eps: float) -> float:
         try:
@@ -56,16 +55,12 @@ def tolerances(post: Posterior, positions: int = POSITIONS) -> tuple[float, ...]
     for _ in range(SEARCH):
         middle = 0.5 * (low + high)
         low, high = (low, middle) if left(math.exp(middle)) >= FEWEST_DRAWS else (middle, high)
-    between = [_rounded(eps) for eps in np.geomspace(top, math.exp(high), positions)[1:]]
+    between = [float(f"{eps:.3g}") for eps in np.geomspace(top, math.exp(high), positions)[1:]]
     return tuple(sorted({top, now, *(eps for eps in between if eps < top)}, reverse=True))
 
 
-def _rounded(eps: float) -> float:
-    return float(f"{eps:.3g}")
-
-
-def positions_of(post: Posterior, marginals: dict[str, Marginal]) -> list[Position]:
-    """What the run says at each tolerance, in the bins of these marginals; empty where nothing can be said."""
+def positions_of(post: Posterior, marginals: dict[str, MarginalHistogram]) -> list[SliderPosition]:
+    """What the run says at each tolerance, in the bins of these marginals; empty if there is none."""
     found = []
     for eps in tolerances(post):
         try:
@@ -74,5 +69,5 @@ def positions_of(post: Posterior, marginals: dict[str, Marginal]) -> list[Positi
             continue
         assert there.weights is not None
         density = {name: density_of(post.draws[name], there.weights, one.edges) for name, one in marginals.items()}
-        found.append(Position(eps, effective(there.weights), there.summary().rows, density))
+        found.append(SliderPosition(eps, effective(there.weights), there.summary().rows, density))
     return found

@@ -1,42 +1,45 @@
 """May these numbers be used? What a run's own numbers say about that, in plain words, and what to do next.
 
-A verdict looks at what can be seen from the run alone: whether it came to its end, whether its chains agree and move,
-how many draws its draws are worth, how many simulations failed, and whether the answer still changes with the
-tolerance. It cannot see whether the model is right or whether the summaries tell enough about the parameters.
+A verdict uses what can be seen from the run alone: whether it finished, whether its chains agree and move, the
+effective number of draws, how many simulations failed, and whether the answer still changes with the tolerance. It
+cannot see whether the model is right or whether the summaries are informative enough about the parameters.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from onedraw.report.tolerances import Position
+from onedraw.report.tolerances import SliderPosition
 from onedraw.results.posterior import ESS_LIMIT, R_HAT_LIMIT, Posterior
-from onedraw.results.summary import Row
+from onedraw.results.summary import SummaryRow
 
 GOOD, CARE, BAD = "good", "care", "bad"
 WANTED_ESS = 400
 """What a longer run is planned for."""
 BAD_ESS, BAD_R_HAT = 20, 1.05
 MANY_FAILED = 0.05
-"""Share of failed simulations from which a reader must be told before all else."""
+"""Share of failed simulations from which a reader must be warned."""
 SHIFT = 0.1
 """A change of the mean, in posterior standard deviations, or of the standard deviation itself, that matters."""
 COMPARED_ESS = 100
-"""Draws' worth that the smaller tolerance must have before it is compared."""
-
-
+"""Effective draws that the smaller tolerance must have before it is compared."""
 WORDS = {"budget": "budget spent", "max_seconds": "out of time"}
+HEADLINES = {
+    GOOD: "No problems found.",
+    CARE: "Use these numbers with care.",
+    BAD: "Do not use these numbers yet.",
+}
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: str
     name: str
     value: str
     text: str
+    todo: str = ""
+    """What to do about it, if anything."""
 
 
 class Verdict(NamedTuple):
@@ -48,14 +51,7 @@ class Verdict(NamedTuple):
     todo: tuple[str, ...]
 
 
-HEADLINES = {
-    GOOD: "Nothing speaks against these numbers.",
-    CARE: "Use these numbers with care.",
-    BAD: "Do not use these numbers yet.",
-}
-
-
-def judge(post: Posterior, positions: Sequence[Position] = ()) -> Verdict:
+def judge(post: Posterior, positions: Sequence[SliderPosition] = ()) -> Verdict:
     """The verdict on a run; `positions` are the run at smaller tolerances (`onedraw.report.tolerances`).
 
     >>> import onedraw as od
@@ -64,107 +60,95 @@ def judge(post: Posterior, positions: Sequence[Position] = ()) -> Verdict:
     >>> judge(od.rejection(model, od.uniform(0.5), draws=50, seed=1)).headline
     'Use these numbers with care.'
     """
-    findings: list[Finding] = []
-    todo: list[str] = []
     rows = post.summary().rows if math.prod(post.shape) else {}
-    _end(post, findings, todo)
+    findings = [_end(post)]
     if rows:
-        _agreement(post, rows, findings, todo)
-        _worth(post, rows, findings, todo)
-    _acceptance(post, findings, todo)
-    _failures(post, findings, todo)
+        findings += [*_agreement(post, rows), _effective_draws(post, rows)]
+    findings += [*_acceptance(post), _failures(post)]
     if rows and positions:
-        _tolerance(post, positions, findings, todo)
-    _notes(post, findings)
-    levels = [one.level for one in findings]
-    level = BAD if BAD in levels else CARE if CARE in levels else GOOD
+        findings += _tolerance(post, positions)
+    warned = ("this run was continued with force", "warning")
+    notes = [note for note in post.notes if note.startswith(warned) or "conditional on" in note]
+    findings += [Finding(CARE, "Note", "", f"{note}.") for note in notes]
+    level = next((level for level in (BAD, CARE) if level in [one.level for one in findings]), GOOD)
+    todo = [one.todo for one in findings if one.todo]
     if level == GOOD:
         todo.append("Report the tolerance and the effective number of draws together with the numbers.")
     return Verdict(level, HEADLINES[level], tuple(findings), tuple(todo))
 
 
-def _end(post: Posterior, findings: list[Finding], todo: list[str]) -> None:
-    level = GOOD if post.status.complete else CARE
-    findings.append(
-        Finding(level, "The run", WORDS.get(post.status.reason, post.status.reason), f"{post.status.message}.")
-    )
+def _end(post: Posterior) -> Finding:
+    level, todo = GOOD, ""
     if not post.status.complete:
-        todo.append("Let the run come to its end: the same call, or onedraw resume with its file, goes on.")
+        level, todo = CARE, "Finish the run: repeat the same call, or use onedraw resume on its file."
+    reason = post.status.reason
+    return Finding(level, "The run", WORDS.get(reason, reason), f"{post.status.message}.", todo)
 
 
-def _agreement(post: Posterior, rows: dict[str, Row], findings: list[Finding], todo: list[str]) -> None:
+def _agreement(post: Posterior, rows: dict[str, SummaryRow]) -> Iterator[Finding]:
     if post.independent or post.weights is not None:
         return
-    chains = post.shape[0]
-    still = chains - int(np.count_nonzero(post._moves().any(axis=1))) if post.shape[1] > 1 else chains
+    still = post.still_chains
     if still:
-        text = f"{still:,} of {chains:,} chains never moved, so that their spread says nothing about the posterior."
-        findings.append(Finding(BAD, "Chains that stand still", f"{still:,}", text))
-        todo.append("Run longer, raise eps, or use smaller steps (proposal=od.random_walk(scale=...)).")
+        text = f"{still:,} of {post.shape[0]:,} chains never moved, so their spread says nothing about the posterior."
+        todo = "Run longer, raise eps, or use smaller steps (proposal=od.random_walk(scale=...))."
+        yield Finding(BAD, "Chains that never moved", f"{still:,}", text, todo)
     known = {name: row.r_hat for name, row in rows.items() if not math.isnan(row.r_hat)}
     if not known:
-        findings.append(Finding(CARE, "R-hat", "–", "There are too few draws to see whether the chains agree."))
+        yield Finding(CARE, "R-hat", "–", "There are too few draws to see whether the chains agree.")
         return
     name, worst = max(known.items(), key=lambda item: item[1])
     level = BAD if worst > BAD_R_HAT else CARE if worst > R_HAT_LIMIT else GOOD
     text = f"largest for {name}; chains that agree are below {R_HAT_LIMIT}."
-    findings.append(Finding(level, "R-hat", f"{worst:.3f}", text))
-    if level != GOOD:
-        todo.append(f"The chains do not agree on {name} yet: run longer, and look at the traces for chains apart.")
+    todo = f"The chains do not agree on {name} yet: run longer, and look for separate chains in the traces."
+    yield Finding(level, "R-hat", f"{worst:.3f}", text, "" if level == GOOD else todo)
 
 
-def _worth(post: Posterior, rows: dict[str, Row], findings: list[Finding], todo: list[str]) -> None:
+def _effective_draws(post: Posterior, rows: dict[str, SummaryRow]) -> Finding:
     name, least = min(rows.items(), key=lambda item: -math.inf if math.isnan(item[1].ess) else item[1].ess)
     ess = least.ess
     if math.isnan(ess):
-        findings.append(Finding(BAD, "Effective draws", "unknown", f"no error can be stated for {name}."))
-        todo.append("Run longer: there are too few different draws to state an error.")
-        return
+        todo = "Run longer: there are too few different draws to state an error."
+        return Finding(BAD, "Effective draws", "unknown", f"no error can be stated for {name}.", todo)
     level = BAD if ess < BAD_ESS else CARE if ess < ESS_LIMIT else GOOD
     error = least.mcse / least.sd if least.sd > 0 else math.nan
-    total = math.prod(post.shape)
     text = (
-        f"of {total:,} draws, smallest for {name}: its mean is known to {100 * error:.2g} % of the posterior's "
-        "standard deviation."
+        f"of {math.prod(post.shape):,} draws, smallest for {name}: its mean is known to {100 * error:.2g} % of the "
+        "posterior's standard deviation."
     )
-    findings.append(Finding(level, "Effective draws", f"{ess:,.0f}", text))
+    todo = ""
     if level != GOOD and ess > 0:
         more = WANTED_ESS / ess
         budget = float(f"{post.cost.simulations * more:.2g}")
-        todo.append(
-            f"For {WANTED_ESS} effective draws, run about {more:.2g} times as long: some {budget:,.0f} simulations."
-        )
+        todo = f"For {WANTED_ESS} effective draws, run about {more:.2g} times as long ({budget:,.0f} simulations)."
+    return Finding(level, "Effective draws", f"{ess:,.0f}", text, todo)
 
 
-def _acceptance(post: Posterior, findings: list[Finding], todo: list[str]) -> None:
+def _acceptance(post: Posterior) -> Iterator[Finding]:
     if math.prod(post.shape) == 0:
-        findings.append(Finding(BAD, "Accepted", "nothing", f"{post.cost.proposals:,} proposals, and none accepted."))
-        todo.append("Raise eps or the budget: nothing came near enough to the data.")
-        return
-    if math.isnan(post.acceptance_rate):
-        return
-    text = f"of {post.cost.proposals:,} proposals."
-    if not math.isnan(post.acceptance_rate_se):
-        text = f"± {100 * post.acceptance_rate_se:.2g} %, {text}"
-    findings.append(Finding(GOOD, "Accepted", f"{100 * post.acceptance_rate:.3g} %", text))
+        text = f"none of {post.cost.proposals:,} proposals was accepted."
+        todo = "Raise eps or the budget: no simulation was close enough to the data."
+        yield Finding(BAD, "Accepted", "nothing", text, todo)
+    elif not math.isnan(post.acceptance_rate):
+        error = "" if math.isnan(post.acceptance_rate_se) else f"± {100 * post.acceptance_rate_se:.2g} %, "
+        text = f"{error}of {post.cost.proposals:,} proposals."
+        yield Finding(GOOD, "Accepted", f"{100 * post.acceptance_rate:.3g} %", text)
 
 
-def _failures(post: Posterior, findings: list[Finding], todo: list[str]) -> None:
+def _failures(post: Posterior) -> Finding:
     failed, made = post.cost.failed, post.cost.simulations
     if failed == 0:
-        findings.append(Finding(GOOD, "Failed simulations", "none", f"of {made:,}."))
-        return
+        return Finding(GOOD, "Failed simulations", "none", f"of {made:,}.")
     share = failed / max(made, 1)
-    level = CARE if share >= MANY_FAILED else GOOD
     text = (
-        f"of {made:,} ({100 * share:.2g} %): they count as misses, so the posterior is that of a model which does "
-        "not fail."
+        f"of {made:,} ({100 * share:.2g} %): they count as rejected, so the posterior is conditional on a simulation "
+        "that does not fail."
     )
-    findings.append(Finding(level, "Failed simulations", f"{failed:,}", text))
-    todo.append("Look at the failures below; od.replay runs one again under a debugger.")
+    todo = "Look at the failures below; od.replay runs one again under a debugger."
+    return Finding(CARE if share >= MANY_FAILED else GOOD, "Failed simulations", f"{failed:,}", text, todo)
 
 
-def _tolerance(post: Posterior, positions: Sequence[Position], findings: list[Finding], todo: list[str]) -> None:
+def _tolerance(post: Posterior, positions: Sequence[SliderPosition]) -> Iterator[Finding]:
     """Whether mean or spread change from the posterior's tolerance to the smallest with enough draws."""
     now = float(post.settings["eps"])
     here = next((one for one in positions if one.eps == now), None)
@@ -175,30 +159,19 @@ def _tolerance(post: Posterior, positions: Sequence[Position], findings: list[Fi
     changed, largest = [], 0.0
     for name, row in there.rows.items():
         before = here.rows[name]
-        if not (before.sd > 0 and row.mcse > 0):
-            continue
-        shift = abs(row.mean - before.mean) / before.sd
-        narrower = abs(row.sd / before.sd - 1)
-        # Both from the same draws: the error of the smaller set is the larger, and bounds that of the difference.
-        noise = row.mcse / before.sd
-        largest = max(largest, shift, narrower)
-        if max(shift, narrower) > SHIFT and (shift > 4 * noise or narrower > 4 * noise):
-            changed.append(name)
-    value = f"{now:.3g} → {there.eps:.3g}"
+        if before.sd > 0 and row.mcse > 0:
+            change = max(abs(row.mean - before.mean) / before.sd, abs(row.sd / before.sd - 1))
+            largest = max(largest, change)
+            # Both are from the same draws: the error of the smaller set is the larger, and bounds that of the change.
+            if change > max(SHIFT, 4 * row.mcse / before.sd):
+                changed.append(name)
+    level, todo = GOOD, ""
+    text = "mean and spread do not change beyond their errors when the tolerance is lowered."
     if changed:
+        level, smallest = CARE, f"{there.eps:.3g}"
         text = (
-            f"the answer still depends on the tolerance: at {there.eps:.3g}, {', '.join(changed)} changed by up to "
+            f"the answer still depends on the tolerance: at {smallest}, {', '.join(changed)} changed by up to "
             f"{largest:.2g} posterior standard deviations."
         )
-        findings.append(Finding(CARE, "Tolerance ε", value, text))
-        todo.append(f"Move the slider, or run again at eps = {there.eps:.3g}: a smaller tolerance is nearer the truth.")
-    else:
-        text = "mean and spread stay as they are, within their errors, when the tolerance is lowered."
-        findings.append(Finding(GOOD, "Tolerance ε", value, text))
-
-
-def _notes(post: Posterior, findings: list[Finding]) -> None:
-    for note in post.notes:
-        forced = note.startswith(("this run went on with force", "warning"))
-        if forced or "conditional on" in note:
-            findings.append(Finding(CARE, "Note", "", f"{note}."))
+        todo = f"Move the slider, or run again at eps = {smallest}: a smaller one is closer to the exact posterior."
+    yield Finding(level, "Tolerance ε", f"{now:.3g} → {there.eps:.3g}", text, todo)

@@ -4,10 +4,10 @@ Let a step with M pseudo-samples cost c_M steps with one, and gain(M) = v(f, Q_1
 for the same accuracy. With kappa = v(f, Q_1)/v(f) of a run with one pseudo-sample,
 
     gain(M) <= (M/c_M) kappa/(kappa - M + 1)   for M < kappa + 1,
-    gain(M) <= min(kappa, 2M - 1)/c_M          where Q_M >= 0.
+    gain(M) <= min(kappa, 2M - 1)/c_M          if Q_M >= 0.
 
 kappa has an error. The first bound falls in kappa and takes its lower confidence limit; kappa/c_M takes the upper one.
-Derivations: docs/theory.md, (★) and "The certificate". `theory/verify.py` checks these very functions.
+Derivations: docs/theory.md, (★) and "The certificate". `paper/verify.py` checks these functions.
 """
 
 import math
@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from onedraw.results.efficiency import Estimate, Function, estimate, function_values, variances
-from onedraw.results.posterior import Posterior
+from onedraw.results.efficiency import Function, checked_discount, step_cost
+from onedraw.results.posterior import Posterior, function_values
+from onedraw.results.variances import Interval, Variances, interval, variances
 
 WORTH = 1.1
-"""A gain below this is not worth choosing M for: the certificate says up to where nothing larger is possible."""
+"""The smallest gain worth choosing M for: the certificate says up to which M none is larger."""
 FARTHEST = 100_000
-"""The largest M that is looked at one by one."""
+"""The largest M that is examined."""
 
 
 # --- bounds (forms in f may be passed as matrices) ----------------------------------------------------------
@@ -63,7 +64,7 @@ def gain_bound(kappa: float, pseudo_samples: int, cost: float) -> float:
 
 
 def gain_bounds_nonnegative(kappa: float, pseudo_samples: int, cost: float) -> tuple[float, float]:
-    """The certificate's two further bounds where Q_M ≥ 0."""
+    """The certificate's two further bounds if Q_M ≥ 0."""
     return kappa / cost, (2 * pseudo_samples - 1) / cost
 
 
@@ -72,17 +73,12 @@ def gain_bound_discount(discount: float) -> float:
     return 2 * discount
 
 
-def gain_bound_between(v_one: float, cost_fewer: float, v_more: float) -> float:
-    """For M' < M < M'' with c_M' and v(f, Q_M'') measured: c_M ≥ c_M' and v(f, Q_M) ≥ v(f, Q_M'')."""
-    return v_one / (cost_fewer * v_more)
-
-
 def kappa_floor(pseudo_samples: int, measured: Mapping[int, float], positive: bool) -> float:
     """A number below which kappa of Q_M cannot lie, from lower limits of kappa measured at other M.
 
     With more draws (M'' >= M) v only falls (L2). With fewer (M' <= M), Q_M is no better than the chain whose estimate
     averages k = ceil(M/M') copies of that of Q_M', to which (★) applies: kappa_M' <= k kappa_M + k - 1. And kappa >= 1
-    where Q_M >= 0.
+    if Q_M >= 0.
     """
     floor = 1.0 if positive else 0.0
     for count, kappa in measured.items():
@@ -94,13 +90,8 @@ def kappa_floor(pseudo_samples: int, measured: Mapping[int, float], positive: bo
     return floor
 
 
-def step_cost(pseudo_samples: int, discount: float = 1.0) -> float:
-    """c_M = 1 + (M − 1)/δ, the nominal cost of a step in steps with one pseudo-sample."""
-    return 1 + (pseudo_samples - 1) / discount
-
-
 def nonnegative(proposal: Mapping[str, Any] | None, discrete: bool = False) -> bool:
-    """Whether Q_M ≥ 0 is known from a run's proposal setting; False where it is not known.
+    """Whether Q_M ≥ 0 is known from a run's proposal setting; False if it is not known.
 
     Known for independence proposals, for Gaussian random walks with no rounded increments (`discrete` parameters
     have theirs rounded) and for chains held with probability 1/2 or more (docs/theory.md).
@@ -117,7 +108,7 @@ def nonnegative(proposal: Mapping[str, Any] | None, discrete: bool = False) -> b
 
 
 class Bound(NamedTuple):
-    """What M pseudo-samples could at most gain over one, for every function at once."""
+    """The most that M pseudo-samples could gain over one, over all functions."""
 
     pseudo_samples: int
     cost: float
@@ -138,28 +129,25 @@ class Certificate:
     (1.0, True)
     """
 
-    kappa: dict[str, Estimate]
+    kappa: dict[str, Interval]
     """For each function, its interval at `confidence`, shared out over the functions."""
     confidence: float
     discount: float | None
-    """None where the costs were measured."""
+    """None if the costs were measured."""
     nonnegative: bool
     """Whether Q_M >= 0 is known."""
     cost: Callable[[int], float]
     certified: int
-    """No M up to here gains more than a factor `worth`; 1 where nothing is certified."""
+    """No M up to here gains more than a factor `worth`; 1 if nothing is certified."""
     nothing_from: int | None
-    """From this M on nothing gains more than `worth` (where Q_M >= 0 is known)."""
+    """From this M on nothing gains more than `worth` (only if Q_M >= 0 is known)."""
     largest: Bound
-    """The M for which the bound is largest, and the bound: infinite where kappa says nothing about some M."""
+    """The M for which the bound is largest, and the bound: infinite if kappa says nothing about some M."""
     worth: float = WORTH
 
     def gain(self, pseudo_samples: int) -> float:
         """The largest gain that M pseudo-samples could bring, over all functions."""
-        if pseudo_samples == 1:
-            return 1.0
-        cost = self.cost(pseudo_samples)
-        return max(largest_gain(kappa, pseudo_samples, cost, self.nonnegative) for kappa in self.kappa.values())
+        return bounded(self.kappa, pseudo_samples, self.cost, self.nonnegative).gain
 
     def __str__(self) -> str:
         kappas = "; ".join(f"{name} {kappa}" for name, kappa in self.kappa.items())
@@ -189,17 +177,25 @@ class Certificate:
     __repr__ = __str__
 
 
-def largest_gain(kappa: Estimate, pseudo_samples: int, cost: float, positive: bool) -> float:
+def largest_gain(kappa: Interval, pseudo_samples: int, cost: float, positive: bool) -> float:
     """On the safe side: kappa's lower limit in the bound that falls with it, its upper limit in the one that rises."""
     bounds = [gain_bound(kappa.low, pseudo_samples, cost)]
     if positive:
-        by_kappa, by_draws = gain_bounds_nonnegative(kappa.high, pseudo_samples, cost)
-        bounds += [by_kappa, by_draws]
+        bounds += gain_bounds_nonnegative(kappa.high, pseudo_samples, cost)
     return min(bounds)
 
 
+def bounded(kappas: Mapping[str, Interval], pseudo_samples: int, cost: Callable[[int], float], positive: bool) -> Bound:
+    """The bound for one M, over all functions."""
+    if pseudo_samples == 1:
+        return Bound(1, 1.0, 1.0)
+    price = cost(pseudo_samples)
+    gain = max(largest_gain(kappa, pseudo_samples, price, positive) for kappa in kappas.values())
+    return Bound(pseudo_samples, price, gain)
+
+
 def certify(
-    kappa: Mapping[str, Estimate],
+    kappa: Mapping[str, Interval],
     *,
     cost: Callable[[int], float],
     positive: bool,
@@ -209,45 +205,39 @@ def certify(
 ) -> Certificate:
     """The certificate from intervals for kappa (`low` and `high` are used) and the cost c_M of a step.
 
-    >>> sure = Estimate(200.0, 0.0, 200.0, 200.0)
-    >>> found = certify({"theta": sure}, cost=float, positive=True)
+    >>> from onedraw.results.variances import exactly
+    >>> found = certify({"theta": exactly(200.0)}, cost=float, positive=True)
     >>> found.certified, found.nothing_from, round(found.gain(2), 4)
     (19, 182, 1.005)
     """
     if not kappa or any(not part.low > 0 for part in kappa.values()):
         raise ValueError(f"kappa must have a lower confidence limit above 0 for every function, got {dict(kappa)}")
-    unfinished = Certificate(
-        dict(kappa), confidence, discount, positive, cost, 1, None, Bound(1, 1.0, 1.0), worth
-    )  # fmt: skip
-    certified, nothing_from, largest = 1, None, Bound(1, 1.0, 1.0)
     reach = max(part.high for part in kappa.values()) if positive else max(part.low for part in kappa.values()) + 2
-    last = min(FARTHEST, _last_of_interest(reach, cost, worth))
-    unbroken = True
-    for m in range(2, last + 1):
-        gain = unfinished.gain(m)
-        if gain > largest.gain:
-            largest = Bound(m, cost(m), gain)
-        unbroken = unbroken and gain <= worth
-        certified = m if unbroken else certified
-        if gain > worth:
-            nothing_from = None
-        elif nothing_from is None:
-            nothing_from = m
-        if math.isinf(gain):
-            break
-    if not positive or unfinished.gain(last) > worth:
-        nothing_from = None
+    bounds = [Bound(1, 1.0, 1.0)]
+    last = _last_of_interest(reach, cost, worth)
+    while len(bounds) < last and bounds[-1].gain < math.inf:
+        bounds.append(bounded(kappa, len(bounds) + 1, cost, positive))
+    worthwhile = [bound.pseudo_samples for bound in bounds if bound.gain > worth]
+    ends = positive and bounds[-1].gain <= worth
     return Certificate(
-        dict(kappa), confidence, discount, positive, cost, certified, nothing_from, largest, worth
-    )  # fmt: skip
+        dict(kappa),
+        confidence,
+        discount,
+        positive,
+        cost,
+        certified=worthwhile[0] - 1 if worthwhile else len(bounds),
+        nothing_from=max([1, *worthwhile]) + 1 if ends else None,
+        largest=max(bounds, key=lambda bound: bound.gain),
+        worth=worth,
+    )
 
 
 def _last_of_interest(reach: float, cost: Callable[[int], float], worth: float) -> int:
-    """An M from which on kappa/c_M is below what is worth having; costs rise with M."""
+    """An M beyond which kappa/c_M is too small to matter; costs rise with M."""
     m = 2
     while m < FARTHEST and reach / cost(m) > worth:
         m *= 2
-    return max(m, min(FARTHEST, math.ceil(min(reach, FARTHEST)) + 2))
+    return min(FARTHEST, max(m, math.ceil(min(reach, FARTHEST)) + 2))
 
 
 def shared_confidence(confidence: float, functions: int) -> float:
@@ -255,21 +245,13 @@ def shared_confidence(confidence: float, functions: int) -> float:
     return 1 - (1 - confidence) / functions
 
 
-def kappa_intervals(
-    post: Posterior, functions: Mapping[str, Function] | None, confidence: float
-) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """kappa of each function with joint confidence, and for those without an estimate the reason."""
-    values = function_values(post, functions)
-    each = shared_confidence(confidence, len(values))
-    kappas, reasons = {}, {}
-    for name, along in values.items():
-        found = variances(along)
-        if found.reason:
-            reasons[name] = found.reason
-            kappas[name] = found.kappa
-        else:
-            kappas[name] = estimate(found.kappa.value, found.kappa.se, found.degrees, each)
-    return kappas, reasons
+def joint_kappas(found: Mapping[str, Variances], confidence: float) -> dict[str, Interval]:
+    """kappa of each function with intervals that hold together; those without an estimate as they are."""
+    each = shared_confidence(confidence, len(found))
+    return {
+        name: one.kappa if one.reason else interval(one.kappa.value, one.kappa.se, one.degrees, each)
+        for name, one in found.items()
+    }
 
 
 def certificate(
@@ -302,14 +284,14 @@ def certificate(
     True
     """
     _check_run(post)
-    if isinstance(discount, bool) or not 1 <= discount < math.inf:
-        raise ValueError(f"discount must be at least 1, got {discount!r}: further draws never cost more than the first")
+    discount = checked_discount(discount)
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence!r}")
-    kappas, reasons = kappa_intervals(post, functions, confidence)
-    for name, reason in reasons.items():
-        if not kappas[name].low > 0:
-            raise ValueError(f"no certificate: kappa of {name} cannot be estimated ({reason}); run longer chains")
+    found = {name: variances(along) for name, along in function_values(post, functions).items()}
+    kappas = joint_kappas(found, confidence)
+    for name, one in found.items():
+        if one.reason and not kappas[name].low > 0:
+            raise ValueError(f"no certificate: kappa of {name} cannot be estimated ({one.reason}); run longer chains")
     return certify(
         kappas,
         cost=lambda pseudo_samples: step_cost(pseudo_samples, discount),
@@ -334,6 +316,6 @@ def _check_run(post: Posterior) -> None:
         name, value = wrong[0]
         raise ValueError(f"a certificate needs a run with {name}=1, got {value}: kappa must be that of Q_1 itself")
     if post.weights is not None:
-        raise ValueError("a certificate speaks of the chain at its own eps: use the run before at(eps)")
+        raise ValueError("a certificate is for a chain at its own eps: use the run before at(eps)")
     if post.model is None:
         raise ValueError("a certificate needs a run with a model and a kernel: this one used an estimator of its own")

@@ -1,41 +1,49 @@
-"""Posterior: the draws of a run with everything that says what they are worth."""
+"""Posterior: the draws of a run, with what is needed to judge and use them."""
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from onedraw.arguments import one_of, positive, seed_or_fresh, whole_number
+from onedraw.arguments import positive, seed_or_fresh, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.failures import Failure
 from onedraw.model.kernels import EPS_MEANING, Kernel
 from onedraw.model.model import Model
-from onedraw.model.simulator import Failure
-from onedraw.results.summary import Over, Point, Row, Summary, describe, ratio_error
-
-if TYPE_CHECKING:
-    import os
-    from pathlib import Path
-
-    from onedraw.results.efficiency import Efficiency
+from onedraw.results.summary import (
+    Efficiency,
+    Summary,
+    SummaryRow,
+    ToleranceCurve,
+    TolerancePoint,
+    describe,
+    weighted_moments,
+)
 
 R_HAT_LIMIT, ESS_LIMIT = 1.01, 100
+
+HIGHER: dict[str, Callable[..., Any]] = {}
+"""Functions of modules above this one, behind the methods `efficiency`, `adjust`, `plot` and `report`.
+
+`onedraw/__init__.py` fills it with functions that import their module when they are called."""
 
 
 class Status(NamedTuple):
     """How a run ended.
 
     `reason` is "finished", "budget", "max_seconds", "interrupted" (Ctrl-C), "terminated" (SIGTERM), or "unfinished"
-    for a file whose run still goes on or was killed.
+    for a file whose run is still going or was killed.
 
     >>> import onedraw as od
     >>> from scipy import stats
-    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
     >>> od.rejection(model, od.uniform(0.5), budget=2_000, seed=1).status.reason
     'budget'
     """
@@ -55,11 +63,11 @@ class Simulations(NamedTuple):
     theta: Array
     """(n, dim)"""
     distances: Array
-    """(n, M), inf where the simulation failed."""
+    """(n, M), inf if the simulation failed."""
     log_weight: Array
     """(n,) log of pi over the mixture of all proposals, K not included."""
     rows: Array | None
-    """Summaries (n, M, s) where they were kept."""
+    """Summaries (n, M, s) if they were kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +78,7 @@ class Posterior:
 
     >>> import onedraw as od
     >>> from scipy import stats
-    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
     >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
     >>> post.names, post.shape
     (('theta',), (1, 500))
@@ -84,33 +91,33 @@ class Posterior:
     weights: Array | None
     """None for equal weights, otherwise (chains, draws), summing to 1."""
     distances: Array | None
-    """Distances of each draw's pseudo-samples: (chains, draws) for M = 1, (chains, draws, M) for more; None where
+    """Distances of each draw's pseudo-samples: (chains, draws) for M = 1, (chains, draws, M) for more; None if
     they were not kept."""
     acceptance_rate: float
     """Accepted share of all proposals (held steps are not proposals)."""
     acceptance_rate_se: float
     """Its standard error."""
     cost: Cost
-    """What the run has spent."""
+    """What the run cost."""
     status: Status
     """How it ended."""
     seed: int
     """The seed, given or drawn: with it the same call makes the run again."""
     settings: Mapping[str, Any]
-    """What the run was asked to do, and what it has chosen itself: algorithm, kernel, eps, ..."""
+    """What the run was asked to do, and what it chose itself: algorithm, kernel, eps, ..."""
     failures: tuple[Failure, ...] = ()
     """The first failed simulations; `cost.failed` counts all."""
     model: Model | None = field(default=None, repr=False)
-    """The run's model; None where it came from a file."""
+    """The run's model; None if it came from a file."""
     kernel: Kernel | None = None
-    """The run's kernel, with its eps; None where it had none."""
+    """The run's kernel, with its eps; None if it had none."""
     independent: bool = False
     """Whether the draws are independent of each other (rejection)."""
     notes: tuple[str, ...] = ()
     """What a reader should know, in plain words."""
     groups: Array | None = field(default=None, repr=False)
     """Of weighted draws that have ancestors in common: (chains, draws) whole numbers, equal for draws whose errors
-    may go together. None where there are no such draws."""
+    may be correlated. None if there are no such draws."""
     path: tuple[Any, ...] = ()
     """Of a sequential run: its stages, each with eps, acceptance_rate, proposals, simulations and ess."""
     run_weights: Array | None = field(default=None, repr=False)
@@ -118,7 +125,7 @@ class Posterior:
     bank: Any = field(default=None, repr=False)
     """Every simulation of a run that kept them: see `Simulations`."""
     effective: float | None = None
-    """How many independent draws these are worth, where they come from fewer simulations than there are draws."""
+    """The effective number of independent draws, if there are more draws than simulations behind them."""
 
     def __post_init__(self) -> None:
         for array in (*self.draws.values(), self.weights, self.distances, self.groups, self.run_weights):
@@ -146,21 +153,28 @@ class Posterior:
             return 0
         # Where the state changes, with sentinels at both ends: the longest gap is the longest stall.
         moved = np.ones((chains, draws + 1), dtype=bool)
-        moved[:, 1:-1] = self._moves()
+        moved[:, 1:-1] = self.moves()
         gaps = np.diff(np.flatnonzero(moved.ravel()))
         return int(gaps.max() - 1) * int(self.settings.get("thin", 1))
 
-    def _moves(self) -> Array:
+    @property
+    def still_chains(self) -> int:
+        """Chains that never moved; 0 for independent or weighted draws."""
+        if self.independent or self.weights is not None:
+            return 0
+        return self.shape[0] - int(np.count_nonzero(self.moves().any(axis=1)))
+
+    def moves(self) -> Array:
         """(chains, draws - 1): whether any parameter changed from a kept draw to the next."""
         return np.any([np.diff(values, axis=1) != 0 for values in self.draws.values()], axis=0)
 
-    def _doubts(self, rows: Mapping[str, Row]) -> list[str]:
-        """What the draws of chains give reason to doubt, in plain words."""
+    def _doubts(self, rows: Mapping[str, SummaryRow]) -> list[str]:
+        """Reasons to doubt the draws of chains, in plain words."""
         chains, draws = self.shape
         if self.independent or self.weights is not None or draws < 2:
             return []
         doubts = []
-        still = chains - int(np.count_nonzero(self._moves().any(axis=1)))
+        still = self.still_chains
         if still:
             doubts.append(f"{still} of {chains} chains never moved: run longer, raise eps, or use smaller steps")
         unmixed = [name for name, row in rows.items() if row.r_hat > R_HAT_LIMIT]
@@ -176,8 +190,7 @@ class Posterior:
 
         >>> import onedraw as od
         >>> from scipy import stats
-        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
         >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
         >>> summary = post.summary()
         >>> summary["theta"].hdi_low < summary["theta"].mean < summary["theta"].hdi_high
@@ -190,60 +203,57 @@ class Posterior:
             for name, values in self.draws.items()
         }
         if self.effective is not None:
-            rows = {name: row.worth(self.effective) for name, row in rows.items()}
+            rows = {name: row.limited(self.effective) for name, row in rows.items()}
         return Summary(rows, hdi_prob, (*self.notes, *self._doubts(rows)))
 
-    def efficiency(self, functions: Mapping[str, Callable[..., Array]] | None = None) -> "Efficiency":
-        """Asymptotic variance, autocorrelation time and ESS per simulation and second: see `results.efficiency`.
+    def efficiency(self, functions: Mapping[str, Callable[..., Array]] | None = None) -> Efficiency:
+        """v(f), v(f, Q), kappa and the ESS per simulation and per second, for each f (docs/theory.md).
 
-        `functions` are further quantities, {"name": function of the parameters as arrays by name}.
+        `functions` maps names to functions of the parameters by name, each an array (chains, draws), and replaces the
+        parameters themselves. Draws are kept draws: with thin > 1 kappa counts those.
 
         >>> import onedraw as od
         >>> from scipy import stats
-        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
-        >>> post = od.pseudo_marginal(model, od.uniform(0.5), draws=500, chains=64, seed=1)
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+        >>> post = od.pseudo_marginal(model, od.uniform(0.5), draws=300, chains=16, seed=1)
         >>> post.efficiency({"square": lambda theta: theta**2})["square"].kappa.value > 1
         True
         """
         if self.effective is not None:
             raise ValueError(
-                f"efficiency is for the draws of a sampler: these come from a smoothed estimate, worth about "
-                f"{self.effective:.0f} independent draws, as summary() says"
+                "efficiency is for the draws of a sampler: these come from a smoothed estimate with about "
+                f"{self.effective:.0f} effective draws (see summary())"
             )
-        from onedraw.results.efficiency import efficiency
-
-        return efficiency(self, functions)
+        return cast(Efficiency, HIGHER["efficiency"](self, functions))
 
     def at(self, eps: float) -> "Posterior":
         """The posterior at a smaller tolerance, from the same run: the draws with new weights.
 
         A draw with distances d_1..d_M gets its weight in the run (equal for most samplers) times
         mean K_eps'(d_i) / mean K_eps(d_i) (docs/theory.md; Vihola and Franks 2020). A larger tolerance would need
-        simulations that were thrown away, and is refused.
+        simulations that were not kept, and is refused.
 
         >>> import onedraw as od
         >>> from scipy import stats
-        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
         >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
         >>> smaller = post.at(0.1)
         >>> smaller.settings["eps"], int((smaller.weights > 0).sum()) < 500
         (0.1, True)
         """
-        kernel = self._kernel_for_at()
+        kernel = self.kernel_for_at()
         new = kernel.with_eps(positive("eps", eps, EPS_MEANING))
         if new.eps > kernel.eps:
             raise ValueError(
-                f"eps = {eps} is larger than the run's {kernel.eps}: the run says nothing about distances it never "
-                "accepted; run again at the larger eps, and use at() to come down"
+                f"eps = {eps} is larger than the run's {kernel.eps}: the run has no simulations at distances that it "
+                "never accepted; run again at the larger eps, and lower it with at()"
             )
         assert self.distances is not None
         distances = self.distances[..., None] if self.distances.ndim == 2 else self.distances
         # A start that was given has no distance yet (inf) and no weight.
         log_run = kernel.log_average(distances)
         log_weights = np.where(np.isneginf(log_run), -np.inf, new.log_average(distances) - np.maximum(log_run, -1e300))
-        before = self._weights_of_the_run()
+        before = self.run_weights if "run_eps" in self.settings else self.weights
         if before is not None:
             with np.errstate(divide="ignore"):
                 log_weights = log_weights + np.log(before)
@@ -251,16 +261,13 @@ class Posterior:
             nearest = float(distances.min()) if distances.size else math.nan
             raise ValueError(f"no draw is within eps = {eps}: the nearest simulation is at distance {nearest:.6g}")
         weights = np.exp(log_weights - log_weights.max())
-        weights /= weights.sum()
-        note = f"weighted from a run at eps = {kernel.eps:g} to eps = {new.eps:g}"
+        notes = (note for note in self.notes if not note.startswith("weighted from a run at"))
         return replace(
             self,
-            weights=weights,
+            weights=weights / weights.sum(),
             run_weights=before,
-            distances=self.distances,
-            kernel=self.kernel,
             settings={**self.settings, "eps": new.eps, "run_eps": kernel.eps},
-            notes=(*self._notes_of_the_run(), note),
+            notes=(*notes, f"weighted from a run at eps = {kernel.eps:g} to eps = {new.eps:g}"),
         )
 
     def over(
@@ -268,17 +275,16 @@ class Posterior:
         eps: Sequence[float] | Array,
         functions: Mapping[str, Callable[..., Array]] | None = None,
         probability: float = 0.95,
-    ) -> Over:
+    ) -> ToleranceCurve:
         """Estimates with their intervals over a range of tolerances from one run: `at` for each eps.
 
-        A run at a tolerance larger than needed thus shows how its answer changes with eps, and how far down its draws
-        carry. `functions` are further quantities, as in `efficiency`; by default the parameters. The intervals are
-        those of the Monte Carlo error, with `probability`. They come from one run and are not independent.
+        A run at a tolerance larger than needed thus shows how its answer changes with eps, and how small an eps its
+        draws support. `functions` are further quantities, as in `efficiency`; by default the parameters. The intervals
+        are those of the Monte Carlo error, with `probability`. They come from one run and are not independent.
 
         >>> import onedraw as od
         >>> from scipy import stats
-        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
         >>> post = od.pseudo_marginal(model, od.uniform(1.0), draws=200, chains=64, seed=1)
         >>> points = post.over([1.0, 0.5, 0.25])["theta"]
         >>> [point.low < point.mean < point.high for point in points]
@@ -286,80 +292,65 @@ class Posterior:
         """
         from statistics import NormalDist
 
-        from onedraw.results.efficiency import function_values
-
         wanted = np.sort(np.unique(np.asarray(eps, dtype=float).reshape(-1)))[::-1].tolist()
         if not wanted:
             raise ValueError("eps must hold at least one tolerance, as in over([0.5, 0.25])")
         if not 0 < probability < 1:
             raise ValueError(f"probability must lie between 0 and 1, got {probability!r}: it is the interval's content")
         reach = NormalDist().inv_cdf(0.5 + probability / 2)
-        points: dict[str, list[Point]] = {}
+        points: dict[str, tuple[TolerancePoint, ...]] = {}
         for one in wanted:
             there = self.at(one)
-            weights = there.weights
-            assert weights is not None
+            assert there.weights is not None
             for name, values in function_values(there, functions).items():
-                values = np.asarray(values, dtype=float)
-                mean = float((weights * values).sum())
-                variance = float((weights * (values - mean) ** 2).sum())
-                error = ratio_error(values, weights, self.independent, self.groups)
-                ess = variance / error**2 if error > 0 else math.nan
-                point = Point(one, mean, mean - reach * error, mean + reach * error, error, ess)
-                points.setdefault(name, []).append(point)
-        return Over({name: tuple(some) for name, some in points.items()}, probability)
+                mean, _, error, ess = weighted_moments(values, there.weights, self.independent, self.groups)
+                point = TolerancePoint(one, mean, mean - reach * error, mean + reach * error, error, ess)
+                points[name] = (*points.get(name, ()), point)
+        return ToleranceCurve(points, probability)
 
-    def _weights_of_the_run(self) -> Array | None:
-        return self.run_weights if "run_eps" in self.settings else self.weights
-
-    def _notes_of_the_run(self) -> tuple[str, ...]:
-        return tuple(note for note in self.notes if not note.startswith("weighted from a run at"))
-
-    def _kernel_for_at(self) -> Kernel:
+    def kernel_for_at(self) -> Kernel:
+        """The run's kernel if `at` can weight its draws; otherwise a ValueError that says why not."""
         if self.kernel is None:
-            tried = "chose its region of the nearest simulations by trial"
+            tried = "chose its neighbourhood of the nearest simulations by trial"
             why = tried if self.settings.get("adjustment") else "used an estimator or kernel of its own"
             raise ValueError(f"at(eps) needs a run with a kernel: this one {why}")
         if self.distances is None:
             raise ValueError(
                 "at(eps) needs the distance of every pseudo-sample, which this run did not keep: run again with "
-                "keep_distances=True"
+                "keep='distances'"
             )
         return self.kernel
 
     def adjust(self, *, draws: int | None = None, seed: int | None = None) -> "Posterior":
-        """The posterior after a regression adjustment, where held-out simulations near the data say that it helps.
+        """The posterior after a regression adjustment, if held-out simulations near the data show that it helps.
 
         It needs the summaries of the simulations: `od.rejection(..., keep="summaries")` and
-        `od.importance(..., keep_rows=True)` keep them. Whether the draws were adjusted, and why, is in `notes`
+        `od.importance(..., keep="all")` keep them. Whether the draws were adjusted, and why, is in `notes`
         (docs/choosing.md). `draws` of equal weight are drawn from the smoothed result, by default as many as there are.
 
         >>> import onedraw as od
         >>> from scipy import stats
-        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
         >>> post = od.rejection(model, od.uniform(1.5), draws=2_000, seed=1, keep="summaries")
         >>> adjusted = post.adjust(seed=1)
         >>> adjusted.shape
         (1, 2000)
         """
-        from onedraw.results.adjustment import adjusted
-
-        return adjusted(self, draws, seed)
+        return cast(Posterior, HIGHER["adjust"](self, draws, seed))
 
     def sample(self, n: int, *, seed: int | None = None) -> dict[str, Array]:
         """n draws with equal weights, drawn from these with replacement: {name: (n,)}.
 
         >>> import onedraw as od
         >>> from scipy import stats
-        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
         >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1).at(0.1)
         >>> post.sample(20, seed=1)["theta"].shape
         (20,)
         """
         n = whole_number("n", n, "the number of draws")
-        return {name: values.reshape(-1)[self._pick(n, seed)] for name, values in self.draws.items()}
+        pick = self._pick(n, seed)
+        return {name: values.reshape(-1)[pick] for name, values in self.draws.items()}
 
     def _pick(self, n: int, seed: int | None) -> Array:
         size = math.prod(self.shape)
@@ -377,8 +368,7 @@ class Posterior:
 
         >>> import onedraw as od
         >>> from scipy import stats
-        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
         >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
         >>> post.predict(50, seed=1).shape
         (50,)
@@ -390,7 +380,7 @@ class Posterior:
             )
         n = whole_number("n", n, "the number of predictive simulations")
         pick = self._pick(n, seed)
-        theta = np.column_stack([values.reshape(-1)[pick] for values in self.draws.values()]).astype(float)
+        theta = points(self.draws)[pick]
         rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.PREDICT)
         rows = self.model.simulate_rows(rng, np.asfortranarray(theta), np.arange(n)).rows[:, 0, :]
         return self.model.recipe.layout.restore(rows)
@@ -400,8 +390,7 @@ class Posterior:
 
         >>> import onedraw as od
         >>> from scipy import stats
-        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
         >>> tree = od.rejection(model, od.uniform(0.5), draws=500, seed=1).to_datatree()
         >>> tree["posterior"]["theta"].shape
         (1, 500)
@@ -421,14 +410,9 @@ class Posterior:
             **{f"cost_{name}": value for name, value in self.cost._asdict().items()},
             **{f"setting_{name}": str(value) for name, value in self.settings.items()},
         }
-        stats: dict[str, Any] = {}
-        if self.weights is not None:
-            stats["weight"] = (dims, self.weights)
-        if self.groups is not None:
-            stats["group"] = (dims, self.groups)
-        if self.distances is not None:
-            more = ("pseudo_sample",) if self.distances.ndim == 3 else ()
-            stats["distance"] = ((*dims, *more), self.distances)
+        kept = {"weight": self.weights, "group": self.groups, "distance": self.distances}
+        axes = (*dims, "pseudo_sample")
+        stats = {name: (axes[: array.ndim], array) for name, array in kept.items() if array is not None}
         groups = {
             "posterior": xarray.Dataset({k: (dims, v) for k, v in self.draws.items()}, coords, attrs),
             "sample_stats": xarray.Dataset(stats, coords),
@@ -446,27 +430,22 @@ class Posterior:
 
         >>> import onedraw as od
         >>> from scipy import stats
-        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
         >>> figure = od.rejection(model, od.uniform(0.5), draws=500, seed=1).plot()
         >>> len(figure.axes)
         1
         """
-        from onedraw.report import plots
+        return HIGHER["plot"](self, what, **options)
 
-        known = ("marginals", "pairs", "traces", "predictive", "path")
-        return getattr(plots, one_of("what", what, known))(self, **options)
-
-    def report(self, path: "str | os.PathLike[str]", *, predictive: int | None = None) -> "Path":
-        """Write what this run says, and whether to trust it, as one HTML file that opens offline; returns its path.
+    def report(self, path: str | os.PathLike[str], *, predictive: int | None = None) -> Path:
+        """Write the results of this run, and whether to trust them, as one offline HTML file; returns its path.
 
         `predictive` is the number of new simulations that are compared with the data: 0 for none; by default 200, or
         as many as take 20 seconds.
 
         >>> import onedraw as od
         >>> from scipy import stats
-        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
-        ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
         >>> file = f"{folder.name}/run.html"
@@ -475,9 +454,7 @@ class Posterior:
         'run.html'
         >>> folder.cleanup()
         """
-        from onedraw.report.page import write_report
-
-        return write_report(self, path, predictive=predictive).path
+        return cast(Path, HIGHER["report"](self, path, predictive=predictive).path)
 
     def __repr__(self) -> str:
         chains, draws = self.shape
@@ -485,3 +462,35 @@ class Posterior:
             f"Posterior({self.settings.get('algorithm')}: {', '.join(self.names)}; {chains} x {draws} draws, "
             f"{self.cost.simulations:,} simulations, acceptance rate {self.acceptance_rate:.4g}; {self.status.message})"
         )
+
+
+def points(draws: Mapping[str, Array]) -> Array:
+    """Draws by parameter as rows of theta, (n, dim).
+
+    >>> points({"a": np.array([[1, 2]]), "b": np.array([[3, 4]])}).tolist()
+    [[1.0, 3.0], [2.0, 4.0]]
+    """
+    return np.column_stack([np.reshape(values, -1) for values in draws.values()]).astype(float)
+
+
+def function_values(post: Posterior, functions: Mapping[str, Callable[..., Any]] | None) -> dict[str, Array]:
+    """f along the chains, (chains, draws): the parameters, or the functions given in their place."""
+    if functions is None:
+        return {name: np.asarray(values, dtype=float) for name, values in post.draws.items()}
+    found = {}
+    for name, function in functions.items():
+        if not callable(function):
+            raise ValueError(f"functions[{name!r}] must be a function of {', '.join(post.names)}, got {function!r}")
+        try:
+            values = np.asarray(function(**post.draws), dtype=float)
+        except TypeError as error:
+            raise ValueError(
+                f"functions[{name!r}] failed ({error}): it is called with the draws of {', '.join(post.names)} by "
+                "name, as arrays (chains, draws)"
+            ) from error
+        if values.shape != post.shape:
+            raise ValueError(f"functions[{name!r}] returned shape {values.shape}: expected {post.shape}, as the draws")
+        if not np.isfinite(values).all():
+            raise ValueError(f"functions[{name!r}] is not finite everywhere: leave such functions out")
+        found[name] = values
+    return found

@@ -1,17 +1,18 @@
-"""Numbers that describe draws: mean, spread, interval, and how far the Monte Carlo error lets them be trusted.
+"""Numbers that describe draws: mean, spread, interval, Monte Carlo error; and the tables that show them.
 
 ESS, R-hat, MCSE and HDI of equally weighted draws are those of arviz-stats. Weighted draws are averages of ratios,
 sum w f / sum w; their error is that of the mean of w (f - mean) / mean(w), to which the same tools apply.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from onedraw.engines.arrays import Array
+from onedraw.results.variances import Interval, Variances
 
 GROUPS = 8
 """Groups into which many chains are put before their agreement is judged."""
@@ -19,36 +20,36 @@ FEWEST = 4
 """Draws a chain needs before its error can be estimated."""
 
 
-class Row(NamedTuple):
+class SummaryRow(NamedTuple):
     """One parameter's summary."""
 
     mean: float
     sd: float
     hdi_low: float
     hdi_high: float
-    mcse: float
+    mcse: float = math.nan
     """Monte Carlo standard error of the mean."""
-    ess: float
+    ess: float = math.nan
     """Independent draws that would give the mean this accuracy (equal weights: arviz's bulk ESS)."""
-    r_hat: float
+    r_hat: float = math.nan
 
-    def worth(self, draws: float) -> "Row":
-        """The same row where the draws are worth only so many independent ones."""
-        if not draws < self.ess:
+    def limited(self, effective: float) -> "SummaryRow":
+        """The same row if there are at most `effective` independent draws."""
+        if not effective < self.ess:
             return self
-        error = self.sd / math.sqrt(draws) if draws >= 2 else math.nan
-        return self._replace(ess=draws, mcse=error, r_hat=math.nan)
+        error = self.sd / math.sqrt(effective) if effective >= 2 else math.nan
+        return self._replace(ess=effective, mcse=error, r_hat=math.nan)
 
 
 @dataclass(frozen=True)
 class Summary:
     """A row for each parameter, `summary["mu"].mean`, and notes in plain words; printed as a table."""
 
-    rows: dict[str, Row]
+    rows: dict[str, SummaryRow]
     hdi_prob: float
     notes: tuple[str, ...] = ()
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> SummaryRow:
         return self.rows[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -61,38 +62,31 @@ class Summary:
             lines.append([name, *(f"{value:.4g}" for value in row[:5]), f"{row.ess:.0f}", f"{row.r_hat:.3f}"])
         if all(math.isnan(row.r_hat) for row in self.rows.values()):
             lines = [line[:-1] for line in lines]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [
-            "  ".join(
-                [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
-            )
-            for line in lines
-        ]
-        return "\n".join([*table, *self.notes])
+        return table(lines, self.notes)
 
     __repr__ = __str__
 
 
-class Point(NamedTuple):
+class TolerancePoint(NamedTuple):
     """An estimate at one tolerance."""
 
     eps: float
     mean: float
     low: float
-    """Lower end of the interval that the Monte Carlo error leaves."""
+    """Lower end of the interval by the Monte Carlo error."""
     high: float
     mcse: float
     ess: float
 
 
 @dataclass(frozen=True)
-class Over:
-    """Estimates over a range of tolerances, `over["mu"]` a tuple of points, smallest eps last; printed as a table."""
+class ToleranceCurve:
+    """Estimates at several tolerances, `curve["mu"]` a tuple of points, smallest eps last; printed as a table."""
 
-    points: dict[str, tuple[Point, ...]]
+    points: dict[str, tuple[TolerancePoint, ...]]
     probability: float
 
-    def __getitem__(self, name: str) -> tuple[Point, ...]:
+    def __getitem__(self, name: str) -> tuple[TolerancePoint, ...]:
         return self.points[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -102,36 +96,107 @@ class Over:
         lines = [["", "eps", "mean", f"{100 * self.probability:g}% low", "high", "mcse", "ess"]]
         for name, points in self.points.items():
             lines += [[name, *(f"{value:.4g}" for value in one[:5]), f"{one.ess:.0f}"] for one in points]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        cells = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-        return "\n".join("  ".join([line[0].strip().ljust(widths[0]), *line[1:]]) for line in cells)
+        return table(lines)
 
     __repr__ = __str__
 
 
+class EfficiencyRow(NamedTuple):
+    """One function's efficiency."""
+
+    name: str
+    variances: Variances
+    ess: float
+    """Independent draws that would be as accurate: draws / kappa."""
+    ess_per_simulation: float
+    ess_per_second: float
+    kappa_arviz: float
+    """kappa by arviz-stats' ESS of the mean, as a cross-check; too small if chains are short."""
+
+    @property
+    def kappa(self) -> Interval:
+        """v(f, Q)/v(f)."""
+        return self.variances.kappa
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """A row for each function of a run, `efficiency["mu"].kappa`; printed as a table.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)),
+    ...                  od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(0.25), draws=1_000, chains=64, seed=1)
+    >>> found = post.efficiency()
+    >>> found["theta"].ess < post.draws["theta"].size
+    True
+    """
+
+    rows: dict[str, EfficiencyRow]
+    draws: int
+    """Kept draws of all chains together."""
+    simulations: float
+    """Simulations that the rows are divided by."""
+    seconds: float
+    notes: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> EfficiencyRow:
+        return self.rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        lines = [["", "v(f)", "v(f,Q)", "kappa [95 %]", "arviz", "ess", "ess/simulation", "ess/second"]]
+        for name, row in self.rows.items():
+            _, v, v_chain, kappa, *_, reason = row.variances
+            shown = f"above {kappa.low:.3g}" if reason else str(kappa)
+            rest = (row.kappa_arviz, row.ess, row.ess_per_simulation, row.ess_per_second)
+            lines.append([name, f"{v.value:.4g}", f"{v_chain.value:.4g}", shown, *(f"{x:.4g}" for x in rest)])
+        return table(lines, self.notes)
+
+    __repr__ = __str__
+
+
+def table(lines: list[list[str]], notes: Iterable[str] = ()) -> str:
+    """Lines of cells as text, the first column to the left and the others to the right, with notes below.
+
+    >>> print(table([["", "mean"], ["theta", "1"]]))
+           mean
+    theta     1
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = [
+        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    ]
+    return "\n".join([*rows, *notes])
+
+
 def describe(
     draws: Array, weights: Array | None, independent: bool, hdi_prob: float, groups: Array | None = None
-) -> Row:
+) -> SummaryRow:
     """The summary of one parameter's draws (chains, n) with weights of the same shape, or None.
 
     `groups`, of the same shape, are equal for weighted draws whose errors may go together.
     """
     draws = np.asarray(draws, dtype=float)
-    if weights is not None:
-        if draws.size == 0:
-            return Row(*([math.nan] * 7))
-        return _describe_weighted(draws, weights, independent, hdi_prob, groups)
     if draws.size == 0:
-        return Row(*([math.nan] * 7))
+        return SummaryRow(*[math.nan] * 4)
+    if weights is not None:
+        mean, variance, mcse, ess = weighted_moments(draws, weights, independent, groups)
+        interval = weighted_interval(draws.ravel(), weights.ravel(), hdi_prob)
+        return SummaryRow(mean, math.sqrt(variance), *interval, mcse, ess)
     mean, sd = float(draws.mean()), float(draws.std(ddof=1 if draws.size > 1 else 0))
     if sd == 0.0:
-        # arviz calls a chain that never moved perfect; it has told us nothing about its error.
-        return Row(mean, 0.0, mean, mean, math.nan, math.nan, math.nan)
+        # arviz calls a chain that never moved perfect, but it says nothing about its error.
+        return SummaryRow(mean, 0.0, mean, mean)
     from arviz_stats.base import array_stats
 
     low, high = (float(end) for end in array_stats.hdi(draws.ravel(), prob=hdi_prob))
     if draws.shape[1] < FEWEST:
-        return Row(mean, sd, low, high, math.nan, math.nan, math.nan)
+        return SummaryRow(mean, sd, low, high)
     with np.errstate(divide="ignore", invalid="ignore"):
         mcse = float(array_stats.mcse(draws, chain_axis=0, draw_axis=1))
         ess = float(array_stats.ess(draws, chain_axis=0, draw_axis=1))
@@ -141,15 +206,17 @@ def describe(
             # Many short chains disagree by chance alone; groups of them should not (nested R-hat).
             groups = np.arange(len(draws) // GROUPS * GROUPS) % GROUPS
             r_hat = float(array_stats.rhat_nested(draws[: groups.size], groups, chain_axis=0, draw_axis=1))
-    return Row(mean, sd, low, high, mcse, ess, r_hat)
+    return SummaryRow(mean, sd, low, high, mcse, ess, r_hat)
 
 
-def _describe_weighted(draws: Array, weights: Array, independent: bool, hdi_prob: float, groups: Array | None) -> Row:
-    mean = float((weights * draws).sum())
-    variance = float((weights * (draws - mean) ** 2).sum())
-    low, high = weighted_interval(draws.ravel(), weights.ravel(), hdi_prob)
-    mcse = ratio_error(draws, weights, independent, groups)
-    return Row(mean, math.sqrt(variance), low, high, mcse, variance / mcse**2 if mcse > 0 else math.nan, math.nan)
+def weighted_moments(
+    values: Array, weights: Array, independent: bool, groups: Array | None = None
+) -> tuple[float, float, float, float]:
+    """Weighted mean and variance of values, the standard error of the mean (see `ratio_error`), and the ESS."""
+    mean = float((weights * values).sum())
+    variance = float((weights * (values - mean) ** 2).sum())
+    error = ratio_error(values, weights, independent, groups)
+    return mean, variance, error, variance / error**2 if error > 0 else math.nan
 
 
 def ratio_error(values: Array, weights: Array, independent: bool, groups: Array | None = None) -> float:
@@ -167,8 +234,7 @@ def ratio_error(values: Array, weights: Array, independent: bool, groups: Array 
     if groups is not None:
         _, member = np.unique(groups, return_inverse=True)
         influence = np.bincount(member.reshape(-1), influence.reshape(-1))
-        return float(np.sqrt((influence**2).sum()) / weights.size)
-    if independent or values.shape[1] < FEWEST:
+    if groups is not None or independent or values.shape[1] < FEWEST:
         return float(np.sqrt((influence**2).sum()) / weights.size)
     from arviz_stats.base import array_stats
 

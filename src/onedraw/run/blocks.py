@@ -11,14 +11,14 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from onedraw.engines.threads import one_blas_thread
-from onedraw.run.pool import Crew, Done, Here, current
+from onedraw.run.pool import Done, InProcess, WorkerPool, simulations_in
 from onedraw.run.progress import Progress
 from onedraw.run.signals import Stopped
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 16
-"""How far work may run ahead of the slowest, in pieces of work a slot or in legs."""
+"""How far work may run ahead of the slowest: pieces of work per slot, or segments."""
 
 
 class Block(NamedTuple):
@@ -56,6 +56,7 @@ class Deadline:
 
 
 def in_order(
+    pool: InProcess | WorkerPool,
     task: Callable[[Item], Result],
     blocks: Iterable[Item],
     take: Callable[[Item, Result], bool],
@@ -64,21 +65,20 @@ def in_order(
 ) -> str:
     """Run the task over the blocks and hand each result to `take`, in order, until it says that it has enough.
 
-    Blocks go to the crew of this run, a few together where they are short; a slow one does not keep the others
+    Blocks go to the worker pool of this run, short ones several at a time; a slow one does not keep the others
     waiting, only their results. Returns why it stopped: "enough", "done" (no block is left), "max_seconds", or
-    "interrupted" or "terminated" (by Ctrl-C or SIGTERM; what was then in flight is dropped).
+    "interrupted" or "terminated" (by Ctrl-C or SIGTERM; work in flight is then dropped).
     """
-    crew = current()
     with one_blas_thread(), progress:
         try:
-            return _in_order(crew, task, iter(blocks), take, deadline)
+            return _in_order(pool, task, iter(blocks), take, deadline)
         except Stopped as stopped:
-            crew.drop(kill=True)
+            pool.drop(kill=True)
             return stopped.reason
 
 
 def _in_order(
-    crew: Here | Crew,
+    pool: InProcess | WorkerPool,
     task: Callable[[Item], Result],
     blocks: Iterator[Item],
     take: Callable[[Item, Result], bool],
@@ -92,35 +92,34 @@ def _in_order(
     reason = ""
     used = simulations = 0
     while True:
-        while not reason and len(sent) - len(ended) < crew.slots and number - turn < AHEAD * crew.slots:
+        while not reason and len(sent) - len(ended) < pool.slots and number - turn < AHEAD * pool.slots:
             group = list(islice(blocks, together))
             if not group or deadline.passed():
                 reason = "max_seconds" if group else "done"
                 break
-            crew.submit(number, task, group)
+            pool.submit(number, task, group)
             sent[number] = group
             number += 1
         if turn == number:
             return reason
-        done = crew.next()
+        done = pool.next()
         ended[done.ticket] = done
-        if crew.remote:
-            together = _sized(done, len(sent[done.ticket]), crew.piece, deadline.seconds() / (8 * crew.slots))
+        if pool.remote:
+            together = _sized(done, len(sent[done.ticket]), pool.piece, deadline.seconds() / (8 * pool.slots))
         while turn in ended:
             done, group = ended.pop(turn), sent.pop(turn)
             turn += 1
             for place, (block, result) in enumerate(zip(group, done.results, strict=False)):
-                used, simulations = used + 1, simulations + int(getattr(result, "simulations", 0))
+                used, simulations = used + 1, simulations + simulations_in([result])
                 if take(block, result):
                     rest = [*done.results[place + 1 :], *(one for other in ended.values() for one in other.results)]
                     # Before the sum: `drop` adds to the surplus what it can count.
-                    lost = crew.drop()
-                    crew.surplus += sum(int(getattr(one, "simulations", 0)) for one in rest)
-                    # What cannot be counted is put down as the blocks before it.
-                    crew.surplus += lost * len(group) * simulations // used
+                    lost = pool.drop()
+                    # What cannot be counted is taken to have cost as much as the blocks before it.
+                    pool.surplus += simulations_in(rest) + lost * len(group) * simulations // used
                     return "enough"
             if done.error is not None:
-                crew.drop(kill=True)
+                pool.drop(kill=True)
                 raise done.error
 
 
@@ -130,68 +129,69 @@ def _sized(done: Done, blocks: int, piece: float, share: float) -> int:
     return max(1, min(4 * blocks, int(wanted * blocks / max(done.seconds, 1e-9))))
 
 
-def in_lanes(
-    crew: Here | Crew,
+def in_chain_blocks(
+    pool: InProcess | WorkerPool,
     task: Callable[[Item], Result],
-    lanes: int,
+    blocks: int,
     item: Callable[[int, int, Result | None], Item | None],
     take: Callable[[list[Result], float], None],
     deadline: Deadline,
 ) -> str:
-    """Run lanes of legs: a leg begins where the one before it in its lane ended, and lanes do not wait for each other.
+    """Run blocks of chains in segments: each begins where the one before it ended, and blocks do not wait for others.
 
-    `item(lane, leg, last)` is what the task gets for a leg, given the result of the leg before (None for the first),
-    or None where the lane is at its end. The results of a leg are handed to `take` in the order of the lanes, once
-    all of them are there, with the seconds that a lane took on average. Returns "done" or "max_seconds"; Stopped where
-    a signal came.
+    `item(block, segment, last)` is what the task gets for a segment, given the result of the segment before (None for
+    the first), or None at the end of the block's chains. The results of a segment are handed to `take` in the order
+    of the blocks once all are there, with the seconds that a block took on average. Returns "done" or "max_seconds";
+    Stopped if a signal came.
     """
     waiting: dict[int, dict[int, Done]] = {}
-    """By leg, what lanes have done that is not taken yet."""
+    """By segment, what blocks have done that is not taken yet."""
     first = 0
-    """The first leg that is not taken yet."""
-    at = [0] * lanes
-    """The next leg of each lane."""
-    last: list[Result | None] = [None] * lanes
-    idle, busy = set(range(lanes)), 0
+    """The first segment that is not taken yet."""
+    at = [0] * blocks
+    """The next segment of each block."""
+    last: list[Result | None] = [None] * blocks
+    idle, busy = set(range(blocks)), 0
     goal: int | None = None
-    """Where time is up: the leg that the lanes behind still complete."""
+    """When time is up: the segment that the blocks behind still complete."""
     try:
         while True:
             # Those behind go first; none goes so far ahead that an interruption would waste much.
-            for lane in sorted(idle, key=at.__getitem__):
-                if busy >= crew.slots or at[lane] - first >= AHEAD:
+            for block in sorted(idle, key=at.__getitem__):
+                if busy >= pool.slots or at[block] - first >= AHEAD:
                     break
-                piece = item(lane, at[lane], last[lane])
+                piece = item(block, at[block], last[block])
                 if piece is None:
-                    idle.discard(lane)
+                    idle.discard(block)
                     continue
-                if goal is None and at[lane] > 0 and deadline.passed():
+                if goal is None and at[block] > 0 and deadline.passed():
                     goal = first if busy or max(at) > first else first - 1
-                if goal is not None and at[lane] > goal:
+                if goal is not None and at[block] > goal:
                     break
-                crew.submit(at[lane] * lanes + lane, task, [piece])
-                idle.discard(lane)
+                pool.submit(at[block] * blocks + block, task, [piece])
+                idle.discard(block)
                 busy += 1
             if busy == 0:
                 return "done" if goal is None or not idle else "max_seconds"
-            done = crew.next()
+            done = pool.next()
             busy -= 1
-            leg, lane = divmod(done.ticket, lanes)
-            waiting.setdefault(leg, {})[lane] = done
+            segment, block = divmod(done.ticket, blocks)
+            waiting.setdefault(segment, {})[block] = done
             if done.error is None:
-                last[lane] = done.results[0]
-                at[lane] += 1
-                idle.add(lane)
-            while len(waiting.get(first, ())) == lanes:
-                whole = [waiting[first][one] for one in range(lanes)]
+                last[block] = done.results[0]
+                at[block] += 1
+                idle.add(block)
+            while len(waiting.get(first, ())) == blocks:
+                whole = [waiting[first][one] for one in range(blocks)]
                 for one in whole:
                     if one.error is not None:
                         raise one.error
-                take([one.results[0] for one in whole], sum(one.seconds for one in whole) / lanes)
+                take([one.results[0] for one in whole], sum(one.seconds for one in whole) / blocks)
                 del waiting[first]
                 first += 1
     finally:
-        lost = [one for leg in waiting.values() for done in leg.values() for one in done.results]
-        crew.surplus += sum(int(getattr(one, "simulations", 0)) for one in lost)
+        pool.surplus += simulations_in(
+            one for some in waiting.values() for done in some.values() for one in done.results
+        )
         if busy:
-            crew.drop(kill=True)
+            pool.drop(kill=True)

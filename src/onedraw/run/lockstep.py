@@ -11,10 +11,9 @@ import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
-from onedraw.engines.streams import Rng
-from onedraw.model.simulator import Failure
-
-FAILURES_KEPT = 20
+from onedraw.engines.streams import Phase, Rng
+from onedraw.failures import Failure, first_failures
+from onedraw.run.blocks import Block
 
 
 class Info(NamedTuple):
@@ -24,10 +23,7 @@ class Info(NamedTuple):
     """(n,) whether the chain moved."""
     proposals: int | Array
     """1 where every chain proposed, or (n,) with 0 for chains that were held."""
-    simulations: int
-    setups: int = 0
-    skipped: int = 0
-    failed: int = 0
+    cost: Cost
     failures: tuple[Failure, ...] = ()
     ignored_rng: bool = False
     capped: int = 0
@@ -49,17 +45,10 @@ class Tally:
     accepted: Array
     """(batches, n) moves by stretch of the run, from which the error of the acceptance rate is estimated."""
     proposals: Array
-    simulations: int = 0
-    setups: int = 0
-    skipped: int = 0
-    failed: int = 0
+    cost: Cost = field(default_factory=Cost)
     capped: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    failures: tuple[Failure, ...] = ()
     ignored_rng: bool = False
-
-    def cost(self) -> Cost:
-        """The sums as a Cost."""
-        return Cost(self.simulations, self.setups, self.skipped, self.failed, int(self.proposals.sum()))
 
 
 def advance(
@@ -83,6 +72,7 @@ def advance(
     tally = Tally(np.zeros((batches, n), dtype=np.int64), np.zeros((batches, n), dtype=np.int64))
     step, counts = sampler.step, tally.accepted
     all_proposed = [0] * batches
+    costs: list[Cost] = []
     for done in range(steps):
         rng.step = first_step + done
         state, info = step(rng, state)
@@ -93,13 +83,10 @@ def advance(
             all_proposed[batch] += info.proposals
         else:
             tally.proposals[batch] += info.proposals
-        tally.simulations += info.simulations
-        tally.setups += info.setups
-        tally.skipped += info.skipped
+        costs.append(info.cost)
         tally.capped += info.capped
-        if info.failed:
-            tally.failed += info.failed
-            tally.failures.extend(info.failures[: FAILURES_KEPT - len(tally.failures)])
+        if info.failures:
+            tally.failures = first_failures(tally.failures, info.failures)
         if info.ignored_rng:
             tally.ignored_rng = True
         if (done + 1) % thin == 0:
@@ -107,4 +94,82 @@ def advance(
             if distances is not None:
                 distances[done // thin] = state.distances
     tally.proposals += np.array(all_proposed)[:, None]
+    tally.cost = Cost.total(costs)._replace(proposals=int(tally.proposals.sum()))
     return state, tally
+
+
+class Segment(NamedTuple):
+    """Some steps of one block of chains, from the state that they begin with."""
+
+    block: Block
+    state: Any
+    first_step: int
+    steps: int
+    failure_known: bool = False
+    """Whether a failure of an earlier step is known: a device looks for the first one only."""
+
+
+class SegmentResult(NamedTuple):
+    """What a segment gives."""
+
+    state: Any
+    theta: Array
+    distances: Array | None
+    tally: Tally
+    steps: int
+
+    @property
+    def cost(self) -> Cost:
+        """Of the segment."""
+        return self.tally.cost
+
+
+@dataclass(frozen=True, eq=False)
+class Advance:
+    """The pure task of chains: take the steps of one segment."""
+
+    sampler: Sampler
+    seed: int
+    thin: int
+    batches: int
+    stretch: tuple[int, int]
+    keep_distances: bool
+
+    @property
+    def engine(self) -> Any:
+        """The JAX engine, if the steps are taken there."""
+        return getattr(getattr(self.sampler, "estimator", None), "engine", None)
+
+    def length(self, steps: int, state: Any) -> int:
+        """Steps of a segment that is to take about this many."""
+        if self.engine is None:
+            return steps
+        from onedraw.engines.jax import most_kept
+
+        return min(steps, most_kept(state) * self.thin)
+
+    def __call__(self, segment: Segment) -> SegmentResult:
+        if self.engine is not None:
+            return self._on_device(segment)
+        kept, n = segment.steps // self.thin, segment.block.size
+        theta = np.empty((kept, n, segment.state.theta.shape[1]))
+        distances = np.empty((kept, n, segment.state.distances.shape[1])) if self.keep_distances else None
+        rng = Rng(self.seed, Phase.RUN, segment.block.first)
+        state, tally = advance(
+            self.sampler, rng, segment.state, segment.first_step, segment.steps, self.thin, theta, distances,
+            self.batches, self.stretch,
+        )  # fmt: skip
+        return SegmentResult(state, theta, distances, tally, segment.steps)
+
+    def _on_device(self, segment: Segment) -> SegmentResult:
+        from onedraw.engines import jax as device
+
+        rng = Rng(self.seed, Phase.RUN, segment.block.first, segment.first_step)
+        found = device.advance(
+            self.sampler, self.engine, rng, segment.state, segment.steps, thin=self.thin, batches=self.batches,
+            stretch=self.stretch, keep_distances=self.keep_distances, find_failure=not segment.failure_known,
+        )  # fmt: skip
+        made = int(found.proposals.sum())
+        cost = Cost(found.simulations, failed=found.failed, proposals=made, surplus=found.surplus)
+        tally = Tally(found.accepted, found.proposals, cost, found.capped, found.failures)
+        return SegmentResult(found.state, found.theta, found.distances, tally, segment.steps)

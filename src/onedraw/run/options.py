@@ -1,38 +1,80 @@
-"""How every sampler begins and ends: the arguments that all of them take, checked once, and a run with crew and file.
+"""The options that every function takes that simulates: written, documented and checked once."""
 
-A sampler spells these arguments out in its signature and hands them over as they are, by `Shared.checked(locals())`.
-So a new one is a line in each signature and a field here, with its check.
-"""
-
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypedDict
+
+from numpy.random import SeedSequence
 
 from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_fresh
-from onedraw.cost import Cost
-from onedraw.estimators.average import placed
+from onedraw.estimators.placement import placed
 from onedraw.model.model import Model
-from onedraw.results.posterior import Posterior, Status
-from onedraw.run.blocks import Deadline
-from onedraw.run.pool import hired
 from onedraw.run.progress import Progress, Show
-from onedraw.run.saving import Saver, Specification, begin, checked_segment, recorded_seed
-from onedraw.run.signals import guarded
+from onedraw.run.saving import Continue, Part, checked_segment, recorded_seed
 
 IDENTITY = ("seed", "on_error", "timeout")
-"""Those of the shared arguments that a run's numbers depend on; its file holds them, and the others are a session's."""
+"""Options that a run's numbers depend on; its file holds them. The others belong to a session."""
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of every function that simulates.
+
+    seed
+        A whole number or a `numpy.random.SeedSequence`; drawn and recorded if None. The same seed gives identical
+        results on any number of workers, after any interruption.
+    on_error
+        "reject" (the default) counts a failed simulation as a miss (K = 0), "raise" stops at the first.
+    max_seconds
+        Stop after the block in which this time has passed.
+    workers
+        Simulate in this many processes on this machine (threads for compiled simulators).
+    executor
+        Simulate on this `concurrent.futures.Executor` or `dask.distributed.Client` instead (docs/scaling.md).
+    engine
+        What takes the steps (docs/engines.md); by default what the simulator is for. "jax" is for `od.jax_simulator`,
+        with double precision on a CPU and single on a GPU ("jax:float64" or "jax:float32" to choose); "numba" makes
+        sure that the simulator is an `od.compiled` one; "numpy" is for all others.
+    timeout
+        Seconds that one simulation of a plain simulator or an `od.command` may take. One that takes longer is killed
+        and counts as failed, so the posterior is that of a model that always ends in time.
+    store
+        The file of this run. What is done is saved there, and the same call continues where an earlier one ended
+        (docs/store.md). None: in memory only.
+    segment
+        Seconds between saves, 30 by default; without influence on the result.
+    progress
+        Show how far the run is: True, False, None (a bar in terminals, a line now and then in logs), or a function
+        that is called with an `onedraw.run.progress.Tick`.
+    """
+
+    seed: int | SeedSequence | None
+    on_error: str
+    max_seconds: float | None
+    workers: int | None
+    executor: Any
+    engine: str | None
+    timeout: float | None
+    store: str | os.PathLike[str] | Continue | Part | None
+    segment: float
+    progress: Show
 
 
 @dataclass(frozen=True)
-class Shared:
-    """The arguments that every sampler takes, checked; see `onedraw.samplers.rejection.rejection` for what they mean.
+class Options:
+    """The options of a run, checked: see `RunOptions`.
 
-    >>> Shared.checked({"seed": 7, "on_error": "reject", "draws": 100}).seed
+    >>> Options.checked({"seed": 7, "on_error": "reject"}).seed
     7
-    >>> Shared.checked({"segment": 0})
+    >>> Options.checked({"segment": 0})
     Traceback (most recent call last):
     ...
     ValueError: segment must be positive, got 0: it is the number of seconds between saves
+    >>> Options.checked({"sede": 7})
+    Traceback (most recent call last):
+    ...
+    TypeError: there is no option 'sede': the options of a run are seed, on_error, max_seconds, workers, executor, \
+engine, timeout, store, segment, progress
     """
 
     seed: int
@@ -40,21 +82,24 @@ class Shared:
     max_seconds: float | None = None
     workers: int | None = None
     executor: Any = None
+    engine: str | None = None
     timeout: float | None = None
     store: Any = None
     segment: float = 30.0
     progress: Show = None
-    engine: str | None = None
 
     @staticmethod
-    def checked(given: Mapping[str, Any]) -> "Shared":
-        """From the arguments of a call by name, which may hold others too; those that are missing have their default.
+    def checked(given: Mapping[str, Any]) -> "Options":
+        """From the options of a call.
 
-        Workers and executor are checked where they are hired, the time limit and the engine where they meet the
+        Workers and executor are checked when the pool is opened, the time limit and the engine when they meet the
         simulator (`on_engine`).
         """
-        some = {one.name: given[one.name] for one in fields(Shared) if one.name in given}
-        asked = Shared(**{"seed": None, **some})
+        names = [one.name for one in fields(Options)]
+        for name in given:
+            if name not in names:
+                raise TypeError(f"there is no option {name!r}: the options of a run are {', '.join(names)}")
+        asked = Options(**{"seed": None, **given})
         max_seconds = asked.max_seconds
         if max_seconds is not None:
             max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")
@@ -74,40 +119,19 @@ class Shared:
         return named if engine is None else {**named, "engine": str(engine)}
 
 
-def on_engine(estimator: Any, shared: Shared) -> Any:
-    """The estimator on the engine asked for, and a ValueError where that does not go with the rest."""
-    estimator = placed(estimator, shared.engine)
-    if getattr(estimator, "engine", None) is not None and (shared.workers or shared.executor is not None):
+def on_engine(estimator: Any, options: Options) -> Any:
+    """The estimator on the engine asked for, and a ValueError if that does not go with the rest."""
+    estimator = placed(estimator, options.engine)
+    if getattr(estimator, "engine", None) is not None and (options.workers or options.executor is not None):
         raise ValueError(
             "workers= and executor= are for the NumPy engine: on the JAX engine one device does all the work; leave "
-            "them out, and start a process for each device where there are several"
+            "them out, and start a process for each device if there are several"
         )
     return estimator
 
 
-def opened(
-    shared: Shared,
-    specification: Callable[[], Specification],
-    run: Callable[[Saver, Deadline], Posterior],
-    threads: bool = False,
-) -> Posterior:
-    """The Posterior of `run`, made with the crew, the signals and the file that were asked for.
-
-    `threads` says that `workers` are threads, as for compiled simulators, which let go of Python's lock.
-    The time limit begins here. What the crew has thrown away is added to the cost.
-    """
-    deadline = Deadline(shared.max_seconds)
-    with (
-        hired(shared.workers, shared.executor, threads=threads) as crew,
-        guarded(terminate=shared.store is not None),
-        begin(shared.store, shared.segment, specification) as saver,
-    ):
-        post = run(saver, deadline)
-        return replace(post, cost=post.cost.plus(Cost(surplus=crew.surplus)))
-
-
 def check_model(model: Any) -> None:
-    """A ValueError where the first argument of a sampler is not a model."""
+    """A ValueError if the first argument of a sampler is not a model."""
     if not isinstance(model, Model):
         raise ValueError(f"model must be an od.Model, got {type(model).__name__}")
 
@@ -122,7 +146,7 @@ def checked_ends(draws: Any, budget: Any, meaning: str) -> tuple[int | None, int
 
 
 def check_pays(budget: int | None, pseudo_samples: int, pilot: int = 0) -> None:
-    """A ValueError where a budget does not pay for one proposal, after so many simulations of a pilot.
+    """A ValueError if a budget does not pay for one proposal, after so many simulations of a pilot.
 
     >>> check_pays(12, 3, 10)
     Traceback (most recent call last):
@@ -134,17 +158,3 @@ def check_pays(budget: int | None, pseudo_samples: int, pilot: int = 0) -> None:
         raise ValueError(
             f"budget = {budget} does not pay for one proposal of pseudo_samples = {pseudo_samples} simulations{after}"
         )
-
-
-def ended(reason: str, budget: int | None, made: str, after: str = "") -> Status:
-    """Why a run ended, with what it has made; `after` says when, where it was stopped.
-
-    >>> print(ended("max_seconds", None, "12 draws", " after 300 proposals").message)
-    stopped by max_seconds after 300 proposals: 12 draws
-    """
-    message = {
-        "finished": f"finished: {made}",
-        "budget": f"the budget of {budget or 0:,} simulations is spent: {made}",
-        "max_seconds": f"stopped by max_seconds{after}: {made}",
-    }
-    return Status(reason, message.get(reason, f"{reason}{after}: {made}"))

@@ -1,9 +1,9 @@
-"""Who does the work: this process, or the workers of any executor.
+"""The worker pool of a run: this process, or the workers of any executor.
 
-A crew takes pieces of work (a pure task and a few items) under a ticket and hands back what they gave, in whatever
-order they end; `engine.blocks` puts them in order. Executors do the rest: loky for `workers=N`, or one of the user's.
-What is added here is what a run must be able to rely on: one BLAS thread, work of dead workers done again with the
-same streams, and an error instead of an endless wait.
+A pool takes pieces of work (a pure task and a few items) under a ticket and hands back their results in the order in
+which they end; `run.blocks` sorts them. Executors do the rest: loky for `workers=N`, or one of the user's. Added here
+is what a run must be able to rely on: one BLAS thread, work of dead workers done again with the same streams, and an
+error instead of an endless wait.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 from onedraw.arguments import whole_number
 from onedraw.engines.children import end_children, isolated, packed
 from onedraw.engines.threads import one_blas_thread
-from onedraw.run.signals import current as current_guard
+from onedraw.run.signals import current_guard
 
 PATIENCE = 300.0
-"""Seconds in which nothing runs and nothing ends, after which a run gives up waiting. Set it higher to wait longer."""
+"""Seconds without any activity after which a run gives up waiting. Set it higher to wait longer."""
 PIECE_SECONDS = 0.2
-"""About how long a piece of work should take that is sent to a worker: sending it costs about a millisecond."""
+"""About how long a worker should take for a piece of work: sending it costs about a millisecond."""
 DEATHS = 3
-"""Workers that one piece of work may cost before its simulations are run in processes of their own."""
+"""Workers that one piece of work may kill before its simulations run in processes of their own."""
 LAST_WAIT = 1.0
-"""Seconds that work nobody needs any more is waited for, so that it can be counted."""
+"""Seconds to wait for work that is no longer needed, so that it can be counted."""
 TASKS_KEPT = 4
 """Tasks that a worker keeps unpacked."""
 
@@ -52,19 +52,25 @@ class WorkerError(RuntimeError):
     """
 
 
+def simulations_in(results: Iterable[Any]) -> int:
+    """Simulations of results that are not used, those included that only filled up a program."""
+    costs = (result.cost for result in results if hasattr(result, "cost"))
+    return sum(int(cost.simulations + cost.surplus) for cost in costs)
+
+
 class Done(NamedTuple):
     """A finished piece of work."""
 
     ticket: int
     results: list[Any]
-    """One for each item, or fewer where one of them failed."""
+    """One for each item, or fewer if one of them failed."""
     error: BaseException | None
     seconds: float
-    """What the work took where it was done."""
+    """That the work took in its worker."""
 
 
-class Here:
-    """This process: work is done when its result is asked for."""
+class InProcess:
+    """This process as a pool of one: work is done when its result is asked for."""
 
     slots = 1
     """Pieces of work that may be in flight."""
@@ -81,7 +87,7 @@ class Here:
         self._queue.append((ticket, task, items))
 
     def next(self) -> Done:
-        """Do the next piece; Stopped where a signal came."""
+        """Do the next piece; Stopped if a signal came."""
         ticket, task, items = self._queue.pop(0)
         began = time.perf_counter()
         call = current_guard().call
@@ -89,12 +95,12 @@ class Here:
         return Done(ticket, results, None, time.perf_counter() - began)
 
     def drop(self, kill: bool = False) -> int:
-        """Forget what was not done; how many pieces of work that were begun are lost uncounted."""
+        """Forget what is not done; returns how many pieces that were begun are lost uncounted."""
         self._queue = []
         return 0
 
 
-class Crew:
+class WorkerPool:
     """The workers of an executor."""
 
     remote = True
@@ -108,14 +114,14 @@ class Crew:
         self._shared = isinstance(self._executor, ThreadPoolExecutor)
         self._packed: tuple[Any, bytes, bytes] | None = None
         self._work: dict[int, tuple[Callable[[Any], Any], Sequence[Any]]] = {}
-        self._flight: dict[int, Future[Any]] = {}
+        self._in_flight: dict[int, Future[Any]] = {}
         self._ended: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
         self._suspects: list[int] = []
-        """Work in flight when a worker died, to be run alone until it is known whose fault it was."""
+        """Work in flight when a worker died, run one by one until it is known which of it is at fault."""
         self._waiting: list[int] = []
         self._deaths: dict[int, int] = {}
-        self._careful = False
-        self._lively = time.monotonic()
+        self._isolated = False
+        self._active_at = time.monotonic()
         self._workers, self._counted = 1, -1.0
         self.surplus = 0
         """Simulations done again after a death."""
@@ -138,12 +144,12 @@ class Crew:
 
     @property
     def slots(self) -> int:
-        """Two pieces a worker, so that none waits for us."""
+        """Two pieces per worker, so that none waits for us."""
         return 2 * self.workers
 
     @property
     def piece(self) -> float:
-        """About how long a piece of work should take: one process hands out all of them, so more for many workers."""
+        """About how long a piece of work should take: longer for many workers, since one process serves them all."""
         return PIECE_SECONDS * max(1.0, self.workers / 20)
 
     def submit(self, ticket: int, task: Callable[[Any], Any], items: Sequence[Any]) -> None:
@@ -156,8 +162,8 @@ class Crew:
 
     def _send(self, ticket: int) -> None:
         task, items = self._work[ticket]
-        # Code that has killed workers will do so again: from then on all simulations run in processes of their own.
-        self._careful = alone = self._careful or self._deaths.get(ticket, 0) >= DEATHS
+        # Code that has killed workers will do so again: from then on every simulation runs in a process of its own.
+        self._isolated = alone = self._isolated or self._deaths.get(ticket, 0) >= DEATHS
         if self._shared:
             call = partial(_run, task, list(items), alone)
         else:
@@ -170,7 +176,7 @@ class Crew:
             future.set_exception(error)
         except RuntimeError as error:
             raise WorkerError(f"the executor takes no more work ({error}): give one that is not shut down") from error
-        self._flight[ticket] = future
+        self._in_flight[ticket] = future
         future.add_done_callback(partial(_note, self._ended, ticket))
 
     def _pack(self, task: Callable[[Any], Any]) -> tuple[bytes, bytes]:
@@ -184,9 +190,9 @@ class Crew:
         """Wait for a piece of work to end."""
         while True:
             ticket, future = current_guard().call(self._wait)
-            if self._flight.get(ticket) is not future:
+            if self._in_flight.get(ticket) is not future:
                 continue
-            del self._flight[ticket]
+            del self._in_flight[ticket]
             try:
                 results, error, seconds = future.result()
             except (BrokenExecutor, CancelledError) as broken:
@@ -198,7 +204,7 @@ class Crew:
                 # Dask has tried it on several workers already. The rest would go the same way, so it is sent again.
                 self._deaths[ticket] = max(DEATHS, self._deaths.get(ticket, 0) + 1)
                 self._give_up_on(ticket, other)
-                rest, self._flight = self._flight, {}
+                rest, self._in_flight = self._in_flight, {}
                 for future in rest.values():
                     future.cancel()
                 for one in (ticket, *rest):
@@ -206,7 +212,7 @@ class Crew:
                 continue
             self._work.pop(ticket)
             if self._deaths.pop(ticket, 0):
-                self.surplus += sum(int(getattr(result, "simulations", 0)) for result in results)
+                self.surplus += simulations_in(results)
             if ticket in self._suspects:
                 self._suspects.remove(ticket)
                 self._send_suspect()
@@ -216,59 +222,59 @@ class Crew:
         while True:
             try:
                 ended = self._ended.get(timeout=min(1.0, PATIENCE / 4))
-                self._lively = time.monotonic()
+                self._active_at = time.monotonic()
                 return ended
             except queue.Empty:
-                self._look_for_life()
+                self._check_activity()
 
-    def _look_for_life(self) -> None:
+    def _check_activity(self) -> None:
         if self._client is None:
-            busy = any(future.running() for future in self._flight.values())
+            busy = any(future.running() for future in self._in_flight.values())
         else:
             busy = self._client.status == "running" and any(self._client.processing().values())
         if busy:
-            self._lively = time.monotonic()
-        elif time.monotonic() - self._lively > PATIENCE:
+            self._active_at = time.monotonic()
+        elif time.monotonic() - self._active_at > PATIENCE:
             raise WorkerError(
                 f"nothing has run on the {'Dask cluster' if self._client is not None else 'executor'} for "
-                f"{PATIENCE:.0f} s, with {len(self._flight)} pieces of work sent to it: look whether its workers are "
-                "alive (and wait for them to start, as with client.wait_for_workers(1)). What was done is saved where "
-                "the run has a store; the same call goes on from there"
+                f"{PATIENCE:.0f} s, with {len(self._in_flight)} pieces of work sent to it: look whether its workers "
+                "are alive (and wait for them to start, as with client.wait_for_workers(1)). A run with a store has "
+                "saved what was done; the same call goes on from there"
             )
 
     def _worker_died(self, ticket: int, error: BaseException) -> None:
-        """One dead worker fails all work in flight: who was to blame shows when each is run alone."""
+        """One dead worker fails all work in flight: run one by one, the piece at fault shows."""
         if self._renew is None and self._client is None:
             raise WorkerError(
                 f"the executor is broken ({type(error).__name__}: {error}): a worker died and it cannot replace it. "
-                "What was done is saved where the run has a store; the same call with a new executor, or with "
-                "workers=N, goes on from there"
+                "A run with a store has saved what was done; the same call with a new executor, or with workers=N, "
+                "goes on from there"
             ) from error
-        flying = sorted({ticket, *self._flight})
+        flying = sorted({ticket, *self._in_flight})
         if len(flying) == 1:
             self._deaths[ticket] = self._deaths.get(ticket, 0) + 1
             self._give_up_on(ticket, error)
         for one in flying:
             self._deaths.setdefault(one, 0)
-        self._flight.clear()
+        self._in_flight.clear()
         self._suspects = sorted({*self._suspects, *flying})
         if self._renew is not None:
             self._executor = self._renew()
         self._send_suspect()
 
     def _give_up_on(self, ticket: int, error: BaseException) -> None:
-        """Stop where work kills its workers even with each simulation in a process of its own."""
+        """Stop if work kills its workers even with each simulation in a process of its own."""
         if self._deaths[ticket] > 2 * DEATHS:
             items = self._work[ticket][1]
             raise WorkerError(
                 f"the work on {_place(items)} has killed {self._deaths[ticket]} workers in a row ({error}), the last "
-                "of them with each simulation in a process of its own: look at the memory that it needs. What was "
-                "done before is saved where the run has a store"
+                "of them with each simulation in a process of its own: look at the memory that it needs. A run with a "
+                "store has saved what was done before"
             ) from error
 
     def _send_suspect(self) -> None:
         if self._suspects:
-            if not self._flight:
+            if not self._in_flight:
                 self._send(self._suspects[0])
             return
         waiting, self._waiting = self._waiting, []
@@ -276,29 +282,29 @@ class Crew:
             self._send(ticket)
 
     def drop(self, kill: bool = False) -> int:
-        """Forget all work; how many pieces that were begun are lost uncounted.
+        """Forget all work; returns how many pieces that were begun are lost uncounted.
 
-        Work that runs is given a moment to end, unless `kill` asks for no delay.
+        Running work is given a moment to end, unless `kill` asks for no delay.
         """
-        running = {ticket: future for ticket, future in self._flight.items() if not future.cancel()}
+        running = {ticket: future for ticket, future in self._in_flight.items() if not future.cancel()}
         give_up = time.monotonic() + (0.0 if kill else LAST_WAIT)
         lost = 0
         for future in running.values():
             try:
                 results, _, _ = future.result(timeout=max(0.0, give_up - time.monotonic()))
-                self.surplus += sum(int(getattr(result, "simulations", 0)) for result in results)
+                self.surplus += simulations_in(results)
             except (Exception, CancelledError):
                 lost += 1
         if lost and self._renew is not None:
-            # Long work nobody waits for would keep the workers from the next one.
+            # Long work that nobody waits for would keep the workers busy.
             self._executor.shutdown(wait=False, kill_workers=True)
             self._executor = self._renew()
-        self._work, self._flight, self._suspects, self._waiting, self._deaths = {}, {}, [], [], {}
+        self._work, self._in_flight, self._suspects, self._waiting, self._deaths = {}, {}, [], [], {}
         self._ended = queue.SimpleQueue()
         return lost
 
-    def dismiss(self) -> None:
-        """Send the workers home; what they are at ends without them being waited for."""
+    def shut_down(self) -> None:
+        """End the workers without waiting for them."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -347,7 +353,7 @@ def _run(task: Callable[[Any], Any], items: list[Any], alone: bool) -> tuple[lis
 
 
 def _sendable(error: Exception) -> Exception:
-    """An exception that survives the way back, with its traceback as a note."""
+    """An exception that can be pickled, with its traceback as a note."""
     import pickle
 
     where = "".join(traceback.format_exception(error))
@@ -362,7 +368,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C reaches every process of a terminal; the run itself decides what it means."""
+    """Ctrl-C reaches every process of a terminal; the run itself decides what to do."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -371,11 +377,11 @@ def _ignore_interrupts() -> None:
 _pools: dict[int, Any] = {}
 _pools_lock = threading.Lock()
 IDLE_SECONDS = 120
-"""Workers of `workers=N` end after so long without work; until then the next run finds them warm."""
+"""Workers of `workers=N` end after this time without work; a run that comes earlier finds them started."""
 
 
-def _pool(workers: int, renew: bool = False) -> Any:
-    """The loky pool of so many workers, which runs share."""
+def _loky_pool(workers: int, renew: bool = False) -> Any:
+    """The loky pool with this number of workers, which runs share."""
     import loky
 
     with _pools_lock:
@@ -392,38 +398,38 @@ def _pool(workers: int, renew: bool = False) -> Any:
 _of_thread = threading.local()
 
 
-def current() -> Here | Crew:
-    """The crew of this thread's run; this process where there is none."""
-    crew: Here | Crew | None = getattr(_of_thread, "crew", None)
-    return Here() if crew is None else crew
+def current_pool() -> InProcess | WorkerPool:
+    """The pool of this thread's run; this process if there is none."""
+    pool: InProcess | WorkerPool | None = getattr(_of_thread, "pool", None)
+    return InProcess() if pool is None else pool
 
 
 @contextmanager
-def hired(workers: Any, executor: Any, threads: bool = False) -> Iterator[Here | Crew]:
-    """The crew of a run: `workers=N` of loky, or the user's executor; a run inside another run shares its crew.
+def opened_pool(workers: Any, executor: Any, threads: bool = False) -> Iterator[InProcess | WorkerPool]:
+    """The pool of a run: `workers=N` of loky, or the user's executor; a run inside another run shares its pool.
 
-    With `threads`, workers are threads of this process: for work that lets go of Python's lock.
+    With `threads`, workers are threads of this process: for work that releases Python's lock.
     """
-    crew = _crew(workers, executor, threads)
-    before = getattr(_of_thread, "crew", None)
+    pool = _chosen_pool(workers, executor, threads)
+    before = getattr(_of_thread, "pool", None)
     if before is not None and workers is None and executor is None:
         yield before
         return
-    _of_thread.crew = crew
+    _of_thread.pool = pool
     try:
-        yield crew
+        yield pool
     except BaseException:
-        crew.drop(kill=True)
+        pool.drop(kill=True)
         raise
     finally:
-        _of_thread.crew = before
-        if threads and isinstance(crew, Crew) and executor is None:
-            crew.dismiss()
+        _of_thread.pool = before
+        if threads and isinstance(pool, WorkerPool) and executor is None:
+            pool.shut_down()
         if before is None:
             end_children()
 
 
-def _crew(workers: Any, executor: Any, threads: bool) -> Here | Crew:
+def _chosen_pool(workers: Any, executor: Any, threads: bool) -> InProcess | WorkerPool:
     if executor is not None:
         if workers is not None:
             raise ValueError("give workers= or executor=, not both: an executor has its own number of workers")
@@ -431,10 +437,12 @@ def _crew(workers: Any, executor: Any, threads: bool) -> Here | Crew:
             raise ValueError(
                 f"executor must be a concurrent.futures.Executor or a dask.distributed.Client, got {executor!r}"
             )
-        return Crew(executor)
+        return WorkerPool(executor)
     if workers is None:
-        return Here()
+        return InProcess()
     number = whole_number("workers", workers, "the number of workers that simulate side by side")
     if number == 1:
-        return Here()
-    return Crew(ThreadPoolExecutor(number)) if threads else Crew(_pool(number), partial(_pool, number, renew=True))
+        return InProcess()
+    if threads:
+        return WorkerPool(ThreadPoolExecutor(number))
+    return WorkerPool(_loky_pool(number), partial(_loky_pool, number, renew=True))

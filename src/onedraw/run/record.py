@@ -9,7 +9,7 @@ class StoreError(ValueError):
     """A run's file that cannot be used as asked; the message says why and what to do.
 
     >>> import onedraw as od
-    >>> od.open("no-such-run.db")
+    >>> od.load("no-such-run.db")
     Traceback (most recent call last):
     ...
     onedraw.run.record.StoreError: no-such-run.db does not exist: there is no run to read

@@ -19,6 +19,7 @@ import numpy as np
 from onedraw.arguments import positive
 from onedraw.engines.arrays import Array
 from onedraw.run.record import Record, StoreError
+from onedraw.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +41,14 @@ class Continue:
 
     path: Name
     force: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the file of a measurement that makes several runs, given to one of them as its store."""
+
+    saver: "Saver"
+    prefix: str
 
 
 @dataclass(frozen=True)
@@ -71,21 +80,32 @@ class Saver:
         self.store = store
         self.segment = segment
         self.notes: tuple[str, ...] = ()
+        self.limits: list[list[int | None]] = []
+        """Draws and budget of this and earlier sessions."""
         self._pending: list[Entry] = []
         self._warned = False
         self._began = self._saved = time.perf_counter()
         self._before = 0.0
+        self._prefix, self._whole = "", self
         if store is not None:
             last = store.last()
             self._before = 0.0 if last is None else float(last.scalars.get("seconds", 0.0))
 
+    def part(self, prefix: str) -> "Saver":
+        """The same file under names with a prefix; whoever opened the file closes it."""
+        inner = Saver(None, self.segment)
+        inner.store, inner._whole, inner._prefix = self.store, self, prefix
+        return inner
+
     def records(self, name: str) -> Iterator[Record]:
         """What an earlier session saved under this name, first to last."""
-        return iter(()) if self.store is None else self.store.records(name)
+        return iter(()) if self.store is None else self.store.records(self._prefix + name)
 
     def last(self, name: str | None = None) -> Record | None:
         """The last of these."""
-        return None if self.store is None else self.store.last(name)
+        if self.store is None:
+            return None
+        return self.store.last(self._prefix + (name or "finished")) if self._prefix else self.store.last(name)
 
     def seconds(self) -> float:
         """Wall-clock time of all sessions up to now."""
@@ -95,7 +115,7 @@ class Saver:
         """Whether it is time to save, with so many bytes not saved yet."""
         if self.store is None:
             return False
-        return unsaved >= LARGEST or time.perf_counter() - self._saved >= self.segment
+        return unsaved >= LARGEST or time.perf_counter() - self._whole._saved >= self.segment
 
     def put(
         self,
@@ -109,6 +129,10 @@ class Saver:
         Arrays must not be written to afterwards.
         """
         if self.store is None:
+            return
+        if self._whole is not self:
+            named = {self._prefix + other: more for other, more in (along or {}).items()}
+            self._whole.put(self._prefix + name, scalars, arrays, named)
             return
         seconds = {"seconds": self.seconds()}
         self._pending += [(other, seconds, dict(more)) for other, more in (along or {}).items()]
@@ -134,17 +158,19 @@ class Saver:
                     stacklevel=2,
                 )
 
+    def ended_with(self, message: str) -> bool:
+        """Whether the file already says that the run ended like this."""
+        last = None if self._whole._pending else self.last()
+        return last is not None and last.name.endswith("finished") and last.scalars.get("message") == message
+
     def finish(self, reason: str, message: str, notes: Sequence[str] = ()) -> None:
         """Say how this session ended, unless the file says so already."""
-        if self.store is None:
-            return
-        last = None if self._pending else self.last()
-        if last is None or last.name != "finished" or last.scalars.get("message") != message:
+        if self.store is not None and not self.ended_with(message):
             self.put("finished", {"reason": reason, "message": message, "notes": list(notes)})
 
     def close(self) -> None:
         """A last try to save what could not be saved, and let go of the file."""
-        if self.store is None:
+        if self.store is None or self._whole is not self:
             return
         if self._pending:
             self._flush()
@@ -165,7 +191,7 @@ class Saver:
 
 def place(store: Any) -> "Path | None":
     """The file that `store=` names, None where there is none."""
-    if store is None:
+    if store is None or isinstance(store, Part):
         return None
     path = store.path if isinstance(store, Continue) else store
     if not isinstance(path, str | os.PathLike) or not str(path):
@@ -194,6 +220,8 @@ def checked_segment(segment: Any) -> float:
 
 def begin(store: Any, segment: float, make_specification: Callable[[], Specification]) -> Saver:
     """The way to the file that `store=` names: a new one, or one that holds this very run already."""
+    if isinstance(store, Part):
+        return store.saver.part(store.prefix)
     path = place(store)
     if path is None:
         return Saver()
@@ -208,22 +236,20 @@ def begin(store: Any, segment: float, make_specification: Callable[[], Specifica
         if force:
             _cut_off_damage(file)
         written = file.meta("specification")
-        notes: tuple[str, ...] = ()
         now: dict[str, Any] = {
             "began": time.strftime("%Y-%m-%d %H:%M:%S"), "versions": versions(specification.arguments.get("engine")),
+            "limits": [specification.arguments.get(name) for name in ("draws", "budget")],
         }  # fmt: skip
         # A file in which nothing was saved yet binds nobody.
-        if written is None or file.count() == 0:
-            file.set_meta({"specification": specification.as_json(), "sessions": [now]})
-        else:
-            sessions = list(file.meta("sessions") or [])
-            changed = _compare(file, written, specification, sessions, now["versions"], force)
-            if changed:
-                now["forced"] = changed
-            file.set_meta({"specification": specification.as_json(), "sessions": [*sessions, now]})
-            notes = forced_notes([*sessions, now])
+        sessions = [now]
+        if written is not None and file.count():
+            before = list(file.meta("sessions") or [])
+            changed = _compare(file, written, specification, before, now["versions"], force)
+            sessions = [*before, {**now, "forced": changed} if changed else now]
+        file.set_meta({"specification": specification.as_json(), "sessions": sessions})
         saver = Saver(file, segment)
-        saver.notes = notes
+        saver.notes = forced_notes(sessions)
+        saver.limits = [one["limits"] for one in sessions]
         return saver
     except BaseException:
         file.close()
@@ -233,7 +259,7 @@ def begin(store: Any, segment: float, make_specification: Callable[[], Specifica
 def forced_notes(sessions: Any) -> tuple[str, ...]:
     """What a reader must know of sessions that went on although something had changed."""
     return tuple(
-        f"this run went on with force=True although {', '.join(session['forced'])}: it is not one run of one model"
+        f"this run was continued with force=True although {', '.join(session['forced'])}: it is no run of one model"
         for session in sessions
         if session.get("forced")
     )
@@ -243,15 +269,13 @@ def versions(engine: str | None = None) -> dict[str, str]:
     """What the bytes of a run depend on besides its specification; on a device also JAX and the device."""
     import scipy
 
-    import onedraw
-
     device: dict[str, str] = {}
     if engine is not None:
         from onedraw.engines import jax
 
         device = jax.versions()
     return {
-        "onedraw": onedraw.__version__,
+        "onedraw": __version__,
         "numpy": np.__version__,
         "scipy": scipy.__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -290,8 +314,8 @@ def _compare(
     parts = changed_parts(written["parts"], given.parts, code=same_python)
     if parts and not force:
         raise StoreError(
-            f"{file.path} was made with something else: {'; '.join(parts)}. Give what it was made with; "
-            "od.resume(..., force=True) goes on all the same and says so in the file"
+            f"{file.path} belongs to a different version of your model: {'; '.join(parts)}. Use the model that it was "
+            "made with, or another file; od.resume(..., force=True) continues all the same and says so in the file"
         )
     return parts
 

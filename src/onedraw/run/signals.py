@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM during a run: the work in flight is dropped, what is done is kept.
 
-A run asks for this with `guarded()` and says with `Guard.call` which work may be dropped. A signal that comes then
-ends that work at once; one that comes at any other moment (while results are added up or saved) is remembered and
-looked at afterwards. A second signal leaves at once, wherever the run is.
+A run asks for this with `guarded()` and says with `Guard.call` which work may be dropped. A signal during such work
+ends it at once; one that comes at another moment (while results are added up or saved) is remembered and acted on
+afterwards. A second signal ends the run at once.
 """
 
 import os
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -19,15 +19,18 @@ REASONS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class Stopped(KeyboardInterrupt):
-    """Work that was dropped because of a signal; `reason` is that of the Status."""
+    """Work that ended early because of a signal or a time limit; `reason` is that of the Status.
 
-    def __init__(self, reason: str) -> None:
+    `partial` is what was done of it, for a plan that can use it.
+    """
+
+    def __init__(self, reason: str, partial: Any = None) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.partial = reason, partial
 
 
 class Guard:
-    """What signals have asked of the run of this thread."""
+    """What signals have asked of this thread's run."""
 
     def __init__(self) -> None:
         self.asked = ""
@@ -35,7 +38,7 @@ class Guard:
         self._droppable = False
 
     def call(self, work: Callable[[], Result]) -> Result:
-        """The result of work that may be dropped; Stopped where it was."""
+        """The result of work that may be dropped; Stopped if it was."""
         if self.asked:
             raise Stopped(self.asked)
         try:
@@ -66,7 +69,7 @@ class Guard:
 _of_thread = threading.local()
 
 
-def current() -> Guard:
+def current_guard() -> Guard:
     """The guard of this thread's run, or one that no signal reaches."""
     guard: Guard | None = getattr(_of_thread, "guard", None)
     return Guard() if guard is None else guard
@@ -74,7 +77,7 @@ def current() -> Guard:
 
 @contextmanager
 def guarded(terminate: bool) -> Iterator[Guard]:
-    """A run's guard; SIGTERM is taken too where `terminate`, which is where there is a file to save to.
+    """A run's guard; with `terminate` SIGTERM is handled too, which a run with a file to save to asks for.
 
     Only Python's own handlers are replaced, and only in the main thread, where signals arrive; a handler of the
     user's stays. A run inside another run shares its guard.

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from onedraw.engines.children import Limited
-from onedraw.estimators.average import AbcAverage, Handicapped
+from onedraw.estimators.abc_average import AbcAverage
+from onedraw.estimators.handicapped import Handicapped
 from onedraw.model import kernels
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.model.prior import Prior
-from onedraw.proposals.proposals import Independence, Lazy, RandomWalk
+from onedraw.proposals.independence import Independence
+from onedraw.proposals.lazy import Lazy
+from onedraw.proposals.random_walk import RandomWalk
 from onedraw.results.posterior import Posterior
 from onedraw.run.fingerprint import fingerprint
 from onedraw.run.record import StoreError
@@ -58,15 +61,12 @@ def specify(algorithm: str, estimator: Any, arguments: Mapping[str, Any], **part
     return Specification(algorithm, named | dict(arguments), prints, facts)
 
 
-def in_time(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a reader must know of a run whose simulations had a time limit."""
-    timeout = arguments.get("timeout")
-    if timeout is None:
-        return ()
-    return (
-        f"simulations that took more than timeout = {timeout:g} s were killed and count as misses: the posterior is "
-        "that of the model conditional on finishing in time",
-    )
+def specify_model(algorithm: str, model: Model, arguments: Mapping[str, Any], **parts: Any) -> Specification:
+    """The specification of a run with this model and no kernel; `parts` are what else its numbers depend on."""
+    prints = {"prior": fingerprint(model.prior), **model_parts(model)}
+    prints |= {name: fingerprint(part) for name, part in parts.items()}
+    facts = {"discrete": [bool(one) for one in model.prior.discrete], "estimator": False, **model_facts(model)}
+    return Specification(algorithm, {"parameters": list(model.prior.names), **arguments}, prints, facts)
 
 
 def model_parts(model: Model) -> dict[str, dict[str, str]]:

@@ -5,7 +5,7 @@ burn-in. For M > 1 it is enough to accept with one pseudo-sample, keep it, and a
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,94 +14,48 @@ import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
-from onedraw.engines.numba import chains_a_block as compiled_chains
+from onedraw.engines.numba import chains_per_block as compiled_chains
 from onedraw.engines.streams import Phase, Purpose, Rng
-from onedraw.estimators.average import AbcAverage, Evaluation, evaluate, joined
+from onedraw.estimators.abc_average import AbcAverage
+from onedraw.estimators.protocol import evaluate
+from onedraw.failures import Failure, first_failures
 from onedraw.model.model import DEVICE_ROWS, DEVICE_VALUES, Model
 from onedraw.model.prior import Prior
-from onedraw.model.simulator import Failure, JaxSimulator
+from onedraw.model.simulator import JaxSimulator
 from onedraw.results.posterior import Posterior
-from onedraw.run.blocks import Block, Deadline, cut, in_order
-from onedraw.run.progress import Progress, Show
-from onedraw.run.record import Record
-from onedraw.run.saving import Saver
-from onedraw.run.signals import Stopped
-from onedraw.samplers.rejection import Collected, block_size, collect
+from onedraw.run.blocks import Block, cut
+from onedraw.run.plan import Bar, Gathered, Outcome, Plan, Round
+from onedraw.run.prior_draws import PriorDraws, accepted, block_size
 
-PLAIN_BLOCK, BATCHED_BLOCK, DEVICE_BLOCK = 1, 16_384, 2**22
-"""Chains a block, for simulators that are called once a pseudo-sample, for others, and on a device."""
+PLAIN_CHAINS_PER_BLOCK, BATCHED_CHAINS_PER_BLOCK, DEVICE_CHAINS_PER_BLOCK = 1, 16_384, 2**22
 TRIES = 1000
-"""Estimates at a given starting point before it is called hopeless."""
+"""Estimates at a given starting point before the run gives up on it."""
+SURPLUS_KEPT = 1000
+"""Acceptances beyond those asked for from which a proposal may learn its scale."""
 
 
-@dataclass
-class Start:
-    """Starting states of all chains, and draws from which a proposal may learn its scale."""
+class Start(NamedTuple):
+    """Starting states of chains, and draws from which a proposal may learn its scale."""
 
     theta: Array
+    """(n, dim); fewer rows than chains if the budget did not suffice."""
     log_estimate: Array
     distances: Array
     spread: Array
     """Draws (k, dim) near the posterior that no chain starts from."""
     cost: Cost
-    failures: tuple[Failure, ...]
-    reason: str
     note: str = ""
 
-    def complete(self, chains: int) -> bool:
-        """Whether every chain has its state; a search that was stopped is not, even where it had found enough.
-
-        What else it would have found shapes the proposal, so the run would be another one.
-        """
-        return len(self.theta) == chains and self.reason in ("enough", "done")
-
-
-def starting_states(
-    start: Any,
-    estimator: Any,
-    chains: int,
-    seed: int,
-    budget: int | None,
-    deadline: Deadline,
-    progress: Show,
-    saver: Saver | None = None,
-) -> Start:
-    """The starting states asked for; fewer than `chains` rows where the budget or the time did not suffice.
-
-    Stopped where a signal came while fresh pseudo-samples were drawn.
-    """
-    saver = Saver() if saver is None else saver
-    known = saver.last("start")
-    if known is not None:
-        return _loaded(known)
-    found = _found(start, estimator, chains, seed, budget, deadline, progress, saver)
-    if found.complete(chains):
-        scalars = {"cost": found.cost, "failures": [one._asdict() for one in found.failures], "note": found.note}
-        saver.put("start", scalars, {name: getattr(found, name) for name in ARRAYS})
-    return found
+    def part(self, block: Block) -> "Start":
+        """The states of a block of chains."""
+        rows = slice(block.first, block.first + block.size)
+        return self._replace(
+            theta=self.theta[rows], log_estimate=self.log_estimate[rows], distances=self.distances[rows]
+        )
 
 
-ARRAYS = ("theta", "log_estimate", "distances", "spread")
-
-
-def _loaded(record: Record) -> Start:
-    """The start that an earlier session saved."""
-    arrays = {name: record.arrays[name].copy(order="K") for name in ARRAYS}
-    failures = tuple(Failure(**one) for one in record.scalars["failures"])
-    return Start(**arrays, cost=Cost(*record.scalars["cost"]), failures=failures, reason="enough",
-                 note=record.scalars["note"])  # fmt: skip
-
-
-def _found(
-    start: Any,
-    estimator: Any,
-    chains: int,
-    seed: int,
-    budget: int | None,
-    deadline: Deadline,
-    progress: Show,
-    saver: Saver,
-) -> Start:
+def starting_states(start: Any, estimator: Any, chains: int, seed: int, budget: int | None) -> Plan[Start]:
+    """The starting states asked for."""
     if isinstance(start, str):
         if start != "rejection":
             raise ValueError(f"start must be 'rejection', points or a Posterior, got {start!r}")
@@ -110,24 +64,16 @@ def _found(
                 "start='rejection' needs an estimator with a known log_bound: give starting points, as in "
                 f"start={{{', '.join(f'{name!r}: ...' for name in estimator.prior.names)}}}"
             )
-        return _by_rejection(estimator, chains, seed, budget, deadline, progress, saver)
+        return (yield from _by_rejection(estimator, chains, seed, budget))
     if isinstance(start, Posterior):
         if start.names != estimator.prior.names:
             raise ValueError(f"start holds draws of {list(start.names)}, the model has {list(estimator.prior.names)}")
-        return _from_posterior(start, estimator, chains, seed, budget)
+        return (yield from _from_posterior(start, estimator, chains, seed, budget))
     points = given_points(start, estimator.prior, chains)
-    return _at_points(points, points, estimator, seed, budget, "given")
+    return (yield from _at_points(points, points, estimator, seed, budget, "given"))
 
 
-def _by_rejection(
-    estimator: Any,
-    chains: int,
-    seed: int,
-    budget: int | None,
-    deadline: Deadline,
-    progress: Show,
-    saver: Saver,
-) -> Start:
+def _by_rejection(estimator: Any, chains: int, seed: int, budget: int | None) -> Plan[Start]:
     abc = isinstance(estimator, AbcAverage)
     cheap = replace(estimator, pseudo_samples=1, early=False, keep_distances=True) if abc else estimator
     cost_each = 1 if abc else pseudo_samples_of(estimator)
@@ -135,34 +81,37 @@ def _by_rejection(
     # The fresh draws that complete M are set aside beforehand, so that the budget is not passed.
     proposals = None if budget is None else max(0, (budget - later * chains) // cost_each)
     # Few, since among few proposals the nearest many would be most of the prior.
-    wanted = max(12, 5 * estimator.prior.dim)
+    neighbours = max(12, 5 * estimator.prior.dim)
     # Whole blocks are paid for, so few chains are looked for in small ones.
-    size = 64
-    sized: Callable[[int, int], int] | None = None
+    first = 64
+    block = lambda made, accepted: first  # noqa: E731
     if abc:
-        size = min(_largest_block(cheap), max(64, 16 * chains))
+        first = min(_largest_block(cheap), max(64, 16 * chains))
         if cheap.engine is not None:
-            sized = partial(next_block, chains, size, _largest_block(cheap), proposals)
+            block = partial(next_block, chains, first, _largest_block(cheap), proposals)
     elif getattr(estimator, "engine", None) is not None:
-        size = max(64, min(DEVICE_ROWS // cost_each, 16 * chains))
-    found = collect(
-        cheap,
-        seed=seed,
-        phase=Phase.START,
-        draws=chains,
-        proposals=proposals,
-        block=sized or size,
-        deadline=deadline,
-        progress=Progress(progress, "starting points", chains, "chains"),
-        neighbours=wanted,
-        saver=saver,
-    )
-    here = _as_start(found, found.log_estimate)
-    return _completed(estimator, found, seed) if here.complete(chains) else here
+        first = max(64, min(DEVICE_ROWS // cost_each, 16 * chains))
+    task = PriorDraws(cheap, seed, Phase.START, neighbours)
+    found = yield from accepted(task, chains, proposals, block, "start", "starting points", "chains")
+    return (yield from _completed(estimator, _first_of(found, chains, neighbours), chains, seed))
+
+
+def _first_of(found: Outcome, chains: int, neighbours: int) -> Start:
+    """The first draws as starts. Those beyond, and the nearest rejected proposals, shape the proposal.
+
+    Given how many proposals were accepted, these are independent of the starts, so a scale learned from them leaves
+    the starts exact.
+    """
+    arrays = found.arrays
+    beyond = arrays["theta"][chains:][:SURPLUS_KEPT]
+    if len(beyond) < neighbours:
+        beyond = np.concatenate([beyond, arrays["near_theta"][: neighbours - len(beyond)]])
+    theta, log_estimate, distances = (arrays[name][:chains] for name in ("theta", "log_estimate", "distances"))
+    return Start(theta, log_estimate, distances, beyond, found.cost)
 
 
 def next_block(wanted: int, first: int, most: int, budget: int | None, made: int, accepted: int) -> int:
-    """Proposals of the next block on a device, which should find the rest: to ask it costs as much as many proposals.
+    """Proposals of the next block on a device, which should find the rest: a call costs as much as many proposals.
 
     >>> next_block(100, 1600, 2**21, None, 0, 0), next_block(100, 1600, 2**21, None, 1600, 10)
     (1600, 17600)
@@ -172,52 +121,49 @@ def next_block(wanted: int, first: int, most: int, budget: int | None, made: int
     # A seventh more than the rest should need, since it would be missed half of the time; few hits tell little.
     rest = made * min(16 + 8 * accepted, 8 / 7 * (wanted - accepted) / max(accepted, 1e-9))
     if budget is not None:
-        # Some is left for steps where the rest needs less than it seems.
+        # Some is left for steps if the rest needs less than it seems.
         rest = min(rest, 2 / 3 * (budget - made))
     return min(most, max(1, math.ceil(rest / first)) * first)
 
 
 def _largest_block(estimator: AbcAverage) -> int:
-    """Proposals a block at the most: where millions of chains start, a device should not be asked too often."""
+    """The most proposals per block: if millions of chains start, a device should not be called too often."""
     size = block_size(estimator.model, 1)
     return size if estimator.engine is None else min(2**21, max(size, DEVICE_VALUES // estimator.model.recipe.width))
 
 
-def _completed(estimator: Any, found: Collected, seed: int) -> Start:
+def _completed(estimator: Any, start: Start, chains: int, seed: int) -> Plan[Start]:
     """Starting states from draws with one pseudo-sample each: the other M - 1 are drawn afresh."""
-    log_estimate = found.log_estimate
+    if len(start.theta) < chains:
+        return start
+    log_estimate, distances, cost = start.log_estimate, start.distances, start.cost
     if isinstance(estimator, AbcAverage) and estimator.pseudo_samples > 1:
         later = estimator.pseudo_samples - 1
         # What is not kept stays on the device.
         keep = estimator.keep_distances or estimator.engine is None
         rest = replace(estimator, pseudo_samples=later, keep_distances=keep, early=False)
-        more = estimates(rest, seed, Phase.FILL, np.asfortranarray(found.theta))
-        found.cost = found.cost.plus(Cost(simulations=more.simulations, setups=more.setups, failed=more.failed))
-        found.failures = (*found.failures, *more.failures)
+        more = yield _estimates(Estimates(rest, seed, Phase.FILL), start.theta, "fill")
+        cost = cost.plus(more.cost)
         if keep:
-            found.distances = np.concatenate([found.distances, more.distances], axis=1)
-            log_estimate = estimator.kernel.log_average(found.distances)
+            distances = np.concatenate([distances, more.arrays["distances"]], axis=1)
+            log_estimate = estimator.kernel.log_average(distances)
         else:
-            total = np.logaddexp(log_estimate, more.log_estimate + math.log(later))
+            total = np.logaddexp(log_estimate, more.arrays["log_estimate"] + math.log(later))
             log_estimate = np.minimum(total - math.log(later + 1), 0.0)
     if not keeps_distances(estimator):
-        found.distances = np.empty((len(found.theta), 0))
-    return _as_start(found, log_estimate)
+        distances = np.empty((len(start.theta), 0))
+    return start._replace(log_estimate=log_estimate, distances=distances, cost=cost)
 
 
-def _as_start(found: Collected, log_estimate: Array) -> Start:
-    return Start(found.theta, log_estimate, found.distances, found.neighbours, found.cost, found.failures, found.reason)
-
-
-def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, budget: int | None) -> Start:
-    """Draws of an earlier run, each with its own pseudo-sample where that is known and counts at the new kernel."""
+def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, budget: int | None) -> Plan[Start]:
+    """Draws of an earlier run, each with its own pseudo-sample if that is known and counts at the new kernel."""
     every = np.column_stack([start.draws[name].reshape(-1) for name in start.names]).astype(float)
     rng = Rng(seed, Phase.RESAMPLE).bulk(Purpose.MOVE)
     weights = np.full(len(every), 1.0) if start.weights is None else start.weights.reshape(-1)
     known = isinstance(estimator, AbcAverage) and _same(start.model, estimator.model) and start.distances is not None
     if not known or start.distances is None or start.distances.ndim != 2 or start.kernel is None:
         pool = every[rng.choice(len(every), max(chains, 1000), p=weights / weights.sum())]
-        return _at_points(pool[:chains], pool, estimator, seed, budget, "the earlier posterior's")
+        return (yield from _at_points(pool[:chains], pool, estimator, seed, budget, "the earlier posterior's"))
     kernel, distances = estimator.kernel, start.distances.reshape(-1)
     weights = np.where(np.isneginf(kernel.log_weight(distances)), 0.0, weights)
     if kernel.name == start.kernel.name and kernel.eps <= start.kernel.eps and weights.any():
@@ -231,11 +177,11 @@ def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, bu
         )
     pick = rng.choice(len(every), max(chains, 1000), p=weights / weights.sum())
     chosen = pick[:chains]
-    found = Collected(
+    found = Start(
         np.asfortranarray(every[chosen]), kernel.log_weight(distances[chosen]), distances[chosen][:, None],
-        chains, Cost(), (), "enough", every[pick],
+        every[pick], Cost(),
     )  # fmt: skip
-    return _completed(estimator, found, seed)
+    return (yield from _completed(estimator, found, chains, seed))
 
 
 def _same(one: Model | None, other: Model) -> bool:
@@ -250,115 +196,92 @@ def _same(one: Model | None, other: Model) -> bool:
 class Points(NamedTuple):
     """Points of a block of chains at which estimates are wanted."""
 
-    block: Block
+    first: int
+    size: int
     theta: Array
-
-
-class Tried(NamedTuple):
-    """Estimates at the points of a block, and what they cost."""
-
-    evaluation: Evaluation
-    nearest: float
-    """The least distance of points that have no estimate above zero yet."""
-
-    @property
-    def simulations(self) -> int:
-        """What the block cost."""
-        return self.evaluation.simulations
 
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """The pure task: estimates at the points of a block, tried for until each is above zero where `tries` allows."""
+    """The pure task: estimates at the points of a block; with `tries`, repeated until each is above zero."""
 
     estimator: Any
     seed: int
     phase: int
     tries: int | None = None
-    """None: one estimate, whatever it is."""
 
-    def __call__(self, points: Points) -> Tried:
+    def __call__(self, points: Points) -> Outcome:
         if self.tries is None:
-            return Tried(
-                evaluate(self.estimator, Rng(self.seed, self.phase, points.block.first), points.theta, None), 0
-            )
-        n, nearest = points.block.size, np.inf
-        whole = Evaluation(np.full(n, -np.inf), np.empty((0, 0)), 0)
+            found = evaluate(self.estimator, Rng(self.seed, self.phase, points.first), points.theta, None)
+            arrays = {"log_estimate": found.log_estimate, "distances": found.distances}
+            return Outcome(arrays, found.cost, found.failures, found.ignored_rng)
+        log_estimate, distances = np.full(points.size, -np.inf), np.empty((points.size, 0))
+        cost, failures, ignored = Cost(), tuple[Failure, ...](), False
+        nearest = np.inf
         for attempt in range(self.tries):
-            missing = np.flatnonzero(np.isneginf(whole.log_estimate))
+            missing = np.flatnonzero(np.isneginf(log_estimate))
             if missing.size == 0:
                 break
-            needed = np.full(n, np.inf)
+            needed = np.full(points.size, np.inf)
             needed[missing] = -np.inf
-            rng = Rng(self.seed, self.phase, points.block.first, attempt)
-            part = evaluate(self.estimator, rng, points.theta, needed)
-            whole.log_estimate[missing] = part.log_estimate[missing]
-            distances = whole.distances
+            part = evaluate(self.estimator, Rng(self.seed, self.phase, points.first, attempt), points.theta, needed)
+            log_estimate[missing] = part.log_estimate[missing]
             if part.distances.size:
                 distances = part.distances if attempt == 0 else distances
                 distances[missing] = part.distances[missing]
                 nearest = min(nearest, float(part.distances[missing].min()))
-            whole = Evaluation(
-                whole.log_estimate,
-                distances,
-                whole.simulations + part.simulations,
-                whole.setups + part.setups,
-                whole.failed + part.failed,
-                (*whole.failures, *part.failures)[:20],
-                part.ignored_rng if attempt == 0 else whole.ignored_rng,
+            cost, failures = cost.plus(part.cost), first_failures(failures, part.failures)
+            ignored = ignored or (attempt == 0 and part.ignored_rng)
+        self._refuse_zero(points, log_estimate, nearest)
+        return Outcome({"log_estimate": log_estimate, "distances": distances}, cost, failures, ignored)
+
+    def _refuse_zero(self, points: Points, log_estimate: Array, nearest: float) -> None:
+        missing = np.flatnonzero(np.isneginf(log_estimate))
+        if missing.size:
+            row = int(missing[0])
+            far = f"; the nearest simulation was at distance {nearest:.4g}, so try eps above it"
+            raise ValueError(
+                f"the start of chain {points.first + row}, {self.estimator.prior.named(points.theta[row])}, had an "
+                f"estimate of zero in {self.tries} tries{far if np.isfinite(nearest) else ''}, or start='rejection'"
             )
-        return Tried(whole, nearest)
 
 
-def estimates(
-    estimator: Any, seed: int, phase: int, theta: Array, tries: int | None = None, check: Any = None
-) -> Evaluation:
-    """Estimates at a point for each chain, by blocks of chains; Stopped where a signal came.
+def _estimates(task: Estimates, theta: Array, phase: str) -> Round:
+    """A round of estimates at a point for each chain, by blocks of chains."""
+    size = chains_per_block(task.estimator, len(theta))
 
-    `check(block, tried)` may look at each block's as it comes.
-    """
-    parts: list[Evaluation] = []
+    def points(gathered: Gathered) -> Any:
+        for block in cut(len(theta), size, gathered.done):
+            rows = np.asfortranarray(theta[block.first : block.first + block.size])
+            yield Points(block.first, block.size, rows)
 
-    def take(points: Points, tried: Tried) -> bool:
-        if check is not None:
-            check(points.block, tried)
-        parts.append(tried.evaluation)
-        return False
-
-    asked = (
-        Points(block, np.asfortranarray(theta[block.first : block.first + block.size]))
-        for block in cut(len(theta), chains_a_block(estimator, len(theta)))
-    )
-    task = Estimates(estimator, seed, phase, tries)
-    reason = in_order(task, asked, take, Deadline(None), Progress(False, "", None))
-    if reason != "done":
-        raise Stopped(reason)
-    return parts[0] if len(parts) == 1 else joined(parts)
+    return Round(task, points, phase=phase, bar=Bar("starting points", len(theta), "chains"), timed=False)
 
 
-def chains_a_block(estimator: Any, chains: int) -> int:
+def chains_per_block(estimator: Any, chains: int) -> int:
     """Chains that share the streams of proposals and uniforms, and one worker: a part of a run's identity."""
     inner = getattr(estimator, "estimator", estimator)
     if getattr(inner, "engine", None) is not None:
-        return DEVICE_BLOCK
+        return DEVICE_CHAINS_PER_BLOCK
     if isinstance(inner, AbcAverage) and inner.model.compiled:
         return compiled_chains(chains)
-    return PLAIN_BLOCK if isinstance(inner, AbcAverage) and not inner.model.batched else BATCHED_BLOCK
+    plain = isinstance(inner, AbcAverage) and not inner.model.batched
+    return PLAIN_CHAINS_PER_BLOCK if plain else BATCHED_CHAINS_PER_BLOCK
 
 
 def pseudo_samples_of(estimator: Any) -> int:
-    """Simulations one estimate may take."""
+    """The most simulations of one estimate."""
     inner = getattr(estimator, "estimator", estimator)
     return int(getattr(inner, "pseudo_samples", getattr(inner, "simulations", 1)))
 
 
 def keeps_distances(estimator: Any) -> bool:
-    """Whether an estimator hands back the distances of its pseudo-samples."""
+    """Whether an estimator returns the distances of its pseudo-samples."""
     return bool(getattr(getattr(estimator, "estimator", estimator), "keep_distances", False))
 
 
 def points_in(start: Any) -> int | None:
-    """How many starting points are given, where that can be seen: then there are as many chains."""
+    """How many starting points are given, if that can be seen: then there are as many chains."""
     if isinstance(start, Mapping):
         lengths = [len(values) for values in start.values() if np.ndim(values) == 1]
         return max(lengths, default=None)
@@ -390,30 +313,14 @@ def given_points(start: Any, prior: Prior, chains: int) -> Array:
     return np.asfortranarray(points)
 
 
-def _at_points(points: Array, pool: Array, estimator: Any, seed: int, budget: int | None, whose: str) -> Start:
+def _at_points(points: Array, pool: Array, estimator: Any, seed: int, budget: int | None, whose: str) -> Plan[Start]:
     """Estimates above zero at given points, tried for until each has one."""
-    chains = len(points)
-    draws = pseudo_samples_of(estimator)
+    chains, draws = len(points), pseudo_samples_of(estimator)
     tries = TRIES if budget is None else min(TRIES, budget // (chains * draws))
-
-    def check(block: Block, tried: Tried) -> None:
-        missing = np.flatnonzero(np.isneginf(tried.evaluation.log_estimate))
-        if missing.size:
-            chain = block.first + int(missing[0])
-            near = tried.nearest
-            remedy = (
-                "" if np.isinf(near) else f"; the nearest simulation was at distance {near:.4g}, so try eps above it"
-            )
-            raise ValueError(
-                f"the start of chain {chain}, {estimator.prior.named(points[chain])}, had an estimate of zero in "
-                f"{tries} tries{remedy}, or start='rejection'"
-            )
-
-    found = estimates(estimator, seed, Phase.START, points, tries, check)
-    cost = Cost(found.simulations, found.setups, 0, found.failed)
-    distances = found.distances if keeps_distances(estimator) else np.empty((chains, 0))
-    log_estimate, failures = found.log_estimate, found.failures[:20]
-    return Start(
-        np.asfortranarray(points), log_estimate, distances, pool, cost, failures, "enough",
-        f"chains start at {whose} points, which are not draws of the posterior: discard what they need to forget them",
-    )  # fmt: skip
+    found = yield _estimates(Estimates(estimator, seed, Phase.START, tries), points, "start")
+    distances = found.arrays["distances"] if keeps_distances(estimator) else np.empty((chains, 0))
+    note = (
+        f"chains start at {whose} points, which are not draws of the posterior: discard the first draws, until the "
+        "chains have forgotten them"
+    )
+    return Start(np.asfortranarray(points), found.arrays["log_estimate"], distances, pool, found.cost, note)

@@ -30,7 +30,7 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.run.record import Record, StoreError
 
-FORMAT = 1
+FORMAT = 2
 APPLICATION_ID = 0x6F6E6564
 """Marks an SQLite file as a run of onedraw."""
 READ_PATIENCE, WRITE_PATIENCE = 10.0, 2.0
@@ -65,7 +65,7 @@ class Store:
         if not write and not self.path.exists():
             raise StoreError(f"{self.path} does not exist: there is no run to read")
         if write and self.path.exists() and not os.access(self.path, os.W_OK):
-            raise StoreError(f"{self.path} is read-only: make it writable to go on, or read it with od.open")
+            raise StoreError(f"{self.path} is read-only: make it writable to continue, or read it with od.load")
         try:
             if write:
                 self._lock = Lock(self.path)
@@ -116,7 +116,12 @@ class Store:
         if not self.empty and (application != APPLICATION_ID or not {"meta", "record"} <= tables):
             raise StoreError(f"{self.path} is an SQLite file, but not a run of onedraw: give another name")
         if not self.empty and version > FORMAT:
-            raise StoreError(f"{self.path} has format {version}, this onedraw reads up to {FORMAT}: update onedraw")
+            raise StoreError(f"{self.path} has format {version}, this onedraw reads format {FORMAT}: update onedraw")
+        if not self.empty and version < FORMAT:
+            raise StoreError(
+                f"{self.path} was written by an earlier onedraw (format {version}; this one reads format {FORMAT}): "
+                "run it again under another name"
+            )
 
     def _broken(self, error: BaseException) -> StoreError:
         text = str(error)
@@ -330,7 +335,7 @@ class Lock:
             self._connection.close()
             if "locked" in str(error) or "busy" in str(error):
                 raise StoreError(
-                    f"{path} is being written by {who}: wait for it or stop it; od.open reads the file meanwhile"
+                    f"{path} is being written by {who}: wait for it or stop it; od.load reads the file meanwhile"
                 ) from None
             raise StoreError(f"{path} cannot be locked for writing ({self.path}: {error})") from error
         # The last holder may have removed its lock file while we opened it: then what we hold is not there for others.

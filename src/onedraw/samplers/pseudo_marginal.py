@@ -11,22 +11,27 @@ Reference: Bornn, Pillai, Smith and Woodard, Algorithm 2; Andrieu and Roberts (2
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 import numpy as np
 
-from onedraw.arguments import whole_number
-from onedraw.engines.arrays import Array, namespace
+from onedraw.arguments import one_of, whole_number
+from onedraw.cost import Cost
+from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.estimators.average import AbcAverage, Evaluation, check_estimator, check_model_and_kernel, evaluate
+from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
+from onedraw.estimators.protocol import Evaluation, check_estimator, evaluate
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
-from onedraw.proposals.proposals import Proposed
+from onedraw.proposals.protocol import Proposed
 from onedraw.results.posterior import Posterior
-from onedraw.run.chains import Request, run_chains
+from onedraw.run.chains import recorded_chains, run_chains
 from onedraw.run.lockstep import Info
-from onedraw.run.progress import Show
+from onedraw.run.options import Options, RunOptions
+from onedraw.run.registry import sampler
 from onedraw.run.starts import Start, keeps_distances, pseudo_samples_of
+
+Carried = TypeVar("Carried", bound=Any)
 
 
 class State(NamedTuple):
@@ -69,6 +74,20 @@ def chosen(accepted: Array, new: Array, old: Array) -> Array:
     return namespace(accepted).where(accepted if new.ndim == 1 else accepted[:, None], new, old)
 
 
+def moved(state: Carried, proposed: Proposed, result: Evaluation, accepted: Array) -> Carried:
+    """The state after a step, of any sampler that carries fields of these names: the proposal's if it is accepted."""
+    new = {
+        "theta": proposed.theta, "log_prior": proposed.log_prior,
+        "log_estimate": result.log_estimate, "distances": result.distances,
+    }  # fmt: skip
+    return type(state)(
+        *(
+            chosen(accepted, new[name], old) if old.ndim == 1 or old.shape[1] else old
+            for name, old in zip(state._fields, state, strict=True)
+        )
+    )
+
+
 def proposals_of(proposed: Proposed) -> int | Array:
     """1 for chains that proposed and 0 for those that were held."""
     return 1 if proposed.held is None else ~proposed.held
@@ -77,19 +96,11 @@ def proposals_of(proposed: Proposed) -> int | Array:
 def info_of(accepted: Array, proposed: Proposed, result: Evaluation, draws: int) -> Info:
     """What a step reports that asked its estimator for up to `draws` simulations a proposal."""
     proposals = proposals_of(proposed)
-    asked = result.simulations
+    cost = result.cost
     if isinstance(accepted, np.ndarray):
         asked = (len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))) * draws
-    return Info(
-        accepted,
-        proposals,
-        result.simulations,
-        result.setups,
-        asked - result.simulations,
-        result.failed,
-        result.failures,
-        result.ignored_rng,
-    )
+        cost = Cost(cost.simulations, cost.setups, asked - cost.simulations, cost.failed, 0, cost.surplus)
+    return Info(accepted, proposals, cost, result.failures, result.ignored_rng)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +112,7 @@ class PseudoMarginal:
     early: bool
     draws: int
     """Simulations of one estimate, for the count of those that were skipped."""
+    device_parts = DeviceParts(("estimator", "proposal"), ("early", "draws"))
 
     def step(self, rng: Rng, state: State) -> tuple[State, Info]:
         """One step of every chain of the block."""
@@ -110,13 +122,7 @@ class PseudoMarginal:
         log_needed = least_needed(state, proposed, log_u)
         result = evaluate(self.estimator, rng, proposed.theta, wanted(log_needed, self.early), state.theta)
         accepted = accept(result.log_estimate, log_needed)
-        state = State(
-            chosen(accepted, proposed.theta, state.theta),
-            chosen(accepted, proposed.log_prior, state.log_prior),
-            chosen(accepted, result.log_estimate, state.log_estimate),
-            chosen(accepted, result.distances, state.distances) if state.distances.shape[1] else state.distances,
-        )
-        return state, info_of(accepted, proposed, result, self.draws)
+        return moved(state, proposed, result, accepted), info_of(accepted, proposed, result, self.draws)
 
 
 def starting_state(start: Start, log_prior: Array) -> State:
@@ -124,6 +130,7 @@ def starting_state(start: Start, log_prior: Array) -> State:
     return State(start.theta, log_prior, start.log_estimate, start.distances)
 
 
+@sampler(recorded_chains)
 def pseudo_marginal(
     model: Model | None = None,
     kernel: Kernel | None = None,
@@ -135,20 +142,11 @@ def pseudo_marginal(
     start: Any = "rejection",
     budget: int | None = None,
     thin: int = 1,
-    seed: int | None = None,
-    on_error: str = "reject",
-    max_seconds: float | None = None,
     early: bool = True,
-    keep_distances: bool | None = None,
+    keep: str | None = None,
     layout: str = "chains",
     estimator: Any = None,
-    workers: int | None = None,
-    executor: Any = None,
-    engine: str | None = None,
-    timeout: float | None = None,
-    store: Any = None,
-    segment: float = 30.0,
-    progress: Show = None,
+    **options: Unpack[RunOptions],
 ) -> Posterior:
     """Draws from pi_K by Algorithm 2: many chains that carry their estimate with them.
 
@@ -170,18 +168,22 @@ def pseudo_marginal(
     budget
         The most simulations, pilot and starts included: never passed, and missed by less than one proposal (times
         thin) for each chain. `draws` or `budget` or both: whichever comes first.
-    thin, seed, on_error, max_seconds, workers, executor, engine, timeout, store, segment, progress
-        As in every sampler: see `od.rejection`.
+    thin
+        Keep every `thin`-th step.
     early
-        Reject before simulating where no simulation could be accepted. The chain is the same for plain simulators
-        and as good for others; it costs more without.
-    keep_distances
-        Keep the distances of all M pseudo-samples of each draw, for `Posterior.at`; by default for M = 1.
+        Reject before simulating if no simulation could be accepted. The chain is the same for plain simulators and as
+        good for others; it costs more without.
+    keep
+        "distances" keeps those of all M pseudo-samples of each draw, for `Posterior.at` (the default for M = 1);
+        "draws" keeps the draws alone.
     layout
         What workers share out: "chains" (blocks of chains), or "draws" (the M pseudo-samples of one estimate, all of
         which are then drawn; for plain simulators). The first is never more than twice as slow (docs/scaling.md).
     estimator
-        Any unbiased non-negative estimator (`od.Estimator`, `od.unbiased`, `od.handicapped`).
+        Any unbiased non-negative estimator (`od.Estimator`, `od.unbiased`, `od.particle_filter`).
+    **options
+        As in every function that simulates: see `RunOptions` (seed, workers, executor, engine, timeout, store,
+        segment, progress, max_seconds, on_error).
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -191,20 +193,20 @@ def pseudo_marginal(
     >>> post.draws["theta"].shape
     (64, 100)
     """
-    given = locals()
+    checked = Options.checked(options)
     draws_each = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
-    if not isinstance(early, bool):
-        raise ValueError(f"early must be True or False, got {early!r}")
+    check_early(early)
+    if keep is not None:
+        one_of("keep", keep, ("draws", "distances"))
     if estimator is None:
         check_model_and_kernel(model, kernel)
         assert model is not None and kernel is not None
-        keep = draws_each == 1 if keep_distances is None else bool(keep_distances)
+        keep = keep or ("distances" if draws_each == 1 else "draws")
         if layout == "draws" and not model.plain:
             raise ValueError("layout='draws' is for plain simulators: others draw their pseudo-samples together anyway")
         estimator = AbcAverage(
-            model, kernel, draws_each, on_error=on_error, keep_distances=keep, early=early,
-            side_by_side=layout == "draws",
-        )  # fmt: skip
+            model, kernel, draws_each, on_error=checked.on_error, keep_distances=keep == "distances", early=early
+        )
     elif layout != "chains":
         raise ValueError(f"layout = {layout!r} needs a model and a kernel: an estimator of your own draws as it likes")
     elif model is not None or kernel is not None or draws_each != 1:
@@ -212,13 +214,16 @@ def pseudo_marginal(
     else:
         check_estimator(estimator)
         draws_each = pseudo_samples_of(estimator)
+        keep = "distances" if keeps_distances(estimator) else "draws"
     return run_chains(
-        "pseudo_marginal",
-        Request.checked(model, given),
-        estimator,
-        lambda ready, walk: PseudoMarginal(ready, walk, early, draws_each),
-        starting_state,
-        worst=draws_each,
-        settings={"pseudo_samples": draws_each, "early": early},
-        also={"keep_distances": keeps_distances(estimator)},
-    )
+        "pseudo_marginal", checked, estimator,
+        lambda ready, proposal: PseudoMarginal(ready, proposal, early, draws_each), starting_state, worst=draws_each,
+        arguments={"pseudo_samples": draws_each, "early": early, "keep": keep}, draws=draws, budget=budget,
+        chains=chains, thin=thin, start=start, proposal=proposal, layout=layout,
+    )  # fmt: skip
+
+
+def check_early(early: Any) -> None:
+    """A ValueError if `early` is not True or False."""
+    if not isinstance(early, bool):
+        raise ValueError(f"early must be True or False, got {early!r}")

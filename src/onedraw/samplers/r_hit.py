@@ -18,21 +18,23 @@ Reference: Lee (2012); Lee and Łatuszyński (2014).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from onedraw.arguments import whole_number
-from onedraw.engines.arrays import Array, namespace
+from onedraw.cost import Cost
+from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.estimators.average import AbcAverage, check_model_and_kernel
+from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
+from onedraw.failures import Failure, first_failures
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
-from onedraw.model.simulator import Failure
 from onedraw.results.posterior import Posterior
-from onedraw.run.chains import Request, run_chains
+from onedraw.run.chains import chains_for, recorded_chains, run_chains
 from onedraw.run.lockstep import Info
-from onedraw.run.progress import Show
+from onedraw.run.options import Options, RunOptions
+from onedraw.run.registry import sampler
 from onedraw.run.starts import Start
 from onedraw.samplers.pseudo_marginal import chosen, proposals_of
 
@@ -49,13 +51,10 @@ class State(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What draws cost: numbers that add."""
+    """What draws cost."""
 
-    simulations: Any = 0
-    """On a device of each chain, all of which draw when one does."""
-    setups: Any = 0
-    failed: Any = 0
-    """On a device of each chain, (n,)."""
+    cost: Cost = Cost()
+    """On a device `simulations` are those of each chain, all of which draw when one does, and `failed` is (n,)."""
     place: Any = None
     """On a device (n, dim), where a chain's last failure was."""
 
@@ -63,10 +62,9 @@ class Spent(NamedTuple):
         """The two added."""
         place = self.place
         if place is not None:
-            place = namespace(place).where((other.failed > 0)[:, None], other.place, place)
-        return Spent(
-            self.simulations + other.simulations, self.setups + other.setups, self.failed + other.failed, place
-        )
+            failed: Any = other.cost.failed
+            place = namespace(place).where((failed > 0)[:, None], other.place, place)
+        return Spent(self.cost.plus(other.cost), place)
 
 
 class Tries:
@@ -75,7 +73,7 @@ class Tries:
     def __init__(self, estimator: AbcAverage, rng: Any) -> None:
         self.estimator, self.rng = estimator, rng
         self.here = isinstance(rng, Rng)
-        self.failures: list[Failure] = []
+        self.failures: tuple[Failure, ...] = ()
         self.ignored_rng = False
 
     def nothing(self, theta: Array) -> Spent:
@@ -84,7 +82,7 @@ class Tries:
             return Spent()
         import jax.numpy as jnp
 
-        return Spent(jnp.uint32(0), 0, jnp.zeros(len(theta), jnp.int32), theta)
+        return Spent(Cost(jnp.uint32(0), failed=jnp.zeros(len(theta), jnp.int32)), theta)
 
     def distances(self, theta: Array, runners: Array, number: Any) -> tuple[Array, Spent]:
         """Distances (n,) of one pseudo-sample at theta where it is wanted, inf elsewhere, and what they cost.
@@ -97,8 +95,8 @@ class Tries:
 
             xp = namespace(theta)
             drawn = device.draw(model, self.rng, theta, 0, 1, 1, number + 1)
-            spent = Spent(xp.uint32(1), 0, (drawn.bad[:, 0] & runners).astype(xp.int32), theta)
-            return xp.where(runners, drawn.distances[:, 0], np.inf), spent
+            cost = Cost(xp.uint32(1), failed=(drawn.bad[:, 0] & runners).astype(xp.int32))
+            return xp.where(runners, drawn.distances[:, 0], np.inf), Spent(cost, theta)
         rows = np.flatnonzero(runners)
         distances = np.full(len(theta), np.inf)
         if rows.size == 0:
@@ -107,9 +105,9 @@ class Tries:
             self.rng, theta[rows], rows, 1, number, chunk=number, on_error=self.estimator.on_error
         )
         self.ignored_rng |= found.ignored_rng
-        self.failures.extend(found.failures[: 1 - len(self.failures)])
-        distances[rows] = model.distances(found)[:, 0]
-        return distances, Spent(len(rows), found.setups, found.failed)
+        self.failures = first_failures(self.failures, found.failures)[:1]
+        distances[rows] = model.distances(found.rows, found.cost.failed)[:, 0]
+        return distances, Spent(found.cost)
 
     def repeated(self, body: Callable[[Any], Any], going: Callable[[Any], Any], carry: Any) -> Any:
         """The body while it is going on, in Python or as a loop of a program for a device."""
@@ -197,6 +195,7 @@ class RHit:
     proposal: Any
     hits: int
     max_draws: int
+    device_parts = DeviceParts(("estimator", "proposal"), ("hits", "max_draws"))
 
     def step(self, rng: Rng, state: State) -> tuple[State, Info]:
         """One step of every chain of the block."""
@@ -221,22 +220,14 @@ class RHit:
             chosen(accepted, proposed.log_prior, state.log_prior),
             chosen(accepted, distance[:, None], state.distances),
         )
-        failures: Any = tuple(tries.failures)
+        failures: Any = tries.failures
         if not isinstance(rng, Rng):
-            from onedraw.engines.jax import Bad
+            from onedraw.engines.jax import FailureMask
 
-            failures = (Bad(spent.place, (spent.failed > 0)[:, None]),)
-        return state, Info(
-            accepted,
-            proposals_of(proposed),
-            spent.simulations,
-            spent.setups,
-            0,
-            spent.failed,
-            failures,
-            tries.ignored_rng,
-            int(capped) if isinstance(rng, Rng) else capped,
-        )
+            failed: Any = spent.cost.failed
+            failures = (FailureMask(spent.place, (failed > 0)[:, None]),)
+        capped = int(capped) if isinstance(rng, Rng) else capped
+        return state, Info(accepted, proposals_of(proposed), spent.cost, failures, tries.ignored_rng, capped)
 
     def _by_counts(
         self, tries: Tries, state: State, theta: Array, log_rho: Array, log_u: Array
@@ -260,6 +251,7 @@ def starting_state(start: Start, log_prior: Array) -> State:
     return State(start.theta, log_prior, start.distances)
 
 
+@sampler(recorded_chains)
 def r_hit(
     model: Model,
     kernel: Kernel,
@@ -272,16 +264,7 @@ def r_hit(
     start: Any = "rejection",
     budget: int | None = None,
     thin: int = 1,
-    seed: int | None = None,
-    on_error: str = "reject",
-    max_seconds: float | None = None,
-    workers: int | None = None,
-    executor: Any = None,
-    engine: str | None = None,
-    timeout: float | None = None,
-    store: Any = None,
-    segment: float = 30.0,
-    progress: Show = None,
+    **options: Unpack[RunOptions],
 ) -> Posterior:
     """Draws from pi_eps by the one-hit (hits=1) or r-hit kernel; the kernel must be `od.uniform`.
 
@@ -296,25 +279,22 @@ def r_hit(
     >>> od.r_hit(model, od.uniform(0.5), draws=100, chains=64, seed=1).shape
     (64, 100)
     """
-    given = locals()
+    checked = Options.checked(options)
     check_model_and_kernel(model, kernel)
     if not kernel.indicator:
         raise ValueError(
             f"r_hit counts hits, which the {kernel.name} kernel does not have: use od.uniform(eps), or another sampler"
         )
     hits = whole_number("hits", hits, "the number r of hits that end the draws")
-    request = Request.checked(model, given)
     if max_draws is None:
-        affordable = MAX_DRAWS if request.budget is None else request.budget // (10 * request.chains * request.thin)
-        max_draws = max(min(MAX_DRAWS, affordable), 100)
-    max_draws = whole_number("max_draws", max_draws, "the most simulations of one step", least=2 * hits)
-    most = max_draws
+        most = MAX_DRAWS
+        if budget is not None and isinstance(budget, int) and isinstance(thin, int):
+            most = min(MAX_DRAWS, budget // max(1, 10 * chains_for(start, chains, model) * thin))
+        max_draws = max(most, 100)
+    most = whole_number("max_draws", max_draws, "the most simulations of one step", least=2 * hits)
+    estimator = AbcAverage(model, kernel, 1, on_error=checked.on_error)
     return run_chains(
-        "r_hit",
-        request,
-        AbcAverage(model, kernel, 1, on_error=on_error),
-        lambda ready, walk: RHit(ready, walk, hits, most),
-        starting_state,
-        worst=most,
-        settings={"hits": hits, "max_draws": most},
-    )
+        "r_hit", checked, estimator, lambda ready, proposal: RHit(ready, proposal, hits, most), starting_state,
+        worst=most, arguments={"hits": hits, "max_draws": most}, draws=draws, budget=budget, chains=chains, thin=thin,
+        start=start, proposal=proposal,
+    )  # fmt: skip

@@ -8,22 +8,24 @@ Reference: Bornn, Pillai, Smith and Woodard, Algorithm 3; Wilkinson (2013).
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from onedraw.engines.arrays import Array, namespace
+from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.estimators.average import AbcAverage, check_model_and_kernel, evaluate
+from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
+from onedraw.estimators.protocol import evaluate
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
-from onedraw.proposals.proposals import Proposed
+from onedraw.proposals.protocol import Proposed
 from onedraw.results.posterior import Posterior
-from onedraw.run.chains import Request, run_chains
+from onedraw.run.chains import recorded_chains, run_chains
 from onedraw.run.lockstep import Info
-from onedraw.run.progress import Show
+from onedraw.run.options import Options, RunOptions
+from onedraw.run.registry import sampler
 from onedraw.run.starts import Start
-from onedraw.samplers.pseudo_marginal import accept, chosen, info_of, wanted
+from onedraw.samplers.pseudo_marginal import accept, check_early, info_of, moved, wanted
 
 
 class State(NamedTuple):
@@ -49,6 +51,7 @@ class Wilkinson:
     estimator: AbcAverage
     proposal: Any
     early: bool
+    device_parts = DeviceParts(("estimator", "proposal"), ("early",))
 
     def step(self, rng: Rng, state: State) -> tuple[State, Info]:
         """One step of every chain of the block."""
@@ -58,12 +61,7 @@ class Wilkinson:
         log_needed = least_needed(proposed, log_u)
         result = evaluate(self.estimator, rng, proposed.theta, wanted(log_needed, self.early), state.theta)
         accepted = accept(result.log_estimate, log_needed)
-        state = State(
-            chosen(accepted, proposed.theta, state.theta),
-            chosen(accepted, proposed.log_prior, state.log_prior),
-            chosen(accepted, result.distances, state.distances),
-        )
-        return state, info_of(accepted, proposed, result, 1)
+        return moved(state, proposed, result, accepted), info_of(accepted, proposed, result, 1)
 
 
 def starting_state(start: Start, log_prior: Array) -> State:
@@ -71,6 +69,7 @@ def starting_state(start: Start, log_prior: Array) -> State:
     return State(start.theta, log_prior, start.distances)
 
 
+@sampler(recorded_chains)
 def wilkinson(
     model: Model,
     kernel: Kernel,
@@ -81,17 +80,8 @@ def wilkinson(
     start: Any = "rejection",
     budget: int | None = None,
     thin: int = 1,
-    seed: int | None = None,
-    on_error: str = "reject",
-    max_seconds: float | None = None,
     early: bool = True,
-    workers: int | None = None,
-    executor: Any = None,
-    engine: str | None = None,
-    timeout: float | None = None,
-    store: Any = None,
-    segment: float = 30.0,
-    progress: Show = None,
+    **options: Unpack[RunOptions],
 ) -> Posterior:
     """Draws from pi_K by Algorithm 3. The arguments are those of `od.pseudo_marginal`.
 
@@ -102,16 +92,12 @@ def wilkinson(
     >>> od.wilkinson(model, od.gaussian(0.5), draws=100, chains=64, seed=1).shape
     (64, 100)
     """
-    given = locals()
+    checked = Options.checked(options)
     check_model_and_kernel(model, kernel)
-    if not isinstance(early, bool):
-        raise ValueError(f"early must be True or False, got {early!r}")
+    check_early(early)
+    estimator = AbcAverage(model, kernel, 1, on_error=checked.on_error)
     return run_chains(
-        "wilkinson",
-        Request.checked(model, given),
-        AbcAverage(model, kernel, 1, on_error=on_error),
-        lambda ready, walk: Wilkinson(ready, walk, early),
-        starting_state,
-        worst=1,
-        settings={"pseudo_samples": 1, "early": early},
-    )
+        "wilkinson", checked, estimator, lambda ready, proposal: Wilkinson(ready, proposal, early), starting_state,
+        worst=1, arguments={"pseudo_samples": 1, "early": early}, draws=draws, budget=budget, chains=chains, thin=thin,
+        start=start, proposal=proposal,
+    )  # fmt: skip

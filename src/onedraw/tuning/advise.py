@@ -5,81 +5,75 @@ In this order, within one budget of simulations that is never passed:
 1. Algorithm 1 at the kernel: its acceptance rate, and draws from which all pilots start.
 2. Steps are timed for M = 1, 2, 4, ... together, in turns, and the time is split into a price for the step itself, for
    a set-up and for a draw.
-3. A pilot with M = 1 gives kappa, and the certificate says what any other M could at most gain.
+3. A pilot with M = 1 gives kappa, and the certificate bounds the gain of any other M.
 4. Pilots with M = 2, 4, 8, ... at equal cost measure the gain, until it stops growing. Between and beyond them the
-   inequalities of `bounds.py` say what is still possible.
+   inequalities of `results/certificate.py` bound what is still possible.
 5. Layouts on several processors, and plain rejection, are compared from the same numbers.
 
 Two currencies are kept apart: simulations, and seconds of whole steps on this machine. With a nearly free simulator
 the step's own overhead acts as a discount in the second and not in the first.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from onedraw.arguments import optional_whole_number, seed_or_fresh, whole_number
+from onedraw.arguments import optional_whole_number, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
-from onedraw.estimators.average import AbcAverage, check_model_and_kernel
+from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.model.simulator import Staged
-from onedraw.proposals.proposals import resolve
+from onedraw.proposals.resolve import resolve
 from onedraw.results.certificate import (
     WORTH,
     Certificate,
     certify,
+    joint_kappas,
     kappa_floor,
     known_nonnegative,
     largest_gain,
     shared_confidence,
 )
-from onedraw.results.efficiency import (
-    Estimate,
-    Function,
-    Variances,
-    chain_simulations,
-    estimate,
-    function_values,
-    variances,
-)
-from onedraw.results.posterior import Posterior
+from onedraw.results.efficiency import TURNS, Function, chain_simulations
+from onedraw.results.plain import as_json
+from onedraw.results.posterior import Posterior, function_values, points
+from onedraw.results.variances import Interval, Variances, exactly, interval, variances
 from onedraw.run.chains import BATCHED_CHAINS, PLAIN_CHAINS
+from onedraw.run.options import Options, RunOptions
+from onedraw.run.specification import specify
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.rejection import rejection
 from onedraw.tuning.particles import Tuning, tune
-from onedraw.tuning.prices import ROUNDS, Prices, Stages, Timed, measured_discount, time_stages, time_steps
+from onedraw.tuning.prices import Prices, Stages, Timed, time_stages, time_steps
+from onedraw.tuning.runs import CannotTell, Runs, measurement
 
 BATCHED_BUDGET, PLAIN_BUDGET = 2_000_000, 100_000
 BATCHED_PILOT_CHAINS, PLAIN_PILOT_CHAINS = 32, 8
 REJECTION_SHARE, TIMING_SHARE = 0.25, 0.1
 """Shares of the budget for the acceptance rate with the starts, and for timing steps."""
 WANTED_DRAWS = 200
-"""Draws of Algorithm 1: half of them start the pilots, half teach the random walk its scale."""
+"""Draws of Algorithm 1: half of them start the pilots, half give the random walk its scale."""
 FIRST_SHARES = 3
 """Simulations of the pilot with M = 1, to which all others are compared, in those of another pilot."""
 FEWEST_STARTS = 16
 """Acceptances below which nothing more is tried."""
 UNDECIDED = 2.0
-"""M = 1 is not recommended where another M could still be better by more than this."""
+"""M = 1 is not recommended if another M could still be better by more than this."""
 MOST_STEPS = 50
 """Steps timed in one turn."""
 LONGEST = 8
-"""Steps a pilot may take at most, in those it could take without early rejection."""
+"""The most steps of a pilot, in those it could take without early rejection."""
 FEWEST_STEPS = 4
-"""Steps a chain takes in a pilot, at the least."""
+"""The fewest steps of a chain in a pilot."""
 CONFIDENCE = 0.95
 MOST_BY_DEFAULT, MOST_PARTICLES = 64, 65_536
-"""The largest M, and the largest number of particles, that are considered where nothing is said."""
-
-__all__ = ["Advice", "advise", "measured_discount"]
-
+"""The default for the largest M, and for the largest number of particles, that are considered."""
 
 NO_TUNING = (
     "an ABC average is one of independent estimates: the variance of its log need not be tuned, as a particle filter's "
@@ -101,32 +95,49 @@ class Pilot(NamedTuple):
 
     @property
     def degrees(self) -> int:
+        """Degrees of freedom of the least certain kappa."""
         return max(1, min(part.degrees for part in self.variances.values()))
+
+    @property
+    def counts(self) -> tuple[float, float]:
+        """Mean numbers of simulations and set-ups per step."""
+        return self.simulations, self.setups
+
+    @property
+    def resolved(self) -> bool:
+        """Whether every kappa could be estimated."""
+        return all(part.resolved for part in self.variances.values())
+
+    @property
+    def count_error(self) -> float:
+        """Relative error of the simulations per step: that of a count, doubled because steps are correlated."""
+        share = min(self.simulations / self.pseudo_samples, 1.0)
+        return 2 * math.sqrt((1 - share) / (share * math.prod(self.shape)))
 
 
 class Gain(NamedTuple):
     """What M pseudo-samples gain over one: v(f, Q_1)/(c_M v(f, Q_M))."""
 
     pseudo_samples: int
-    cost: Estimate
+    cost: Interval
     """c_M."""
-    each: dict[str, Estimate]
-    """For each function whose kappa could be estimated."""
+    each: dict[str, Interval]
+    """For each function; empty if some kappa could not be estimated."""
     bound: float
     """By the certificate, from the pilot with M = 1 alone."""
 
     @property
-    def least(self) -> Estimate | None:
-        """Of the function that gains least, as measured; None where some kappa could not be estimated."""
+    def least(self) -> Interval | None:
+        """Of the function that gains least, as measured; None if some kappa could not be estimated."""
         return min(self.each.values(), key=lambda gain: gain.value) if self.each else None
 
     @property
-    def settled(self) -> Estimate | None:
-        """The same, and not above what is proved."""
-        least = self.least
-        if least is None:
+    def capped(self) -> Interval | None:
+        """The same, but not above the bound."""
+        if self.least is None:
             return None
-        return Estimate(min(least.value, self.bound), least.se, min(least.low, self.bound), min(least.high, self.bound))
+        value, se, *ends = self.least
+        return Interval(min(value, self.bound), se, *(min(end, self.bound) for end in ends))
 
     def __str__(self) -> str:
         measured = "not measured well enough" if self.least is None else f"gain {self.least}"
@@ -140,7 +151,7 @@ class Answer:
 
     currency: str
     pseudo_samples: int | None
-    """None where it cannot be told."""
+    """None if it is undecided."""
     gains: tuple[Gain, ...]
     certificate: Certificate
     still_possible: float
@@ -148,27 +159,27 @@ class Answer:
     text: str
 
     @property
-    def gain(self) -> Estimate:
+    def gain(self) -> Interval:
         """Of the choice over M = 1."""
-        found = {gain.pseudo_samples: gain.settled for gain in self.gains}
-        return found.get(self.pseudo_samples or 1) or Estimate(1.0, 0.0, 1.0, 1.0)
+        found = {gain.pseudo_samples: gain.capped for gain in self.gains}
+        return found.get(self.pseudo_samples or 1) or exactly(1.0)
 
 
-class Layout(NamedTuple):
-    """Two ways to use several processors, in time for the same accuracy (docs/theory.md)."""
+class ProcessorLayout(NamedTuple):
+    """Two layouts on several processors, compared by their time for the same accuracy (docs/theory.md)."""
 
     processors: int
-    ratio: Estimate
+    ratio: Interval
     """Time of (a), one chain with its draws side by side, over time of (b), a chain with one draw on each."""
     text: str
 
 
 class AgainstRejection(NamedTuple):
-    """What an independent draw, or the accuracy of one, costs in the currency of the choice."""
+    """The cost of an independent draw by rejection, and of an effective draw by the chain, in the chosen currency."""
 
-    acceptance_rate: Estimate
-    rejection: Estimate
-    chain: Estimate
+    acceptance_rate: Interval
+    rejection: Interval
+    chain: Interval
     rejection_is_better: bool
     text: str
 
@@ -187,28 +198,27 @@ class Advice:
     """
 
     verdict: str
-    pseudo_samples: int | None
-    """The choice: by seconds for staged simulators, whose set-ups simulations do not show, otherwise by simulations;
-    None where it cannot be told."""
-    simulations: Answer | None
-    seconds: Answer | None
-    pilots: tuple[Pilot, ...]
-    prices: Prices | None
-    discount: Estimate | None
-    """delta in seconds of whole steps: further draws at one theta cost 1/delta of a step with one."""
-    stages: Stages | None
-    against_rejection: AgainstRejection | None
-    layout: Layout | None
     cost: Cost
     budget: int
     seed: int
+    pilots: tuple[Pilot, ...]
+    prices: Prices | None
+    stages: Stages | None
+    pseudo_samples: int | None = None
+    """The choice: by seconds for staged simulators, whose set-ups simulations do not show, otherwise by simulations;
+    None if it is undecided."""
+    simulations: Answer | None = None
+    seconds: Answer | None = None
+    discount: Interval | None = None
+    """delta in seconds of whole steps: further draws at one theta cost 1/delta of a step with one."""
+    against_rejection: AgainstRejection | None = None
+    layout: ProcessorLayout | None = None
 
     def __str__(self) -> str:
         lines = [self.verdict]
         for answer in (self.simulations, self.seconds):
             if answer is not None and answer.gains:
-                lines.append(f"in {answer.currency}:")
-                lines += [f"  {gain}" for gain in answer.gains]
+                lines += [f"in {answer.currency}:", *(f"  {gain}" for gain in answer.gains)]
         if self.discount is not None:
             lines.append(f"in seconds, a step costs {self.discount} times what a further draw adds to it")
         if self.stages is not None:
@@ -223,71 +233,98 @@ class Advice:
 
     def to_json(self) -> str:
         """The numbers as JSON text."""
-        return json.dumps(plain(self), allow_nan=False)
-
-
-def plain(value: Any) -> Any:
-    """Numbers, texts, lists and dicts of anything above; NaN and infinity become None."""
-    if isinstance(value, Certificate):
-        names = ("confidence", "nonnegative", "certified", "nothing_from", "worth")
-        kappa = {name: plain(part) for name, part in value.kappa.items()}
-        return {"kappa": kappa, **{name: getattr(value, name) for name in names}, "largest": plain(value.largest)}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: plain(part) for name, part in value._asdict().items()}
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    if isinstance(value, Mapping):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
-
-
-class CannotTell(Exception):
-    """Raised inside `advise` where an honest answer is not possible; never leaves it."""
+        return as_json(self, None)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked, checked; `model` and `proposal` are replaced by what is ready for use."""
+    """The checked arguments; `model` and `proposal` are replaced when they are ready for use."""
 
     model: Model
     kernel: Kernel
     proposal: Any
     chains: int
     functions: Mapping[str, Function] | None
-    seed: int
     processors: int
     most: int
     early: bool
 
     @property
     def staged(self) -> bool:
+        """Whether the simulator is staged."""
         return isinstance(self.model.simulate, Staged)
 
-    def seed_of(self, number: int) -> int:
-        """A seed for each part."""
-        return int(np.random.SeedSequence([self.seed, number]).generate_state(1, np.uint64)[0] >> 1)
+    @property
+    def counts(self) -> list[int]:
+        """M = 1, 2, 4, ... up to the largest considered."""
+        return [1 << power for power in range(self.most.bit_length())]
 
 
 @dataclass
-class Notebook:
-    """What has been found so far: enough to hand back even where the question stays open."""
+class Evidence:
+    """What has been measured so far: returned even if the question stays open."""
 
-    budget: int
-    cost: Cost
     pilots: tuple[Pilot, ...] = ()
-    prices: Prices | None = None
+    timed: Timed | None = None
     stages: Stages | None = None
+    positive: bool = False
+    """Whether Q_M >= 0 is known."""
 
-    @property
-    def left(self) -> int:
-        return self.budget - self.cost.simulations
+    def cost(self, currency: str, many: Pilot) -> Interval:
+        """c_M, with the error of the two mean numbers of simulations per step."""
+        one = self.pilots[0]
+        if many is one:
+            return exactly(1.0)
+        value, timing, degrees = many.simulations / one.simulations, 0.0, one.degrees
+        if currency == "seconds":
+            assert self.timed is not None
+            by_time = self.timed.cost(one.counts, many.counts)
+            value, timing, degrees = by_time.value, by_time.se / by_time.value, len(self.timed.without) - 1
+        relative = math.sqrt(timing**2 + one.count_error**2 + many.count_error**2)
+        return interval(value, value * relative, degrees)
 
-    def pay(self, cost: Cost) -> None:
-        self.cost = self.cost.plus(cost)
+    def gain(self, currency: str, many: Pilot) -> Gain:
+        """Measured for every function, with intervals that hold for all of them together."""
+        one, m, cost = self.pilots[0].variances, many.pseudo_samples, self.cost(currency, many)
+        kappas = joint_kappas(one, CONFIDENCE)
+        bounds = [largest_gain(kappa, m, max(cost.low, 1.0), self.positive) for kappa in kappas.values()]
+        each = {}
+        for name, first in one.items() if many.resolved else ():
+            second = many.variances[name]
+            confidence = shared_confidence(CONFIDENCE, len(one))
+            each[name] = quotient(first, second, 1 / cost.value, cost.se / cost.value, confidence)
+        return Gain(m, cost, each, max(bounds))
+
+    def cost_of_any(self, currency: str) -> Callable[[int], float]:
+        """A lower limit of c_M for every M: measured at the pilots, and on straight lines between and beyond them."""
+        at = np.array([pilot.pseudo_samples for pilot in self.pilots], dtype=float)
+        costs = np.array([self.cost(currency, pilot).low for pilot in self.pilots])
+        costs = np.maximum.accumulate(np.maximum(costs, 1.0))
+
+        def cost(pseudo_samples: int) -> float:
+            if pseudo_samples <= at[-1]:
+                return float(np.interp(pseudo_samples, at, costs))
+            if len(at) == 1:
+                assert self.timed is not None
+                return self.timed.nominal(pseudo_samples) if currency == "seconds" else float(pseudo_samples)
+            slope = (costs[-1] - costs[-2]) / (at[-1] - at[-2])
+            return float(costs[-1] + slope * (pseudo_samples - at[-1]))
+
+        return cost
+
+    def kappa_floor(self, name: str, pseudo_samples: int) -> float:
+        """A lower limit of kappa at any M, from the pilots at other M."""
+        lows = {pilot.pseudo_samples: pilot.variances[name].kappa.low for pilot in self.pilots}
+        return kappa_floor(pseudo_samples, {m: low for m, low in lows.items() if low > 0}, self.positive)
+
+
+def quotient(
+    above: Variances, below: Variances, factor: float, relative: float = 0.0, probability: float = 0.95
+) -> Interval:
+    """factor x kappa above / kappa below; the factor has a relative error of its own."""
+    value = factor * above.kappa.value / below.kappa.value
+    errors = (relative, above.kappa.se / above.kappa.value, below.kappa.se / below.kappa.value)
+    return interval(value, value * math.hypot(*errors), min(above.degrees, below.degrees), probability)
 
 
 def advise(
@@ -300,10 +337,10 @@ def advise(
     proposal: Any = None,
     chains: int | None = None,
     functions: Mapping[str, Function] | None = None,
-    seed: int | None = None,
     processors: int = 1,
     max_pseudo_samples: int = MOST_BY_DEFAULT,
     early: bool = True,
+    **options: Unpack[RunOptions],
 ) -> Advice | Tuning:
     """How many pseudo-samples a step of `od.pseudo_marginal` should draw, measured, with a guarantee.
 
@@ -319,16 +356,17 @@ def advise(
         Chains of the run to come: the time of a step is measured with that many.
     functions
         Functions of the parameters by name whose means are wanted; by default the parameters themselves.
-    seed
-        A whole number. Times are measured, so only what is counted in simulations is the same again.
     processors
-        Of the machine the run is meant for, to compare layouts.
+        Of the machine that will do the run, to compare layouts.
     max_pseudo_samples
         The largest M considered.
     estimator, start
         In place of model and kernel: a particle filter, or a function from the number N of particles to an estimator,
         with starting points as in `od.pseudo_marginal`. Then the budget is 20,000 estimates by default, and N is
-        limited by `max_pseudo_samples` only where it is above 64. An ABC average is taken apart into model and kernel.
+        limited by `max_pseudo_samples` only if that is above 64. An ABC average is taken apart into model and kernel.
+    **options
+        As in every function that simulates: see `RunOptions`. Times are measured, so only results counted in
+        simulations are reproducible; a file keeps both.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -338,13 +376,14 @@ def advise(
     >>> found.pseudo_samples
     1
     """
+    checked = Options.checked(options)
+    most = whole_number("max_pseudo_samples", max_pseudo_samples, "the largest number considered", least=2)
     if estimator is not None:
         if model is not None or kernel is not None:
             raise ValueError("give a model and a kernel, or an estimator, not both")
         if not isinstance(estimator, AbcAverage):
-            most = whole_number("max_pseudo_samples", max_pseudo_samples, "the largest number considered", least=2)
             return tune(
-                estimator, start, budget=budget, proposal=proposal, functions=functions, seed=seed_or_fresh(seed),
+                estimator, start, budget=budget, proposal=proposal, functions=functions, options=checked,
                 most=most if most > MOST_BY_DEFAULT else MOST_PARTICLES,
             )  # fmt: skip
         model, kernel = estimator.model, estimator.kernel
@@ -355,93 +394,77 @@ def advise(
     chains = optional_whole_number("chains", chains, "the number of chains of the run to come")
     chains = (BATCHED_CHAINS if model.batched else PLAIN_CHAINS) if chains is None else chains
     processors = whole_number("processors", processors, "the number of processors")
-    most = whole_number("max_pseudo_samples", max_pseudo_samples, "the largest number considered", least=2)
-    seed = seed_or_fresh(seed)
     if budget <= model.pilot:
         raise ValueError(
             f"budget = {budget} leaves nothing after the {model.pilot} pilot simulations of the distance: raise it"
         )
-    book = Notebook(budget, Cost())
-    asked = Question(model, kernel, proposal, chains, functions, seed, processors, most, early)
-    try:
-        return _advise(asked, book)
-    except CannotTell as reason:
-        nothing = Advice(
-            f"cannot tell: {reason}", None, None, None, (), None, None, None, None, None, book.cost, budget, seed
-        )
-        return replace(nothing, pilots=book.pilots, prices=book.prices, stages=book.stages)
+    asked = Question(model, kernel, proposal, chains, functions, processors, most, early)
+    arguments = {
+        "simulations": budget, "chains": chains, "processors": processors, "max_pseudo_samples": most, "early": early,
+        "seed": checked.seed, "on_error": checked.on_error, "engine": checked.engine, "timeout": checked.timeout,
+    }  # fmt: skip
+    average = AbcAverage(model, kernel)
+    found = Evidence()
+    answers: dict[str, Any] = {}
+    with measurement(checked, budget, lambda: specify("advise", average, arguments, proposal=proposal)) as runs:
+        try:
+            verdict, answers = _advise(asked, runs, found)
+        except (CannotTell, TimeoutError) as reason:
+            verdict = f"cannot tell: {reason}"
+        prices = None if found.timed is None else found.timed.prices
+        return Advice(verdict, runs.cost, budget, runs.seed, found.pilots, prices, found.stages, **answers)
 
 
-def _advise(asked: Question, book: Notebook) -> Advice:
-    _refuse_deterministic(asked, book)
-    found = _rejection(asked, book)
-    starts, proposal = _starts(found, asked.proposal)
-    assert found.model is not None
-    asked = replace(asked, model=found.model, proposal=proposal)
-    counts = [1 << power for power in range(asked.most.bit_length())]
-    timed = _time_steps(asked, starts, counts, book)
-    book.prices = timed.prices
+def _advise(asked: Question, runs: Runs, found: Evidence) -> tuple[str, dict[str, Any]]:
+    """Fill in the evidence; returns the verdict and the answers drawn from it."""
+    _refuse_deterministic(asked, runs)
+    accepted = _rejection(asked, runs)
+    starts, proposal = _starts(accepted, asked.proposal)
+    assert accepted.model is not None
+    asked = replace(asked, model=accepted.model, proposal=proposal)
+    found.timed = _time_steps(asked, starts, runs)
     if asked.staged:
-        book.stages = _time_stages(asked, starts, book)
-    positive = _pilots(asked, starts, counts, timed, book)
-    one = book.pilots[0]
-    for name, part in one.variances.items():
+        seconds = runs.recorded(
+            "stages", lambda: time_stages(asked.model, points(starts.draws)[:5], runs.seed_of(3), runs.left)
+        )
+        found.stages = Stages.of(seconds["seconds"])
+    _pilots(asked, starts, runs, found)
+    for name, part in found.pilots[0].variances.items():
         if part.reason:
             raise CannotTell(f"kappa of {name} cannot be estimated with M = 1: {part.reason}; raise the budget or eps")
-    by_simulations, by_seconds = (
-        _answer(currency, book.pilots, timed, positive, asked.most) for currency in ("simulations", "seconds")
-    )
+    by_simulations, by_seconds = (_answer(currency, found, asked.most) for currency in ("simulations", "seconds"))
     chosen, other = (by_seconds, by_simulations) if asked.staged else (by_simulations, by_seconds)
-    against = _against_rejection(found, one, chosen, timed.prices)
-    return Advice(
-        verdict=_verdict(chosen, other, against),
-        pseudo_samples=chosen.pseudo_samples,
-        simulations=by_simulations,
-        seconds=by_seconds,
-        pilots=book.pilots,
-        prices=timed.prices,
-        discount=timed.discount(one),
-        stages=book.stages,
-        against_rejection=against,
-        layout=_layout(asked.processors, book.pilots, positive),
-        cost=book.cost,
-        budget=book.budget,
-        seed=asked.seed,
-    )
+    against = _against_rejection(accepted, found, chosen)
+    return _verdict(chosen, other, against), {
+        "pseudo_samples": chosen.pseudo_samples,
+        "simulations": by_simulations,
+        "seconds": by_seconds,
+        "discount": found.timed.discount(found.pilots[0].counts),
+        "against_rejection": against,
+        "layout": _layout(asked.processors, found),
+    }
 
 
 # --- 1: rejection and starts --------------------------------------------------------------------------------
 
 
-def _refuse_deterministic(asked: Question, book: Notebook) -> None:
-    """One look at whether a simulator uses its generator: pseudo-samples that are all equal say nothing about M."""
-    model, simulate = asked.model, asked.model.simulate
-    theta = model.prior.sample(np.random.default_rng(asked.seed_of(0)), 1)
-    book.pay(Cost(simulations=1, setups=int(asked.staged)))
-    if asked.staged:
-        generator = np.random.default_rng(0)
-        before = generator.bit_generator.state
-        try:
-            simulate.draw(generator, simulate.prepare(**model.prior.named(theta[0])), 1)
-        except Exception:
-            # A failure at one theta; if all fail, the next part says so.
-            return
-        ignored = generator.bit_generator.state == before
-    else:
-        ignored = model.simulate_rows(Rng(asked.seed_of(0), Phase.SEARCH), theta).ignored_rng
-    if ignored:
+def _refuse_deterministic(asked: Question, runs: Runs) -> None:
+    """Test whether a simulator uses its generator: pseudo-samples that are all equal say nothing about M."""
+    theta = asked.model.prior.sample(np.random.default_rng(runs.seed_of(0)), 1)
+    rng = Rng(runs.seed_of(0), Phase.SEARCH)
+    found = asked.model.simulate_rows(rng, theta)
+    runs.pay(Cost(simulations=1, setups=int(asked.staged)))
+    # A failure at one theta is no answer; if all fail, the next part says so.
+    if found.ignored_rng or (asked.staged and not found.cost.failed and not rng.used()):
         raise CannotTell(
             "the simulator draws nothing from the rng it is given. If it is deterministic, all pseudo-samples at one "
             "theta are equal and more than one is wasted; if it draws from a source of its own, runs cannot be repeated"
         )
 
 
-def _rejection(asked: Question, book: Notebook) -> Posterior:
-    share = max(int(REJECTION_SHARE * book.left), min(book.left, asked.model.pilot + 1))
-    found = rejection(
-        asked.model, asked.kernel, draws=WANTED_DRAWS, budget=share, seed=asked.seed_of(1), progress=False
-    )
-    book.pay(found.cost)
+def _rejection(asked: Question, runs: Runs) -> Posterior:
+    share = int(max(int(REJECTION_SHARE * runs.left), min(runs.left, asked.model.pilot + 1)))
+    found = runs.run(rejection, asked.model, asked.kernel, draws=WANTED_DRAWS, budget=share, seed=runs.seed_of(1))
     if found.shape[1] < FEWEST_STARTS:
         raise CannotTell(
             f"{found.shape[1] or 'nothing'} was accepted at eps = {asked.kernel.eps:g} in "
@@ -451,80 +474,72 @@ def _rejection(asked: Question, book: Notebook) -> Posterior:
 
 
 def _starts(found: Posterior, proposal: Any) -> tuple[Posterior, Any]:
-    """Draws for the pilots to start from, and the proposal ready for use: every second draw serves its scale."""
+    """Draws from which the pilots start, and the proposal ready for use: every second draw serves its scale."""
     assert found.model is not None and found.distances is not None
     prior = found.model.prior
-    even = slice(0, None, 2)
-    theta = np.column_stack([values[0, 1::2] for values in found.draws.values()]).astype(float)
-    starts = replace(
-        found, draws={name: values[:, even] for name, values in found.draws.items()}, distances=found.distances[:, even]
-    )
+    even, odd = ({name: values[:, first::2] for name, values in found.draws.items()} for first in (0, 1))
 
     def spread() -> Array:
-        pool = theta
+        pool = points(odd)
         if len(np.unique(pool, axis=0)) < max(10, 2 * prior.dim):
             pool = prior.sample(np.random.default_rng(found.seed), 1000)
         return np.atleast_2d(np.cov(pool, rowvar=False))
 
-    return starts, resolve(proposal, prior, spread)
+    return replace(found, draws=even, distances=found.distances[:, ::2]), resolve(proposal, prior, spread)
 
 
 # --- 2: what a step costs -----------------------------------------------------------------------------------
 
 
-def _time_steps(asked: Question, starts: Posterior, counts: list[int], book: Notebook) -> Timed:
+def _time_steps(asked: Question, starts: Posterior, runs: Runs) -> Timed:
     """Time whole steps at several M, at as many as a share of the budget pays for."""
-    share = min(int(TIMING_SHARE * book.budget), book.left // 2)
+    assert runs.budget is not None
+    share = int(min(int(TIMING_SHARE * runs.budget), runs.left // 2))
     chains = asked.chains
     while True:
-        affordable = [m for m in counts if chains * (m - 1 + ROUNDS * 2 * m) <= share]
+        affordable = [m for m in asked.counts if chains * (m - 1 + TURNS * 2 * m) <= share]
         if len(affordable) >= 2 or chains == 1:
             break
-        # Fewer chains than the run will have: dearer steps, but a time at all.
+        # With fewer chains than in the run to come, a step costs more per chain, but it can be timed.
         chains //= 2
     if len(affordable) < 2:
-        raise CannotTell(f"a budget of {book.budget:,} simulations does not pay for timing steps: raise it")
-    steps = max(1, min(MOST_STEPS, share // (chains * (ROUNDS + 1) * sum(affordable))))
-    found = time_steps(
-        asked.model, asked.kernel, asked.proposal, starts, affordable, chains, steps, asked.seed_of(2), asked.early
+        raise CannotTell(f"a budget of {runs.budget:,} simulations does not pay for timing steps: raise it")
+    steps = max(1, min(MOST_STEPS, share // (chains * (TURNS + 1) * sum(affordable))))
+    measured = runs.recorded(
+        "steps",
+        lambda: time_steps(
+            asked.model, asked.kernel, asked.proposal, starts, affordable, chains, steps, runs.seed_of(2), asked.early
+        ),
     )
-    book.pay(found.cost)
-    return found.timed
-
-
-def _time_stages(asked: Question, starts: Posterior, book: Notebook) -> Stages:
-    """Seconds of a set-up and of a draw, at draws of the posterior."""
-    theta = np.column_stack([values.reshape(-1) for values in starts.draws.values()]).astype(float)
-    stages, cost = time_stages(asked.model, theta[:5], asked.seed_of(3), book.left)
-    book.pay(cost)
-    return stages
+    return Timed.of(measured["seconds"])
 
 
 # --- 3 and 4: pilots ----------------------------------------------------------------------------------------
 
 
-def _pilots(asked: Question, starts: Posterior, counts: list[int], timed: Timed, book: Notebook) -> bool:
-    """Pilots for M = 1, 2, 4, ... until the gain stops growing; returns whether Q_M >= 0 is known.
+def _pilots(asked: Question, starts: Posterior, runs: Runs, found: Evidence) -> None:
+    """Pilots for M = 1, 2, 4, ... until the gain has stopped growing in both currencies.
 
-    kappa falls about like 1/M at first, so equally many simulations give about equally accurate kappas; M = 1, to
-    which all are compared, has three times as many. With a staged simulator, where set-ups are what takes time, larger
-    M are given more, halfway to equally many set-ups. Shares do not depend on the clock, so pilots can be repeated.
+    kappa falls about like 1/M at first, so equal numbers of simulations give about equally accurate kappas; M = 1, to
+    which all are compared, has three times as many. With a staged simulator, whose set-ups take most of the time,
+    larger M get more, halfway to equal numbers of set-ups. Shares do not depend on the clock, so pilots are
+    reproducible.
     """
     chains = BATCHED_PILOT_CHAINS if asked.model.batched else PLAIN_PILOT_CHAINS
-    shares = {m: math.sqrt(m) if asked.staged else 1.0 for m in counts} | {1: FIRST_SHARES}
-    unit = book.left / sum(shares.values())
-    positive = False
+    shares = {m: math.sqrt(m) if asked.staged else 1.0 for m in asked.counts} | {1: FIRST_SHARES}
+    unit = runs.left / sum(shares.values())
     best = {"simulations": 0.0, "seconds": 0.0}
     falling = 0
-    for m in counts:
-        share = min(int(unit * shares[m]), book.left)
+    for m in asked.counts:
+        share = int(min(int(unit * shares[m]), runs.left))
         if share < chains * (m - 1 + FEWEST_STEPS * m):
-            if m == 1:
-                raise CannotTell(
-                    f"{book.left:,} simulations are left for pilots, too few for {chains} chains: raise the budget"
-                )
-            break
-        post = pseudo_marginal(
+            if m > 1:
+                return
+            raise CannotTell(
+                f"{runs.left:,.0f} simulations are left for pilots, too few for {chains} chains: raise the budget"
+            )
+        post = runs.run(
+            pseudo_marginal,
             asked.model,
             asked.kernel,
             # A walk that leaves the prior at every step simulates nothing and would never spend its budget.
@@ -534,166 +549,93 @@ def _pilots(asked: Question, starts: Posterior, counts: list[int], timed: Timed,
             pseudo_samples=m,
             proposal=asked.proposal,
             start=starts,
-            seed=asked.seed_of(10 + m),
+            seed=runs.seed_of(10 + m),
             early=asked.early,
-            keep_distances=False,
-            progress=False,
+            keep="draws",
         )
-        book.pay(post.cost)
-        book.pilots += (_pilot(post, asked.functions),)
+        pilot = _pilot(post, asked.functions)
+        found.pilots += (pilot,)
         if m == 1:
-            positive = known_nonnegative(post)
+            found.positive = known_nonnegative(post)
             if not post.acceptance_rate > 0:
                 raise CannotTell(
                     f"the chains did not move in {post.shape[1]} steps with M = 1: use smaller steps, a larger eps or "
                     "a larger budget"
                 )
-            if any(part.reason for part in book.pilots[0].variances.values()):
-                break
+            if not pilot.resolved:
+                return
             continue
-        grew = False
-        for currency, top in best.items():
-            gain = _gain(currency, book.pilots[0], book.pilots[-1], timed, positive).settled
-            # What could not be measured may have grown.
-            grew = grew or gain is None or gain.value > top
-            best[currency] = top if gain is None else max(top, gain.value)
+        gains = {currency: found.gain(currency, pilot).capped for currency in best}
+        # A gain that could not be measured may have grown.
+        grew = any(gain is None or gain.value > best[currency] for currency, gain in gains.items())
+        best = {currency: max(best[currency], 0.0 if gain is None else gain.value) for currency, gain in gains.items()}
         falling = 0 if grew else falling + 1
         if falling == 2:
-            break
-    return positive
+            return
 
 
 def _pilot(post: Posterior, functions: Mapping[str, Function] | None) -> Pilot:
     chains, steps = post.shape
     m = int(post.settings["pseudo_samples"])
     each = {name: variances(along) for name, along in function_values(post, functions).items()}
-    simulations, _ = chain_simulations(post)
     # To complete its M draws, the start of each chain took one set-up.
     setups = post.cost.setups - (chains if m > 1 and post.cost.setups else 0)
     size = chains * steps
-    return Pilot(m, each, simulations / size, setups / size, post.acceptance_rate, post.shape)
+    return Pilot(m, each, chain_simulations(post)[0] / size, setups / size, post.acceptance_rate, post.shape)
 
 
-def _cost(currency: str, one: Pilot, many: Pilot, timed: Timed) -> Estimate:
-    """c_M, with the error of the two mean numbers of simulations a step."""
-    if many is one:
-        return Estimate(1.0, 0.0, 1.0, 1.0)
-    ratio = many.simulations / one.simulations
-    by_time = timed.cost(one, many.simulations, many.setups)
-    value = ratio if currency == "simulations" else by_time.value
-    timing = 0.0 if currency == "simulations" else by_time.se / by_time.value
-    relative = math.sqrt(timing**2 + _count_error(one) ** 2 + _count_error(many) ** 2)
-    return estimate(value, value * relative, len(timed.without) - 1 if timing else one.degrees)
-
-
-def _count_error(pilot: Pilot) -> float:
-    """Relative error of the simulations a step: that of a count, doubled because steps depend on each other."""
-    share = min(pilot.simulations / pilot.pseudo_samples, 1.0)
-    return 2 * math.sqrt((1 - share) / (share * math.prod(pilot.shape)))
-
-
-def _gain(currency: str, one: Pilot, many: Pilot, timed: Timed, positive: bool) -> Gain:
-    """Measured for every function, with intervals that hold for all of them together."""
-    m, cost = many.pseudo_samples, _cost(currency, one, many, timed)
-    confidence = shared_confidence(CONFIDENCE, len(one.variances))
-    each, bounds = {}, []
-    for name, first in one.variances.items():
-        second = many.variances[name]
-        kappa = estimate(first.kappa.value, first.kappa.se, first.degrees, confidence)
-        bounds.append(largest_gain(kappa, m, max(cost.low, 1.0), positive))
-        if second.reason:
-            continue
-        value = first.kappa.value / (cost.value * second.kappa.value)
-        parts = (first.kappa, second.kappa, cost)
-        relative = math.sqrt(sum((part.se / part.value) ** 2 for part in parts))
-        each[name] = estimate(value, value * relative, min(first.degrees, second.degrees), confidence)
-    return Gain(m, cost, each if len(each) == len(one.variances) else {}, max(bounds))
-
-
-def _cost_of_any(currency: str, pilots: tuple[Pilot, ...], timed: Timed) -> Callable[[int], float]:
-    """A lower limit of c_M for every M: measured at the pilots, and on straight lines between and beyond them."""
-    at = np.array([pilot.pseudo_samples for pilot in pilots], dtype=float)
-    costs = np.array([_cost(currency, pilots[0], pilot, timed).low for pilot in pilots])
-    costs = np.maximum.accumulate(np.maximum(costs, 1.0))
-
-    def cost(pseudo_samples: int) -> float:
-        if pseudo_samples <= at[-1]:
-            return float(np.interp(pseudo_samples, at, costs))
-        if len(at) == 1:
-            return timed.nominal(pseudo_samples) if currency == "seconds" else float(pseudo_samples)
-        slope = (costs[-1] - costs[-2]) / (at[-1] - at[-2])
-        return float(costs[-1] + slope * (pseudo_samples - at[-1]))
-
-    return cost
-
-
-def _answer(currency: str, pilots: tuple[Pilot, ...], timed: Timed, positive: bool, most: int) -> Answer:
-    one = pilots[0]
-    kappas = {
-        name: estimate(part.kappa.value, part.kappa.se, part.degrees, shared_confidence(CONFIDENCE, len(one.variances)))
-        for name, part in one.variances.items()
-    }
-    cost = _cost_of_any(currency, pilots, timed)
-    found = certify(kappas, cost=cost, positive=positive, confidence=CONFIDENCE)
-    gains = tuple(_gain(currency, one, pilot, timed, positive) for pilot in pilots[1:])
-    good = {gain.pseudo_samples: gain.settled for gain in gains if gain.settled is not None}
-    good = {m: gain for m, gain in good.items() if gain.low > 1 and gain.value >= WORTH}
+def _answer(currency: str, found: Evidence, most: int) -> Answer:
+    """The best M in a currency, by the lower limits of the gains, and what other M could still gain."""
+    cost = found.cost_of_any(currency)
+    kappas = joint_kappas(found.pilots[0].variances, CONFIDENCE)
+    proved = certify(kappas, cost=cost, positive=found.positive, confidence=CONFIDENCE)
+    gains = tuple(found.gain(currency, pilot) for pilot in found.pilots[1:])
+    measured = {gain.pseudo_samples: gain.capped for gain in gains if gain.capped is not None}
+    good = {m: gain for m, gain in measured.items() if gain.low > 1 and gain.value >= WORTH}
     chosen, advantage = 1, 1.0
     if good:
         # By the lower limit, so that a badly measured M is not chosen for its luck; the fewest draws among equals.
         top = max(gain.low for gain in good.values())
         chosen = next(m for m, gain in good.items() if gain.low >= top / 1.05)
         advantage = good[chosen].value
-    others = [m for m in range(2, most + 1) if m != chosen]
-    possible = max((_possible(m, pilots, gains, found, cost, positive) for m in others), default=1.0) / advantage
-    text = _sentence(chosen, gains, found, possible, most, pilots)
-    if chosen == 1 and possible > UNDECIDED:
-        return Answer(currency, None, gains, found, possible, f"cannot tell: a larger budget may settle it ({text})")
-    return Answer(currency, chosen, gains, found, possible, text)
+    highest = {gain.pseudo_samples: max(part.high for part in gain.each.values()) for gain in gains if gain.each}
 
+    def possible(m: int) -> float:
+        """The most that M could gain: by the certificate, by its own pilot, or by the pilots around it."""
+        floors = {name: cost(m) * found.kappa_floor(name, m) for name in kappas}
+        around = max(kappas[name].high / floor if floor > 0 else math.inf for name, floor in floors.items())
+        return min(proved.gain(m), highest.get(m, math.inf), around)
 
-def _possible(
-    m: int,
-    pilots: tuple[Pilot, ...],
-    gains: tuple[Gain, ...],
-    found: Certificate,
-    cost: Callable[[int], float],
-    positive: bool,
-) -> float:
-    """What M could at most gain over one: by the certificate, by measuring it, or by what was measured around it."""
-    bound = found.gain(m)
-    for gain in gains:
-        if gain.pseudo_samples == m and gain.each:
-            bound = min(bound, max(part.high for part in gain.each.values()))
-    around = []
-    for name, kappa in found.kappa.items():
-        low = {p.pseudo_samples: p.variances[name].kappa.low for p in pilots if p.variances[name].kappa.low > 0}
-        floor = kappa_floor(m, low, positive)
-        around.append(kappa.high / (cost(m) * floor) if floor > 0 else math.inf)
-    return min(bound, max(around))
+    largest = max((possible(m) for m in range(2, most + 1) if m != chosen), default=1.0) / advantage
+    text = _sentence(chosen, measured, proved, largest, most, found.pilots)
+    if chosen == 1 and largest > UNDECIDED:
+        return Answer(currency, None, gains, proved, largest, f"cannot tell: a larger budget may decide it ({text})")
+    return Answer(currency, chosen, gains, proved, largest, text)
 
 
 def _sentence(
-    chosen: int, gains: tuple[Gain, ...], found: Certificate, possible: float, most: int, pilots: tuple[Pilot, ...]
+    chosen: int,
+    measured: dict[int, Interval],
+    proved: Certificate,
+    possible: float,
+    most: int,
+    pilots: tuple[Pilot, ...],
 ) -> str:
-    settled = {gain.pseudo_samples: gain.settled for gain in gains if gain.settled is not None}
+    text = f"pseudo_samples={chosen}: "
     if chosen == 1:
-        parts = []
-        if found.certified > 1:
-            parts.append(f"certified against M <= {min(found.certified, most)}")
-        measured = [m for m in settled if m > found.certified]
+        parts = [f"certified against M <= {min(proved.certified, most)}"] if proved.certified > 1 else []
+        beyond = [m for m in measured if m > proved.certified]
+        parts += [f"measured against {_listed(beyond)}"] if beyond else []
+        text += ", ".join(parts) or "nothing could be measured against it"
         if measured:
-            parts.append(f"measured against {_listed(measured)}")
-        text = f"pseudo_samples=1: {', '.join(parts) or 'nothing could be measured against it'}"
-        if settled:
-            text += f"; the largest gain found is {max(settled.values(), key=lambda gain: gain.value)}"
+            text += f"; the largest gain found is {max(measured.values(), key=lambda gain: gain.value)}"
     else:
-        text = f"pseudo_samples={chosen}: the measured gain over 1 is {settled[chosen]}"
-    unsettled = [pilot.pseudo_samples for pilot in pilots[1:] if any(part.reason for part in pilot.variances.values())]
-    if unsettled:
-        text += f"; the pilots were too short at {_listed(unsettled)}"
+        text += f"the measured gain over 1 is {measured[chosen]}"
+    short = [pilot.pseudo_samples for pilot in pilots[1:] if not pilot.resolved]
+    if short:
+        text += f"; the pilots were too short at {_listed(short)}"
     if math.isinf(possible):
-        return text + f"; what other M up to {most} could gain is not bounded"
+        return text + f"; the gain of other M up to {most} is not bounded"
     better = "" if possible < 1.005 else f" by more than {possible:.3g} x"
     return text + f"; no other choice up to {most} is better{better}"
 
@@ -702,60 +644,53 @@ def _listed(counts: list[int]) -> str:
     return f"M = {', '.join(map(str, counts))}"
 
 
-# --- 5 and 6: layouts and rejection -------------------------------------------------------------------------
+# --- 5: layouts and rejection -------------------------------------------------------------------------------
 
 
-def _layout(processors: int, pilots: tuple[Pilot, ...], positive: bool) -> Layout | None:
+def _layout(processors: int, found: Evidence) -> ProcessorLayout | None:
     """(a) one chain with a draw on each processor takes v(f, Q_P); (b) a chain on each takes v(f, Q_1)/P."""
     if processors == 1:
         return None
-    one = pilots[0].variances
-    for pilot in pilots:
-        if pilot.pseudo_samples == processors and not any(part.reason for part in pilot.variances.values()):
-            ratios = []
-            for name, part in pilot.variances.items():
-                value = processors * part.kappa.value / one[name].kappa.value
-                relative = math.hypot(part.kappa.se / part.kappa.value, one[name].kappa.se / one[name].kappa.value)
-                ratios.append(estimate(value, value * relative, min(part.degrees, one[name].degrees)))
-            ratio = min(ratios, key=lambda found: found.value)
-            text = f"takes {ratio} times as long as"
-            break
+    one = found.pilots[0].variances
+    pilot = next((pilot for pilot in found.pilots if pilot.pseudo_samples == processors and pilot.resolved), None)
+    if pilot is not None:
+        ratios = [quotient(part, one[name], processors) for name, part in pilot.variances.items()]
+        ratio = min(ratios, key=lambda each: each.value)
+        text = f"takes {ratio} times as long as"
     else:
-        floors = []
-        for name, part in one.items():
-            low = {p.pseudo_samples: p.variances[name].kappa.low for p in pilots if p.variances[name].kappa.low > 0}
-            floors.append(processors * kappa_floor(processors, low, positive) / part.kappa.high)
-        ratio = Estimate(math.nan, math.nan, min(floors), math.inf)
+        floors = [processors * found.kappa_floor(name, processors) / part.kappa.high for name, part in one.items()]
+        ratio = Interval(math.nan, math.nan, min(floors), math.inf)
         text = f"takes at least {ratio.low:.3g} times as long as"
-    return Layout(
-        processors, ratio,
-        f"on {processors} processors, (a) one chain with {processors} draws side by side {text} (b) a chain on each "
-        "with one draw",
-    )  # fmt: skip
-
-
-def _against_rejection(found: Posterior, one: Pilot, chosen: Answer, prices: Prices) -> AgainstRejection:
-    """1/p_acc proposals against kappa steps, in the currency of the choice."""
-    rate = estimate(found.acceptance_rate, found.acceptance_rate_se, max(found.shape[1] - 1, 1))
-    by_time = chosen.currency == "seconds"
-    proposal = prices.setup + prices.draw if by_time else 1.0
-    step = prices.of(one.simulations, one.setups) if by_time else one.simulations
-    alone = Estimate(
-        proposal / rate.value, proposal * rate.se / rate.value**2, proposal / rate.high, proposal / rate.low
+    text = (
+        f"on {processors} processors, (a) one chain with {processors} draws side by side {text} (b) one chain with one "
+        "draw on each processor"
     )
+    return ProcessorLayout(processors, ratio, text)
+
+
+def _against_rejection(accepted: Posterior, found: Evidence, chosen: Answer) -> AgainstRejection:
+    """1/p_acc proposals against kappa steps, in the currency of the choice."""
+    rate = interval(accepted.acceptance_rate, accepted.acceptance_rate_se, max(accepted.shape[1] - 1, 1))
+    one, proposal = found.pilots[0], 1.0
+    step = one.simulations
+    if chosen.currency == "seconds":
+        assert found.timed is not None
+        prices = found.timed.prices
+        proposal, step = prices.setup + prices.draw, prices.of(*one.counts)
+    se = proposal * rate.se / rate.value**2
+    alone = Interval(proposal / rate.value, se, proposal / rate.high, proposal / rate.low)
     worst = max(one.variances.values(), key=lambda part: part.kappa.value).kappa
-    gain = chosen.gain.value
-    chain = Estimate(*(step / gain * part for part in worst))
+    chain = Interval(*(step / chosen.gain.value * part for part in worst))
     better = alone.high < chain.low
     if better:
         comparison = "plain rejection (od.rejection) is the better choice at this kernel"
     elif alone.low > chain.high:
         comparison = "the chain is the better choice"
     else:
-        comparison = "which is better is within the error"
+        comparison = "the difference is within the error"
     text = (
-        f"an independent draw takes plain rejection {alone.value:.4g} {chosen.currency}; the accuracy of one takes the "
-        f"chain with M = {chosen.pseudo_samples or 1} {chain}: {comparison}"
+        f"plain rejection takes {alone.value:.4g} {chosen.currency} per independent draw, the chain with "
+        f"M = {chosen.pseudo_samples or 1} takes {chain} per effective draw: {comparison}"
     )
     return AgainstRejection(rate, alone, chain, better, text)
 
@@ -763,9 +698,9 @@ def _against_rejection(found: Posterior, one: Pilot, chosen: Answer, prices: Pri
 def _verdict(chosen: Answer, other: Answer, against: AgainstRejection) -> str:
     lines = [f"{chosen.text} (counted in {chosen.currency})"]
     if other.pseudo_samples != chosen.pseudo_samples:
-        why = "" if other.pseudo_samples == 1 else f" (measured gain {other.gain})"
-        choice = "it cannot be told" if other.pseudo_samples is None else f"pseudo_samples={other.pseudo_samples}{why}"
-        lines.append(f"where {other.currency} are what costs, {choice}")
+        gain = "" if other.pseudo_samples == 1 else f" (measured gain {other.gain})"
+        choice = "undecided" if other.pseudo_samples is None else f"pseudo_samples={other.pseudo_samples}{gain}"
+        lines.append(f"counted in {other.currency}: {choice}")
     if against.rejection_is_better:
         lines.append("plain rejection (od.rejection) is cheaper than the chain at this kernel")
     return "\n".join(lines)

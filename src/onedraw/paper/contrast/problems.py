@@ -1,7 +1,7 @@
 """The problems of the contrast, as a user would write them (docs/contrast.md).
 
-Inside ABC: the paper's toy; a g-and-k model explored by a random walk; a Gaussian process whose set-up is paid once a
-theta; a target with heavy tails. Outside: a linear Gaussian state-space model by particle filters.
+Inside ABC: the paper's toy; a g-and-k model explored by a random walk; a Gaussian process whose set-up is paid once
+per theta; a target with heavy tails. Outside: a linear Gaussian state-space model by particle filters.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import numpy as np
 
 import onedraw as od
 from onedraw.engines.arrays import Array
-from onedraw.estimators.particle_filter import ParticleFilter
 
 Unit = Literal["simulations", "seconds"]
 
 
 @dataclass(frozen=True)
-class Line:
+class ContrastLine:
     """One line of the figure: which problem, at which numbers M, and what a point may cost."""
 
     key: str
@@ -40,22 +39,22 @@ class Line:
 
 DOUBLING = tuple(2**power for power in range(7))
 
-LINES: tuple[Line, ...] = (
-    Line("toy", "1", "ABC, the toy", DOUBLING, 8_000_000, 256),
-    Line("g-and-k", "2", "ABC, g-and-k, random walk", DOUBLING, 1_500_000, 128),
-    Line("process", "3", "ABC, Gaussian process with a set-up", (*DOUBLING, 256, 1024), 30_000, 16, "seconds"),
-    Line("filter-100", "4", "particle MCMC, T = 100", (1, 2, 4, 8, 16, 32, 64), 80_000_000, 128, times=100),
-    Line(
+LINES: tuple[ContrastLine, ...] = (
+    ContrastLine("toy", "1", "ABC, the toy", DOUBLING, 8_000_000, 256),
+    ContrastLine("g-and-k", "2", "ABC, g-and-k, random walk", DOUBLING, 1_500_000, 128),
+    ContrastLine("process", "3", "ABC, Gaussian process with a set-up", (*DOUBLING, 256, 1024), 30_000, 16, "seconds"),
+    ContrastLine("filter-100", "4", "particle MCMC, T = 100", DOUBLING, 80_000_000, 128, times=100),
+    ContrastLine(
         "filter-400", "4", "particle MCMC, T = 400", (4, 16, 32, 64, 128, 256), 435_000_000, 32, times=400, power=0.75
     ),
-    Line("tails", "5", "fixed M", (1, 2, 4, 8, 16), 1_000_000, 128),
-    Line("hits", "5", "r-hit", (1, 2), 1_000_000, 128),
+    ContrastLine("tails", "5", "fixed M", DOUBLING[:5], 1_000_000, 128),
+    ContrastLine("hits", "5", "r-hit", (1, 2), 1_000_000, 128),
 )
 QUICK = {"toy": 8, "g-and-k": 8, "process": 2, "filter-100": 1, "tails": 3, "hits": 3}
-"""How many times less a quick contrast spends on a point; what is not here it leaves out."""
+"""How many times less a quick contrast spends on a point; it leaves out the lines that are not here."""
 
 
-def line_of(key: str) -> Line:
+def line_of(key: str) -> ContrastLine:
     """The line of that name.
 
     >>> line_of("toy").counts[:3]
@@ -145,7 +144,7 @@ MEMORY = 0.8
 
 
 def series(times: int) -> Array:
-    """Observations of mu + x_t with noise N(0, 2^2), mu = 0, where x_t = 0.8 x_(t-1) + 0.6 N(0, 1), x_0 ~ N(0, 1)."""
+    """Observations of mu + x_t with noise N(0, 2^2) and mu = 0; x_t = 0.8 x_(t-1) + 0.6 N(0, 1), x_0 ~ N(0, 1)."""
     rng = np.random.default_rng(7)
     x, y = rng.standard_normal(), np.empty(times)
     for t in range(times):
@@ -167,7 +166,7 @@ def _log_observation(y: float, x: Array, mu: Array) -> Array:
     return np.asarray(-0.5 * z * z - math.log(NOISE * math.sqrt(2 * math.pi)))
 
 
-def state_space(times: int, particles: int) -> ParticleFilter:
+def state_space(times: int, particles: int) -> od.Estimator:
     """A particle filter for the first `times` observations; the parameter is the level mu."""
     from scipy import stats
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onedraw.paper.study.exact import Array, acceptance_rate, tolerance
-from onedraw.paper.study.run import Outcome, Study
+from onedraw.engines.arrays import Array
+from onedraw.paper.page import Claim
+from onedraw.paper.study.quadrature import acceptance_rate, tolerance
+from onedraw.paper.study.run import SimulatedPoint, StudyResults
 from onedraw.paper.study.settings import DISCOUNT_2, PSEUDO_SAMPLES, RATE_PER_COST, Toy, step_cost
 
 PRINTED_EPS: tuple[tuple[float, float], ...] = ((2.0, 0.08), (8.0, 7.64))
@@ -27,30 +29,12 @@ SAME_SHAPE = 0.03
 NO_BENEFIT = 0.02
 """Reduction of eps below which a curve shows no benefit by eye."""
 
-
 FARTHER_Y_OBS = 16.0
-"""An observation beyond the figure's, to see whether the benefit goes on shrinking there."""
+"""An observation beyond the figure's, to see whether the benefit keeps shrinking."""
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One statement of the paper and what became of it."""
-
-    short: str
-    statement: str
-    """In our words."""
-    reproduced: bool
-    number: str
-    """The number that decides."""
-    remark: str = ""
-
-    @property
-    def verdict(self) -> str:
-        return "reproduced" if self.reproduced else "not reproduced"
-
-
-@dataclass(frozen=True)
-class Line:
+class FigureLine:
     """One line of a figure over M: exact and simulated values, shape (7,)."""
 
     label: str
@@ -69,41 +53,40 @@ class Line:
         return float(self.ratio()[at]), int(self.pseudo_samples[at])
 
 
-def lines_of(outcomes: Sequence[Outcome], figure: str) -> dict[str, Line]:
-    """The lines of a figure by label; empty where the figure was not asked for."""
-    labels = dict.fromkeys(one.series for one in outcomes if one.figure == figure)
-    found = {}
-    for label in labels:
-        here = [one for one in outcomes if one.figure == figure and one.series == label]
-        found[label] = Line(
-            label,
-            np.array([one.pseudo_samples for one in here], dtype=float),
-            np.array([one.exact for one in here]),
-            np.array([one.simulated for one in here]),
-            np.array([one.std_error for one in here]),
-        )
-    return found
+def _bests(lines: dict[str, FigureLine]) -> tuple[list[float], str]:
+    """The smallest eps of each line over that at M = 1, and a sentence that lists them."""
+    best = {label: line.best() for label, line in lines.items()}
+    listed = ", ".join(f"{ratio:.3f} ({label}, M = {count})" for label, (ratio, count) in best.items())
+    return [ratio for ratio, _ in best.values()], f"smallest eps over that at M = 1: {listed}"
 
 
-def claims_of(study: Study) -> list[Claim]:
+def lines_of(outcomes: Sequence[SimulatedPoint], figure: str) -> dict[str, FigureLine]:
+    """The lines of a figure by label; empty if the figure was not asked for."""
+    lines: dict[str, list[tuple[float, ...]]] = {}
+    for one in outcomes:
+        if one.figure == figure:
+            lines.setdefault(one.series, []).append((one.pseudo_samples, one.exact, one.simulated, one.std_error))
+    return {label: FigureLine(label, *np.array(rows, dtype=float).T) for label, rows in lines.items()}
+
+
+def claims_of(study: StudyResults) -> list[Claim]:
     """Every claim that the figures of this study can decide."""
-    outcomes = study.outcomes
+    kernel = study.plan.kernel
     claims: list[Claim] = []
-    if left := lines_of(outcomes, "1L"):
-        claims += _per_pseudo_sample(left)
-        claims += _gaussian(study)
-    if right := lines_of(outcomes, "1R"):
-        claims += _discounts(right)
-    if left := lines_of(outcomes, "2L"):
-        claims += _far_observation(left, study.plan.kernel)
-        if study.plan.kernel == "uniform":
-            claims += [_printed_eps(y_obs, eps, left[f"y_obs={y_obs:g}"]) for y_obs, eps in PRINTED_EPS]
-    if right := lines_of(outcomes, "2R"):
-        claims += _noise(right)
+    if lines := lines_of(study.outcomes, "1L"):
+        claims += [*_per_pseudo_sample(lines), *_gaussian(study)]
+    if lines := lines_of(study.outcomes, "1R"):
+        claims += _discounts(lines)
+    if lines := lines_of(study.outcomes, "2L"):
+        claims += _far_observation(lines, kernel)
+        if kernel == "uniform":
+            claims += [_printed_eps(y_obs, eps, lines[f"y_obs={y_obs:g}"]) for y_obs, eps in PRINTED_EPS]
+    if lines := lines_of(study.outcomes, "2R"):
+        claims += _noise(lines)
     return [*claims, _arithmetic()]
 
 
-def _per_pseudo_sample(lines: dict[str, Line]) -> list[Claim]:
+def _per_pseudo_sample(lines: dict[str, FigureLine]) -> list[Claim]:
     ratios = np.array([line.ratio()[1:] for line in lines.values()])
     simulated = np.array([line.simulated[1:] / line.simulated[0] for line in lines.values()])
     worst = next(iter(lines.values()))
@@ -124,7 +107,7 @@ def _per_pseudo_sample(lines: dict[str, Line]) -> list[Claim]:
     ]
 
 
-def _gaussian(study: Study) -> list[Claim]:
+def _gaussian(study: StudyResults) -> list[Claim]:
     if not study.matched:
         return []
     same = max(abs(one.gaussian_same_eps / one.uniform - 1) for one in study.matched)
@@ -152,51 +135,43 @@ def _gaussian(study: Study) -> list[Claim]:
     ]
 
 
-def _discounts(lines: dict[str, Line]) -> list[Claim]:
-    claims = []
-    if full := lines.get("discount=1"):
-        steps = full.exact[1:] / full.exact[:-1]
-        claims.append(
-            Claim(
-                "without discount eps grows with M",
-                "Figure 1, right: without a discount eps grows with M, so that M = 1 gives the smallest eps.",
-                bool(steps.min() > 1),
-                f"smallest growth from one M to the next: a factor of {steps.min():.4f}; at M = 64 eps is "
-                f"{full.ratio()[-1]:.2f} times that at M = 1",
-            )
-        )
-    discounted = [line for label, line in lines.items() if label != "discount=1"]
-    if discounted:
-        best = [(line, *line.best()) for line in discounted]
-        claims.append(
-            Claim(
-                "with a discount M > 1 can reduce eps",
-                "Figure 1, right: for discounts above 1 more pseudo-samples can reduce eps.",
-                all(ratio < 1 for _, ratio, _ in best),
-                "smallest eps over that at M = 1: "
-                + ", ".join(f"{ratio:.3f} ({line.label}, M = {count})" for line, ratio, count in best),
-            )
-        )
-    return claims
+def _discounts(lines: dict[str, FigureLine]) -> list[Claim]:
+    full = lines["discount=1"]
+    steps = full.exact[1:] / full.exact[:-1]
+    ratios, listed = _bests({label: line for label, line in lines.items() if label != "discount=1"})
+    return [
+        Claim(
+            "without discount eps grows with M",
+            "Figure 1, right: without a discount eps grows with M, so that M = 1 gives the smallest eps.",
+            bool(steps.min() > 1),
+            f"smallest growth from one M to the next: a factor of {steps.min():.4f}; at M = 64 eps is "
+            f"{full.ratio()[-1]:.2f} times that at M = 1",
+        ),
+        Claim(
+            "with a discount M > 1 can reduce eps",
+            "Figure 1, right: for discounts above 1 more pseudo-samples can reduce eps.",
+            max(ratios) < 1,
+            listed,
+        ),
+    ]
 
 
-def _far_observation(lines: dict[str, Line], kernel: str) -> list[Claim]:
-    best = {label: line.best() for label, line in lines.items()}
-    ratios = [ratio for ratio, _ in best.values()]
-    listed = ", ".join(f"{ratio:.3f} ({label}, M = {count})" for label, (ratio, count) in best.items())
-    last_label, (last, last_count) = list(best.items())[-1]
+def _far_observation(lines: dict[str, FigureLine], kernel: str) -> list[Claim]:
+    ratios, listed = _bests(lines)
+    label, line = list(lines.items())[-1]
+    last, count = line.best()
     return [
         Claim(
             "the benefit shrinks as y_obs grows",
             "Figure 2, left: with a discount of 8 the benefit of larger M shrinks as y_obs grows.",
             bool(np.all(np.diff(ratios) > 0)),
-            f"smallest eps over that at M = 1: {listed}",
+            listed,
         ),
         Claim(
             "the benefit disappears at y_obs = 8",
             "Figure 2, left: and eventually disappears.",
             last > 1 - NO_BENEFIT,
-            f"at {last_label} M = {last_count} still reduces eps by {100 * (1 - last):.1f} %",
+            f"at {label} M = {count} still reduces eps by {100 * (1 - last):.1f} %",
             _beyond_the_figure() if kernel == "uniform" else "",
         ),
     ]
@@ -208,39 +183,30 @@ def _beyond_the_figure() -> str:
         for count in PSEUDO_SAMPLES
     ]
     reduction = 100 * (1 - min(eps) / eps[0])
-    return f"It goes on shrinking: at y_obs = {FARTHER_Y_OBS:g} the best M reduces eps by {reduction:.1f} %."
+    return f"It keeps shrinking: at y_obs = {FARTHER_Y_OBS:g} the best M reduces eps by {reduction:.1f} %."
 
 
-def _noise(lines: dict[str, Line]) -> list[Claim]:
-    best = {label: line.best() for label, line in lines.items()}
-    listed = ", ".join(f"{ratio:.3f} ({label}, M = {count})" for label, (ratio, count) in best.items())
-    ratios = [ratio for ratio, _ in best.values()]
-    small, large = lines.get("sigma_y=0.01"), lines.get("sigma_y=2")
-    claims = []
-    if large is not None:
-        claims.append(
-            Claim(
-                "large sigma_y: a benefit",
-                "Figure 2, right: for large sigma_y discounted pseudo-samples help.",
-                bool(np.all(np.diff(ratios) <= 0)) and ratios[-1] < 1 - NO_BENEFIT,
-                f"smallest eps over that at M = 1: {listed}",
-            )
-        )
-    if small is not None:
-        ratio, _ = small.best()
-        claims.append(
-            Claim(
-                "small sigma_y: no benefit",
-                "Figure 2, right: for small sigma_y further pseudo-samples bring little.",
-                ratio > 1 - NO_BENEFIT,
-                f"at sigma_y=0.01 no M > 1 brings eps below {min(small.ratio()[1:]):.2f} times that at M = 1; M = 64 "
-                f"needs {small.ratio()[-1]:.1f} times",
-            )
-        )
-    return claims
+def _noise(lines: dict[str, FigureLine]) -> list[Claim]:
+    ratios, listed = _bests(lines)
+    small = lines["sigma_y=0.01"]
+    return [
+        Claim(
+            "large sigma_y: a benefit",
+            "Figure 2, right: for large sigma_y discounted pseudo-samples help.",
+            bool(np.all(np.diff(ratios) <= 0)) and ratios[-1] < 1 - NO_BENEFIT,
+            listed,
+        ),
+        Claim(
+            "small sigma_y: no benefit",
+            "Figure 2, right: for small sigma_y further pseudo-samples bring little.",
+            small.best()[0] > 1 - NO_BENEFIT,
+            f"at sigma_y=0.01 no M > 1 brings eps below {min(small.ratio()[1:]):.2f} times that at M = 1; M = 64 needs "
+            f"{small.ratio()[-1]:.1f} times",
+        ),
+    ]
 
 
-def _printed_eps(y_obs: float, printed: float, line: Line) -> Claim:
+def _printed_eps(y_obs: float, printed: float, line: FigureLine) -> Claim:
     toy = Toy(y_obs=y_obs)
     exact = tolerance(RATE_PER_COST, toy, 1)
     belongs = acceptance_rate(toy, printed, 1)

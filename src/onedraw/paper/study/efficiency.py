@@ -27,8 +27,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onedraw.paper.study.exact import ORDER, Array, Estimate, binomial_table, posterior_moments, prior_quadrature
-from onedraw.paper.study.settings import PSEUDO_SAMPLES, Proposal, Toy, step_cost
+from onedraw.arguments import positive
+from onedraw.engines.arrays import Array
+from onedraw.paper.study.quadrature import ORDER, Approximation, binomial_table, posterior_moments, prior_quadrature
+from onedraw.paper.study.settings import PSEUDO_SAMPLES, ProposalName, Toy, step_cost
 from onedraw.results.certificate import gain_bound, gain_bounds_nonnegative
 
 GRID = 480
@@ -46,7 +48,7 @@ def independence_variance_on_grid(prior: Array, hits: Array, values: Array) -> f
     """v(f, Q_M) for q = prior on a discrete prior, by the decomposition in the module's docstring.
 
     Parameters: `prior` weights (n,), `hits` the table Bin(j; M, tau(theta)) for j = 1..M (n, M), `values` f(theta)
-    (n,). Weights that leave out theta that never hits are welcome: a proposal there is a rejection.
+    (n,). The weights may leave out theta that never hits: a proposal there is a rejection.
     """
     law = prior @ hits
     held = law > 0
@@ -121,8 +123,8 @@ def grid_variance(
     for _ in range(10 * most * size):
         image = leave * direction - accepted(direction)
         length = size_now / float((stationary * direction * image).sum())
-        potential = potential + length * direction
-        residual = residual - length * image
+        potential += length * direction
+        residual -= length * image
         step = residual / leave
         size_before, size_now = size_now, float((stationary * residual * step).sum())
         if size_now <= precision**2 * start:
@@ -134,7 +136,7 @@ def grid_variance(
 
 
 def _largest_hit_count(prior: Array, hits: Array) -> int:
-    """The largest hit count worth keeping: those above carry less than 1e-16 of the stationary law."""
+    """The largest hit count that is kept: those above carry less than 1e-16 of the stationary law."""
     mass = np.arange(1, hits.shape[1] + 1) * (prior @ hits)
     tail = np.cumsum(mass[::-1])[::-1] / mass.sum()
     return int(np.flatnonzero(tail > 1e-16)[-1]) + 1
@@ -145,7 +147,7 @@ def independence_variance(toy: Toy, eps: float, pseudo_samples: int, order: int 
 
     At M = 1 every rejection is a repeat and v = v(f)(2 - p)/p with p the acceptance rate:
 
-    >>> from onedraw.paper.study.exact import kernel_mean
+    >>> from onedraw.paper.study.quadrature import kernel_mean
     >>> p, sd = kernel_mean(Toy(), 0.25), posterior_moments(Toy(), 0.25).sd
     >>> bool(abs(independence_variance(Toy(), 0.25, 1) / (sd**2 * (2 - p) / p) - 1) < 1e-12)
     True
@@ -177,7 +179,7 @@ def random_walk_on_grid(
 
 def random_walk_variance(
     toy: Toy, eps: float, pseudo_samples: int, scale: float | None = None, grid: int = GRID
-) -> Estimate:
+) -> Approximation:
     """v(f, Q_M) for f(theta) = theta, uniform kernel, Gaussian random walk of standard deviation `scale`.
 
     `scale` defaults to OPTIMAL_SCALE posterior standard deviations. The value is extrapolated in step^2
@@ -187,25 +189,19 @@ def random_walk_variance(
     if grid < 8 or grid % 4:
         raise ValueError(f"grid must be a multiple of 4 from 8 on, got {grid}: a quarter of it is used too")
     if scale is None:
-        scale = default_scale(toy, eps)
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be positive, got {scale}: it is the random walk's standard deviation")
+        scale = OPTIMAL_SCALE * posterior_moments(toy, eps).sd
+    positive("scale", scale, "the random walk's standard deviation")
     coarse, middle, fine = (
         random_walk_on_grid(toy, eps, pseudo_samples, scale, grid // shrink) for shrink in (4, 2, 1)
     )
-    return Estimate(fine + (fine - middle) / 3, max(abs(fine - middle), abs(middle - coarse) / 4))
-
-
-def default_scale(toy: Toy, eps: float) -> float:
-    """The random walk's standard deviation where none is given."""
-    return OPTIMAL_SCALE * posterior_moments(toy, eps).sd
+    return Approximation(fine + (fine - middle) / 3, max(abs(fine - middle), abs(middle - coarse) / 4))
 
 
 @dataclass(frozen=True)
 class EfficiencyCurve:
     """v(f, Q_M) against M for f(theta) = theta, with v(f) under pi_K: what the third figure is drawn from."""
 
-    proposal: Proposal
+    proposal: ProposalName
     toy: Toy
     eps: float
     pseudo_samples: tuple[int, ...]
@@ -221,7 +217,7 @@ class EfficiencyCurve:
 
 
 def efficiency_curve(
-    proposal: Proposal,
+    proposal: ProposalName,
     toy: Toy,
     eps: float,
     pseudo_samples: Sequence[int] = PSEUDO_SAMPLES,
@@ -232,11 +228,11 @@ def efficiency_curve(
     if proposal not in ("independence", "random_walk"):
         raise ValueError(f"no proposal {proposal!r}: choose 'independence' or 'random_walk'")
 
-    def estimate(count: int) -> Estimate:
+    def estimate(count: int) -> Approximation:
         if proposal == "random_walk":
             return random_walk_variance(toy, eps, count, scale, grid)
         value = independence_variance(toy, eps, count)
-        return Estimate(value, abs(value - independence_variance(toy, eps, count, 2 * ORDER)))
+        return Approximation(value, abs(value - independence_variance(toy, eps, count, 2 * ORDER)))
 
     found = {count: estimate(count) for count in {1, *pseudo_samples}}
     return EfficiencyCurve(
@@ -274,7 +270,7 @@ class GainBounds(NamedTuple):
     @property
     def best(self) -> Array:
         """The smallest of the three; both proposals of the study have Q_M >= 0."""
-        return np.minimum(np.minimum(self.general, self.positive), self.kappa)
+        return np.asarray(np.min(self, axis=0))
 
 
 def gain_bounds(curve: EfficiencyCurve, discount: float = 1.0) -> GainBounds:
@@ -287,7 +283,7 @@ def gain_bounds(curve: EfficiencyCurve, discount: float = 1.0) -> GainBounds:
 
 def cost_floor(curve: EfficiencyCurve, discount: float = 1.0) -> Array:
     """The certificate drawn beside `serial_cost`: no M can cost less than v(f, Q_1)/(largest gain)."""
-    return curve.single_variance / gain_bounds(curve, discount).best
+    return np.asarray(curve.single_variance / gain_bounds(curve, discount).best)
 
 
 def _costs(pseudo_samples: Sequence[int], discount: float) -> Array:

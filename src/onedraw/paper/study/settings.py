@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Figure = Literal["1L", "1R", "2L", "2R"]
-Kernel = Literal["uniform", "gaussian"]
-Proposal = Literal["independence", "random_walk"]
-Engine = Literal["numpy", "numba", "jax"]
+from onedraw.arguments import positive, whole_number
+from onedraw.results import efficiency
 
-FIGURES: tuple[Figure, ...] = ("1L", "1R", "2L", "2R")
+FigureName = Literal["1L", "1R", "2L", "2R"]
+KernelName = Literal["uniform", "gaussian"]
+ProposalName = Literal["independence", "random_walk"]
+EngineName = Literal["numpy", "numba", "jax"]
+
+FIGURES: tuple[FigureName, ...] = ("1L", "1R", "2L", "2R")
+KERNELS: tuple[KernelName, ...] = ("uniform", "gaussian")
 PSEUDO_SAMPLES: tuple[int, ...] = tuple(2**power for power in range(7))
 ITERATIONS = 5_000_000
 RATE_PER_COST = 0.004
@@ -37,8 +41,7 @@ class Toy:
     def __post_init__(self) -> None:
         if not math.isfinite(self.y_obs):
             raise ValueError(f"y_obs must be a finite number, got {self.y_obs}: it is the observation")
-        if not (math.isfinite(self.sigma_y) and self.sigma_y > 0):
-            raise ValueError(f"sigma_y must be positive, got {self.sigma_y}: it is the noise's sd")
+        positive("sigma_y", self.sigma_y, "the noise's standard deviation")
 
     @property
     def marginal_sd(self) -> float:
@@ -52,18 +55,17 @@ def step_cost(pseudo_samples: int, discount: float = 1.0) -> float:
     >>> step_cost(64, discount=16)
     4.9375
     """
-    if pseudo_samples < 1:
-        raise ValueError(f"pseudo_samples must be at least 1, got {pseudo_samples}")
+    whole_number("pseudo_samples", pseudo_samples, "the number of draws per proposal")
     if not discount >= 1:
         raise ValueError(f"discount must be at least 1 (1 is no discount), got {discount}")
-    return 1.0 + (pseudo_samples - 1) / discount
+    return efficiency.step_cost(pseudo_samples, discount)
 
 
 @dataclass(frozen=True)
-class Point:
+class FigurePoint:
     """One point of one figure: either `eps` is given, or the discount and so the acceptance rate to be met."""
 
-    figure: Figure
+    figure: FigureName
     series: str
     pseudo_samples: int
     toy: Toy
@@ -76,7 +78,7 @@ class Point:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """The rate that eps must give, RATE_PER_COST * c_M; None where eps itself is given."""
+        """The rate that eps must give, RATE_PER_COST * c_M; None if eps itself is given."""
         if self.discount is None:
             return None
         return RATE_PER_COST * step_cost(self.pseudo_samples, self.discount)
@@ -84,24 +86,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of one figure and how it is drawn: `grey` runs from 0 (black) to 1 (white)."""
+    """One line of one figure, a point for each M, and how it is drawn: `grey` runs from 0 (black) to 1 (white)."""
 
-    figure: Figure
+    figure: FigureName
     label: str
     grey: float
-    toy: Toy
-    eps: float | None = None
-    discount: float | None = None
-
-    @property
-    def points(self) -> tuple[Point, ...]:
-        """The line's points, in the order of M."""
-        return tuple(
-            Point(self.figure, self.label, count, self.toy, self.eps, self.discount) for count in PSEUDO_SAMPLES
-        )
+    points: tuple[FigurePoint, ...]
 
 
-def greys(count: int, *, black_first: bool) -> tuple[float, ...]:
+def greys(count: int, *, black_first: bool = True) -> tuple[float, ...]:
     """Evenly spaced grey levels of a figure's lines, black at one end and light grey at the other."""
     levels = tuple(LIGHTEST_GREY * (index / max(count - 1, 1)) for index in range(count))
     return levels if black_first else levels[::-1]
@@ -113,41 +106,37 @@ Y_OBS_2L: tuple[float, ...] = (2, 4, 6, 8)
 SIGMA_Y_2R: tuple[float, ...] = (0.01, 0.05, 0.1, 0.5, 1, 2)
 DISCOUNT_2 = 8.0
 
+
+def _lines(figure: FigureName, name: str, values: Sequence[float], black_first: bool = True) -> list[Series]:
+    """The lines of a figure that differ in the quantity `name`."""
+    lines = []
+    for value, grey in zip(values, greys(len(values), black_first=black_first), strict=True):
+        toy = Toy(**{name: value}) if name in ("y_obs", "sigma_y") else Toy()
+        given = {name: value} if name in ("eps", "discount") else {"discount": DISCOUNT_2}
+        label = f"{name}={value:g}"
+        points = tuple(FigurePoint(figure, label, count, toy, **given) for count in PSEUDO_SAMPLES)
+        lines.append(Series(figure, label, grey, points))
+    return lines
+
+
 SERIES: tuple[Series, ...] = (
-    *(
-        Series("1L", f"eps={eps:g}", grey, Toy(), eps=eps)
-        for eps, grey in zip(EPS_1L, greys(len(EPS_1L), black_first=True), strict=True)
-    ),
-    *(
-        Series("1R", f"discount={discount:g}", grey, Toy(), discount=discount)
-        for discount, grey in zip(DISCOUNTS_1R, greys(len(DISCOUNTS_1R), black_first=True), strict=True)
-    ),
-    *(
-        Series("2L", f"y_obs={y_obs:g}", grey, Toy(y_obs=y_obs), discount=DISCOUNT_2)
-        for y_obs, grey in zip(Y_OBS_2L, greys(len(Y_OBS_2L), black_first=False), strict=True)
-    ),
-    *(
-        Series("2R", f"sigma_y={sigma_y:g}", grey, Toy(sigma_y=sigma_y), discount=DISCOUNT_2)
-        for sigma_y, grey in zip(SIGMA_Y_2R, greys(len(SIGMA_Y_2R), black_first=True), strict=True)
-    ),
+    *_lines("1L", "eps", EPS_1L),
+    *_lines("1R", "discount", DISCOUNTS_1R),
+    *_lines("2L", "y_obs", Y_OBS_2L, black_first=False),
+    *_lines("2R", "sigma_y", SIGMA_Y_2R),
 )
 
 
-@dataclass(frozen=True)
-class EfficiencySetting:
-    """One panel of the third figure, which the paper reasons about but does not draw: v(f,Q_M)*c_M against M."""
-
-    proposal: Proposal
-    eps: float
-    toy: Toy = Toy()
-    discounts: tuple[float, ...] = DISCOUNTS_1R
-    pseudo_samples: tuple[int, ...] = PSEUDO_SAMPLES
-
-
-# The widest and the narrowest tolerance of figure 1L: kappa below and far above the largest M.
-EFFICIENCY: tuple[EfficiencySetting, ...] = tuple(
-    EfficiencySetting(proposal, eps) for eps in (EPS_1L[0], EPS_1L[-1]) for proposal in ("independence", "random_walk")
+EFFICIENCY: tuple[tuple[ProposalName, float], ...] = (
+    ("independence", EPS_1L[0]),
+    ("random_walk", EPS_1L[0]),
+    ("independence", EPS_1L[-1]),
+    ("random_walk", EPS_1L[-1]),
 )
+"""Proposals and eps of the third figure, which the paper reasons about but does not draw: v(f,Q_M)*c_M against M.
+
+The widest and the narrowest tolerance of figure 1L: kappa below and far above the largest M.
+"""
 
 
 def series(figures: Sequence[str] = FIGURES) -> tuple[Series, ...]:
@@ -162,7 +151,7 @@ def series(figures: Sequence[str] = FIGURES) -> tuple[Series, ...]:
     return tuple(line for line in SERIES if line.figure in figures)
 
 
-def points(figures: Sequence[str] = FIGURES) -> tuple[Point, ...]:
+def points(figures: Sequence[str] = FIGURES) -> tuple[FigurePoint, ...]:
     """All points of the named figures, line by line, each line in the order of M.
 
     >>> len(points())

@@ -23,47 +23,19 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-__all__ = [
-    "Chain",
-    "Law",
-    "Problem",
-    "Simulations",
-    "acceptance_rate",
-    "asymptotic_variance",
-    "average",
-    "bernoulli",
-    "discretise",
-    "expected_simulations",
-    "handicap",
-    "integrated_autocorrelation",
-    "is_nonnegative",
-    "lattice",
-    "lazy",
-    "marginal",
-    "one_hit",
-    "pseudo_marginal",
-    "r_hit",
-    "solve_stationary",
-    "spectral_gap",
-    "spectrum",
-    "variance",
-    "variance_form",
-    "wilkinson",
-]
-
-Array = NDArray[np.float64]
-Index = NDArray[np.intp]
+from onedraw.arguments import whole_number
+from onedraw.engines.arrays import Array
 
 MAX_STATES = 12_000
 MAX_VALUES = 20_000
 MAX_PAIRS = 10_000_000
 MAX_SERIES = 1_000_000
-# Two values of an average closer than this (relative to the largest) are one value that rounding has split.
 MERGE = 1e-12
-# A state lighter than this has lost its last digits to underflow; the proposal to it counts as rejected.
+"""Two values of an average closer than this (relative to the largest) are one value that rounding has split."""
 LIGHTEST = 1e-290
+"""A state lighter than this has lost its last digits to underflow; the proposal to it counts as rejected."""
 
 
 def _array(name: str, value: ArrayLike, ndim: int) -> Array:
@@ -71,24 +43,18 @@ def _array(name: str, value: ArrayLike, ndim: int) -> Array:
     if array.ndim != ndim:
         raise ValueError(f"{name} must have {ndim} axes, got shape {array.shape}")
     if not np.isfinite(array).all():
-        raise ValueError(
-            f"{name} must be finite, got {array[~np.isfinite(array)][0]}: remove those points from the grid"
-        )
+        raise ValueError(f"{name} must be finite, got {array[~np.isfinite(array)][0]}: remove those grid points")
     if (array < 0).any():
         raise ValueError(f"{name} must not be negative, got {array.min()}: weights and estimates are at least 0")
     array.setflags(write=False)
     return array
 
 
-def _count(name: str, value: int, least: int) -> None:
-    if int(value) != value or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-
-
 def _rows_sum_to_one(name: str, array: Array) -> None:
-    worst = int(np.abs(array.sum(axis=1) - 1).argmax())
-    if abs(array[worst].sum() - 1) > 1e-9:
-        raise ValueError(f"{name} row {worst} sums to {array[worst].sum()}, not 1: divide each row by its sum")
+    sums = array.sum(axis=1)
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > 1e-9:
+        raise ValueError(f"{name} row {worst} sums to {sums[worst]}, not 1: divide each row by its sum")
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +119,7 @@ class Problem:
         theta = np.arange(size, dtype=float) if self.theta is None else np.array(self.theta, dtype=float)
         if theta.shape != (size,):
             raise ValueError(f"theta must have shape ({size},), got {theta.shape}")
-        for name, value in (("prior", prior / prior.sum()), ("proposal", proposal), ("theta", theta)):
+        for name, value in {"prior": prior / prior.sum(), "proposal": proposal, "theta": theta}.items():
             value.setflags(write=False)
             object.__setattr__(self, name, value)
 
@@ -177,15 +143,15 @@ class Chain:
 
     transition: Array
     stationary: Array
-    point: Index
-    outcome: Index
+    point: Array
+    outcome: Array
     acceptance: Array
     simulations: Array
     size: int
     tail: float = 0.0
 
 
-class Simulations(NamedTuple):
+class ExpectedSimulations(NamedTuple):
     """Expected pseudo-samples of a step: no early rejection, only before simulating, and between draws too.
 
     before_by_state and between_by_state are aligned with the states of pseudo_marginal(problem,
@@ -230,10 +196,11 @@ def _pad(rows: list[tuple[Array, Array]]) -> Law:
 def average(law: Law, pseudo_samples: int, max_values: int = MAX_VALUES) -> Law:
     """The law of the average of M independent copies: T_M without its prior.
 
-    Binomial for the uniform kernel. Otherwise M-fold convolution in which equal values are merged, so that
-    values on a lattice stay few; where more than max_values distinct values would arise it refuses.
+    The law itself for M = 1, binomial for the uniform kernel. Otherwise an M-fold convolution in which equal values
+    are merged, so that values on a lattice stay few; a ValueError if more than max_values distinct values arise.
     """
-    _count("pseudo_samples", pseudo_samples, 1)
+    if whole_number("pseudo_samples", pseudo_samples, "the number of draws in an average") == 1:
+        return law
     if law.is_uniform:
         return _binomial(law.mean, pseudo_samples)
 
@@ -245,19 +212,16 @@ def average(law: Law, pseudo_samples: int, max_values: int = MAX_VALUES) -> Law:
                 return sums
         raise ValueError(
             f"the average of {pseudo_samples} pseudo-samples takes more than {max_values} values: "
-            "put the law on a lattice first (exact.lattice), or use fewer pseudo_samples"
+            "put the law on a lattice first (lattice), or use fewer pseudo_samples"
         )
 
     rows = []
     for row, mass in zip(law.values, law.probabilities, strict=True):
-        power, total, left = _merge(row, mass), (np.zeros(1), np.ones(1)), pseudo_samples
-        while True:
-            if left & 1:
-                total = convolve(total, power)
-            left >>= 1
-            if not left:
-                break
-            power = convolve(power, power)
+        one = total = _merge(row, mass)
+        for bit in f"{pseudo_samples:b}"[1:]:
+            total = convolve(total, total)
+            if bit == "1":
+                total = convolve(total, one)
         rows.append((total[0] / pseudo_samples, total[1]))
     return _pad(rows)
 
@@ -288,7 +252,7 @@ def lattice(law: Law, points: int) -> Law:
 
     The mass is split so that each mean, and with it the target, stays what it was; averages then stay small.
     """
-    _count("points", points, 1)
+    whole_number("points", points, "the number of steps of the lattice")
     steps = law.values * (points / law.largest)
     below = np.minimum(np.floor(steps), points - 1).astype(int)
     upper = np.where(law.probabilities > 0, steps - below, 0.0)
@@ -309,7 +273,7 @@ def _hold_the_rest(transition: Array) -> Array:
     return transition
 
 
-def _states(problem: Problem, law: Law) -> tuple[Index, Index, Array]:
+def _states(problem: Problem, law: Law) -> tuple[Array, Array, Array]:
     """The (θ, T) pairs a stationary chain visits: grid point, column of the law, stationary weight."""
     weights = problem.prior[:, None] * law.values * law.probabilities
     weights = weights / weights.sum()
@@ -325,12 +289,12 @@ def pseudo_marginal(problem: Problem, pseudo_samples: int = 1) -> Chain:
     Its stationary law is w_ia ∝ p_i k_ia g_ia. With pseudo_samples=1 the law is used as it stands, whatever
     it is.
     """
-    law = problem.law if pseudo_samples == 1 else average(problem.law, pseudo_samples)
+    law = average(problem.law, pseudo_samples)
     point, outcome, stationary = _states(problem, law)
     if len(point) > MAX_STATES:
         raise ValueError(
             f"the chain has {len(point)} states, more than {MAX_STATES} (a dense matrix of "
-            f"{8e-9 * len(point) ** 2:.1f} GB): use fewer grid points, fewer pseudo_samples, or exact.lattice"
+            f"{8e-9 * len(point) ** 2:.1f} GB): use fewer grid points, fewer pseudo_samples, or lattice"
         )
     estimate = problem.prior[point] * law.values[point, outcome]
     drawn = law.probabilities[point, outcome]
@@ -363,8 +327,8 @@ def _prior_moves(problem: Problem) -> Array:
 
 def marginal(problem: Problem) -> Chain:
     """Q_∞: Metropolis–Hastings with the exact target, P_ij = min{q_ij, m_j q_ji / m_i}, m = p E K."""
-    exact = replace(problem, law=Law(problem.law.mean[:, None], np.ones((len(problem.prior), 1))))
-    chain = pseudo_marginal(exact, 1)
+    certain = Law(problem.law.mean[:, None], np.ones((len(problem.prior), 1)))
+    chain = pseudo_marginal(replace(problem, law=certain), 1)
     return replace(chain, simulations=np.zeros_like(chain.simulations))
 
 
@@ -377,7 +341,7 @@ def wilkinson(problem: Problem) -> Chain:
 
 def _hit_probability(problem: Problem) -> Array:
     if not problem.law.is_uniform:
-        raise ValueError("one-hit and r-hit need the uniform kernel (values 0 and 1): use exact.bernoulli(tau)")
+        raise ValueError("one-hit and r-hit need the uniform kernel (values 0 and 1): use bernoulli(tau)")
     return problem.law.mean
 
 
@@ -394,28 +358,32 @@ def one_hit(problem: Problem) -> Chain:
     return _on_grid(problem, race * tau, 2 * race.sum(axis=1))
 
 
-def _waiting(hits: int, tau: float, longest: int) -> Array:
-    """P(the hits-th hit comes at draw N) for N = 0..longest."""
-    from scipy import special
+def _capped_mean(points: Array, weights: Array) -> Callable[[Array], Array]:
+    """z ↦ Σ_b weights_b min{1, points_b·z}: piecewise linear, so sort once and look up."""
+    order = np.argsort(points)
+    points, weights = points[order], weights[order]
+    below = np.concatenate([[0.0], np.cumsum(points * weights)])
+    above = np.append(np.cumsum(weights[::-1])[::-1], 0.0)
 
-    draws = np.arange(hits, longest + 1)
-    choose = special.gammaln(draws) - special.gammaln(hits) - special.gammaln(draws - hits + 1)
-    mass = np.exp(choose + special.xlogy(hits, tau) + special.xlog1py(draws - hits, -tau))
-    return np.concatenate([np.zeros(hits), mass])
+    def mean(z: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            cut = np.searchsorted(points, 1 / z, side="right")
+        return np.asarray(z * below[cut] + above[cut])
+
+    return mean
 
 
 def r_hit(problem: Problem, hits: int, tail: float = 1e-12) -> Chain:
     """The r-hit kernel: accept with E min{1, R·N/(N' − 1)}, N' draws to r hits at θ', N to r − 1 hits at θ.
 
-    R = p_j q_ji / (p_i q_ij). The series is cut where N or N' − 1 passes a length L chosen so that at most
-    `tail` of any acceptance probability is lost; what was lost is bounded by chain.tail. Both counts stop at
+    R = p_j q_ji / (p_i q_ij). The series is cut at a length L of N and N' − 1 chosen so that at most `tail`
+    of any acceptance probability is lost; what was lost is bounded by chain.tail. Both counts stop at
     the same L, and the pairs (N, N' − 1) and (N' − 1, N) are each other's reverse, so the cut chain is still
     exactly reversible. hits=1 is the one-hit race, which is another kernel.
     """
-    from scipy import special
+    from scipy import special, stats
 
-    _count("hits", hits, 1)
-    if hits == 1:
+    if whole_number("hits", hits, "the number of hits to wait for") == 1:
         return one_hit(problem)
     tau = _hit_probability(problem)
     point = np.flatnonzero(problem.target > LIGHTEST)
@@ -432,18 +400,12 @@ def r_hit(problem: Problem, hits: int, tail: float = 1e-12) -> Chain:
     draws = np.arange(longest + 1)
     accept = np.zeros_like(problem.proposal)
     for i in point:
-        here = _waiting(hits - 1, tau[i], longest)
-        # Σ_N P(N) min{1, N z} at z = 1/x: everything with N ≤ x counts N/x, the rest counts 1.
-        short = np.cumsum(here * draws)
-        long = np.append(np.cumsum(here[::-1])[::-1], 0.0)
+        accepted = _capped_mean(draws, stats.nbinom.pmf(draws - hits + 1, hits - 1, tau[i]))
         for j in point:
             back, out = problem.prior[j] * problem.proposal[j, i], problem.prior[i] * problem.proposal[i, j]
-            if back == 0 or out == 0:
-                continue
-            there = _waiting(hits, tau[j], longest + 1)[hits:]
-            x = draws[hits - 1 :] * (out / back)
-            cut = np.minimum(np.floor(x), longest).astype(int)
-            accept[i, j] = problem.proposal[i, j] * float(there @ (short[cut] / x + long[cut + 1]))
+            if back > 0 and out > 0:
+                there = stats.nbinom.pmf(draws[: longest - hits + 2], hits, tau[j])
+                accept[i, j] = problem.proposal[i, j] * float(there @ accepted(back / out / draws[hits - 1 :]))
     rest = np.divide(1, tau, out=np.zeros_like(tau), where=tau > 0)
     cost = hits * (problem.proposal @ rest) + (hits - 1) * rest
     return _on_grid(problem, accept, cost, 2 * lost)
@@ -500,16 +462,16 @@ def _symmetrised(chain: Chain) -> Array:
 
 def _require_connected(chain: Chain) -> None:
     # States at one grid point share their neighbours, so it is enough to look at the grid points.
-    _, first = np.unique(chain.point, return_index=True)
+    points, first = np.unique(chain.point, return_index=True)
     moves = np.add.reduceat(np.add.reduceat(chain.transition, first, axis=0), first, axis=1)
     reach = (moves > 0) | np.eye(len(first), dtype=bool)
     for _ in range(len(first).bit_length()):
         reach = reach @ reach
     if not reach.all():
-        lost = np.unique(chain.point)[~reach.all(axis=1) | ~reach.all(axis=0)]
+        lost = points[~reach.all(axis=1) | ~reach.all(axis=0)].tolist()
         raise ValueError(
-            f"the chain cannot go from every grid point to every other (look at points {lost.tolist()[:8]}), so "
-            "there is no asymptotic variance: widen the proposal, or drop the points that cannot be reached"
+            f"the chain cannot go from every grid point to every other (look at points {lost[:8]}), so there is no "
+            "asymptotic variance: widen the proposal, or drop the points that cannot be reached"
         )
 
 
@@ -610,28 +572,16 @@ def solve_stationary(transition: ArrayLike) -> Array:
     return np.asarray(np.linalg.solve((np.eye(len(matrix)) - matrix + 1.0).T, np.ones(len(matrix))))
 
 
-def _expected_minimum(points: Array, weights: Array, scale: Array) -> Array:
-    """Σ_b weights_b min{1, points_b·z} for every z in scale: piecewise linear, so sort once and look up."""
-    order = np.argsort(points)
-    points, weights = points[order], weights[order]
-    below = np.concatenate([[0.0], np.cumsum(points * weights)])
-    above = np.append(np.cumsum(weights[::-1])[::-1], 0.0)
-    with np.errstate(divide="ignore"):
-        cut = np.searchsorted(points, 1 / scale, side="right")
-    return np.asarray(scale * below[cut] + above[cut])
-
-
-def expected_simulations(problem: Problem, pseudo_samples: int = 1, bound: float = 1.0) -> Simulations:
+def expected_simulations(problem: Problem, pseudo_samples: int = 1, bound: float = 1.0) -> ExpectedSimulations:
     """Expected pseudo-samples of a step of Q_M, without and with early rejection, for a kernel up to `bound`.
 
-    A step from T with uniform u goes on after m draws iff u ≤ z·(Σ_{i≤m} K_i + (M − m)·bound)/M, z = p_j
+    A step from T with uniform u continues after m draws iff u ≤ z·(Σ_{i≤m} K_i + (M − m)·bound)/M, z = p_j
     q_ji/(T q_ij). That bound falls in m, so the expected draws are Σ_{m<M} E min{1, z·(Σ_{i≤m} K_i + (M −
     m)·bound)/M}; the term m = 0 alone decides whether to simulate at all (docs/theory.md).
     """
-    _count("pseudo_samples", pseudo_samples, 1)
     if problem.law.largest > bound * (1 + 1e-12):
         raise ValueError(f"bound must be at least the largest value {problem.law.largest}, got {bound}")
-    full = problem.law if pseudo_samples == 1 else average(problem.law, pseudo_samples)
+    full = average(problem.law, pseudo_samples)
     point, outcome, stationary = _states(problem, full)
     estimate = problem.prior[point] * full.values[point, outcome]
     partial = [average(problem.law, m) for m in range(1, pseudo_samples)]
@@ -644,8 +594,9 @@ def expected_simulations(problem: Problem, pseudo_samples: int = 1, bound: float
             points.append((m * law.values[j] + (pseudo_samples - m) * bound) / pseudo_samples)
             weights.append(law.probabilities[j])
         before += out * pseudo_samples * np.minimum(1, z * bound)
-        between += out * _expected_minimum(np.concatenate(points), np.concatenate(weights), z)
-    return Simulations(float(pseudo_samples), float(stationary @ before), float(stationary @ between), before, between)
+        between += out * _capped_mean(np.concatenate(points), np.concatenate(weights))(z)
+    means = float(stationary @ before), float(stationary @ between)
+    return ExpectedSimulations(float(pseudo_samples), *means, before, between)
 
 
 # --- problems -----------------------------------------------------------------------------------------------
@@ -674,7 +625,7 @@ def discretise(
     weights = np.asarray(prior(theta), dtype=float) * width if callable(prior) else np.asarray(prior, dtype=float)
     weights = _array("prior", weights, 1)
     if not weights.sum() > 0:
-        raise ValueError("prior is 0 on the whole grid: move the grid to where the prior has mass")
+        raise ValueError("prior is 0 on the whole grid: the grid must cover the prior's mass")
     weights = weights / weights.sum()
     if isinstance(proposal, str) and proposal == "independence":
         matrix = np.tile(weights, (len(theta), 1))

@@ -20,16 +20,16 @@ zero together with the change between the two finest lattices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from onedraw.paper.study.settings import FIGURES, Kernel, Point, Toy, points
-
-Array = NDArray[np.float64]
+from onedraw.arguments import one_of, positive, whole_number
+from onedraw.engines.arrays import Array
+from onedraw.paper.study.settings import KERNELS, FigurePoint, KernelName, Toy
 
 ORDER = 16
 """Gauss-Legendre nodes in a panel."""
@@ -68,26 +68,30 @@ class Moments(NamedTuple):
     sd: float
 
 
-class Estimate(NamedTuple):
+class Approximation(NamedTuple):
     """A value and a statement of its error in absolute terms."""
 
     value: float
     error: float
 
 
-def _check_eps(eps: float) -> None:
-    if not (math.isfinite(eps) and eps > 0):
-        raise ValueError(f"eps must be positive and finite, got {eps}: it is the kernel's width")
+def normal_density(x: Array) -> Array:
+    """The standard normal density."""
+    return np.asarray(np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi))
 
 
-def _check_pseudo_samples(pseudo_samples: int) -> None:
-    if pseudo_samples < 1 or pseudo_samples != int(pseudo_samples):
-        raise ValueError(f"pseudo_samples must be a whole number from 1 on, got {pseudo_samples}")
+@lru_cache(maxsize=16)
+def gauss_legendre(order: int) -> tuple[Array, Array]:
+    """Nodes and weights on [-1, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(order)
+    return nodes, weights
 
 
-def _check_kernel(kernel: str) -> None:
-    if kernel not in ("uniform", "gaussian"):
-        raise ValueError(f"no exact values for the kernel {kernel!r}: choose 'uniform' or 'gaussian'")
+def panel_nodes(low: Array, high: Array, order: int) -> tuple[Array, Array]:
+    """Nodes and weights for integrals from `low` to `high`, both (n,): shapes (n, order)."""
+    nodes, weights = gauss_legendre(order)
+    half = 0.5 * (high - low)[:, None]
+    return 0.5 * (high + low)[:, None] + half * nodes, half * weights
 
 
 def window_probability(centre: ArrayLike, sd: float, radius: ArrayLike) -> Array:
@@ -99,15 +103,13 @@ def window_probability(centre: ArrayLike, sd: float, radius: ArrayLike) -> Array
     from scipy.special import ndtr
 
     centre, radius = np.broadcast_arrays(np.abs(centre) / sd, np.asarray(radius, dtype=float) / sd)
-    wide: Array = np.asarray(ndtr(radius - centre) - ndtr(-radius - centre))
+    probability = np.asarray(ndtr(radius - centre) - ndtr(-radius - centre))
     narrow = radius < NARROW
-    if not narrow.any():
-        return wide
-    nodes, weights = _gauss_legendre(20)
-    place = radius[narrow][:, None] * nodes - centre[narrow][:, None]
-    density = np.exp(-0.5 * place**2) / math.sqrt(2 * math.pi)
-    wide[narrow] = radius[narrow] * (density @ weights)
-    return wide
+    if narrow.any():
+        nodes, weights = gauss_legendre(20)
+        place = radius[narrow][:, None] * nodes - centre[narrow][:, None]
+        probability[narrow] = radius[narrow] * (normal_density(place) @ weights)
+    return probability
 
 
 def outside_probability(centre: ArrayLike, sd: float, radius: ArrayLike) -> Array:
@@ -115,14 +117,7 @@ def outside_probability(centre: ArrayLike, sd: float, radius: ArrayLike) -> Arra
     from scipy.special import ndtr
 
     distance, reach = np.abs(centre) / sd, np.asarray(radius, dtype=float) / sd
-    outside: Array = np.asarray(ndtr(distance - reach) + ndtr(-distance - reach))
-    return outside
-
-
-@lru_cache(maxsize=16)
-def _gauss_legendre(order: int) -> tuple[Array, Array]:
-    nodes, weights = np.polynomial.legendre.leggauss(order)
-    return nodes, weights
+    return np.asarray(ndtr(distance - reach) + ndtr(-distance - reach))
 
 
 def hit_probability(toy: Toy, eps: float, theta: ArrayLike) -> Array:
@@ -131,7 +126,7 @@ def hit_probability(toy: Toy, eps: float, theta: ArrayLike) -> Array:
 
 
 def miss_probability(toy: Toy, eps: float, theta: ArrayLike) -> Array:
-    """1 - tau(theta), of the shape of `theta`, accurate also where tau is almost 1."""
+    """1 - tau(theta), of the shape of `theta`, accurate even if tau is almost 1."""
     return outside_probability(toy.y_obs - np.asarray(theta, dtype=float), toy.sigma_y, eps)
 
 
@@ -143,10 +138,8 @@ def binomial_table(toy: Toy, eps: float, pseudo_samples: int, theta: Array) -> A
     log_choose = -np.log(pseudo_samples + 1.0) - betaln(pseudo_samples - hits + 1.0, hits + 1.0)
     log_hit = np.log(np.maximum(hit_probability(toy, eps, theta), TINY))
     log_miss = np.log(np.maximum(miss_probability(toy, eps, theta), TINY))
-    table: Array = np.exp(
-        log_choose + np.multiply.outer(log_hit, hits) + np.multiply.outer(log_miss, pseudo_samples - hits)
-    )
-    return table
+    log_table = log_choose + np.multiply.outer(log_hit, hits) + np.multiply.outer(log_miss, pseudo_samples - hits)
+    return np.asarray(np.exp(log_table))
 
 
 def panel_edges(toy: Toy, eps: float, pseudo_samples: int = 1) -> Array:
@@ -175,11 +168,8 @@ def panel_edges(toy: Toy, eps: float, pseudo_samples: int = 1) -> Array:
 def prior_quadrature(toy: Toy, eps: float, pseudo_samples: int = 1, order: int = ORDER) -> tuple[Array, Array]:
     """Nodes theta and weights (prior density included) for integrals of pi(theta) Bin(j; M, tau(theta)), j >= 1."""
     edges = panel_edges(toy, eps, pseudo_samples)
-    nodes, weights = _gauss_legendre(order)
-    half = 0.5 * np.diff(edges)
-    theta = (0.5 * (edges[1:] + edges[:-1])[:, None] + half[:, None] * nodes).ravel()
-    prior = np.exp(-0.5 * theta**2) / math.sqrt(2 * math.pi)
-    return theta, (half[:, None] * weights).ravel() * prior
+    theta, weights = (part.ravel() for part in panel_nodes(edges[:-1], edges[1:], order))
+    return theta, weights * normal_density(theta)
 
 
 @lru_cache(maxsize=4096)
@@ -192,8 +182,8 @@ def hit_count_law(toy: Toy, eps: float, pseudo_samples: int, order: int = ORDER)
     >>> bool(abs(law.sum() - 1) < 1e-15)
     True
     """
-    _check_eps(eps)
-    _check_pseudo_samples(pseudo_samples)
+    positive("eps", eps, "the kernel's width")
+    whole_number("pseudo_samples", pseudo_samples, "the number of draws per proposal")
     theta, weights = prior_quadrature(toy, eps, pseudo_samples, order)
     hits = weights @ binomial_table(toy, eps, pseudo_samples, theta)
     law = np.concatenate([[1.0 - hits.sum()], hits])
@@ -201,28 +191,30 @@ def hit_count_law(toy: Toy, eps: float, pseudo_samples: int, order: int = ORDER)
     return law
 
 
-def kernel_mean(toy: Toy, eps: float, kernel: Kernel = "uniform") -> float:
+def _checked(kernel: str, eps: float) -> str:
+    positive("eps", eps, "the kernel's width")
+    return one_of("kernel", kernel, KERNELS)
+
+
+def kernel_mean(toy: Toy, eps: float, kernel: KernelName = "uniform") -> float:
     """Mean kernel value under the prior: the acceptance probability of Algorithm 1, for every M (docs/theory.md, L1).
 
     >>> round(kernel_mean(Toy(), 0.25), 6)
     0.052157
     """
-    _check_kernel(kernel)
-    _check_eps(eps)
-    if kernel == "uniform":
+    if _checked(kernel, eps) == "uniform":
         return float(window_probability(toy.y_obs, toy.marginal_sd, eps))
     spread = math.hypot(toy.marginal_sd, eps)
     return eps / spread * math.exp(-0.5 * (toy.y_obs / spread) ** 2)
 
 
-def acceptance_rate(toy: Toy, eps: float, pseudo_samples: int, kernel: Kernel = "uniform") -> float:
+def acceptance_rate(toy: Toy, eps: float, pseudo_samples: int, kernel: KernelName = "uniform") -> float:
     """Acceptance rate of Algorithm 2 in its stationary law, proposing from the prior (docs/study.md).
 
     >>> round(acceptance_rate(Toy(), 0.25, 64) / 64, 7)
     0.0058751
     """
-    _check_kernel(kernel)
-    if kernel == "gaussian":
+    if _checked(kernel, eps) == "gaussian":
         return gaussian_acceptance_rate(toy, eps, pseudo_samples).value
     return uniform_acceptance_rate(toy, eps, pseudo_samples)
 
@@ -238,11 +230,9 @@ def _single_gaussian_rate(toy: Toy, eps: float) -> float:
     """The Gaussian kernel's rate at M = 1 by quadrature: T > t is |y - y_obs| < eps*u with t = exp(-u^2/2)."""
     width = 0.5 * min(1.0, toy.marginal_sd / eps)
     edges = np.linspace(0.0, TAIL, math.ceil(TAIL / width) + 1)
-    nodes, weights = _gauss_legendre(ORDER)
-    half = 0.5 * np.diff(edges)[:, None]
-    u = 0.5 * (edges[1:] + edges[:-1])[:, None] + half * nodes
+    u, weights = panel_nodes(edges[:-1], edges[1:], ORDER)
     survival = window_probability(toy.y_obs, toy.marginal_sd, eps * u)
-    return float((half * weights * u * np.exp(-0.5 * u**2) * survival**2).sum()) / kernel_mean(toy, eps, "gaussian")
+    return float((weights * u * np.exp(-0.5 * u**2) * survival**2).sum()) / kernel_mean(toy, eps, "gaussian")
 
 
 def _mean_capped(toy: Toy, eps: float, theta: Array, levels: Array) -> Array:
@@ -267,8 +257,7 @@ def _gaussian_nodes(toy: Toy, eps: float, spacing: float) -> tuple[Array, Array]
     low, high = max(-TAIL, toy.y_obs - reach), min(TAIL, toy.y_obs + reach)
     count = max(2, math.ceil((high - low) / step))
     theta = np.linspace(low, high, count + 1)
-    weights = np.exp(-0.5 * theta**2) / math.sqrt(2 * math.pi) * (high - low) / count
-    return theta, weights
+    return theta, normal_density(theta) * (high - low) / count
 
 
 def _longest_sum(toy: Toy, eps: float, pseudo_samples: int) -> int:
@@ -284,7 +273,7 @@ def _longest_sum(toy: Toy, eps: float, pseudo_samples: int) -> int:
     return int(beyond[0]) + 1 if beyond.size else pseudo_samples
 
 
-def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
+def _power(base: Array, exponent: int) -> Array:
     """base**exponent by repeated squaring: NumPy's complex power goes through a logarithm and is far slower."""
     result = np.ones_like(base) if exponent % 2 == 0 else base
     while exponent := exponent // 2:
@@ -319,8 +308,7 @@ def _sum_survival(toy: Toy, eps: float, pseudo_samples: int, top: float, cells: 
         transform += weights[block] @ _power(rfft(masses, length, axis=1), pseudo_samples)
     law = irfft(transform, length)[:cells] / damping[:cells]
     # Theta outside the nodes is so far from y_obs that S is 0 there: it adds nothing to P(S > t).
-    survival: Array = np.maximum(weights.sum() - np.cumsum(law), 0.0)
-    return survival
+    return np.asarray(np.maximum(weights.sum() - np.cumsum(law), 0.0))
 
 
 def _expected_minimum(toy: Toy, eps: float, pseudo_samples: int, lattice: int, spacing: float) -> float:
@@ -329,35 +317,34 @@ def _expected_minimum(toy: Toy, eps: float, pseudo_samples: int, lattice: int, s
     S spreads over many orders of magnitude when y_obs is far from the prior; each range [top/ZOOM, top] has a
     lattice of its own, down to a range that cannot matter.
     """
-    longest = _longest_sum(toy, eps, pseudo_samples)
-    survival = _sum_survival(toy, eps, pseudo_samples, longest, longest * lattice, spacing)
-    total = float((survival[lattice // ZOOM :] ** 2).sum()) / lattice
-    top = 1.0 / ZOOM
+    top: float = _longest_sum(toy, eps, pseudo_samples)
+    total, cells, step = 0.0, round(top) * lattice, 1 / lattice
     while top > NEGLIGIBLE * total:
-        survival = _sum_survival(toy, eps, pseudo_samples, top, lattice, spacing)
-        total += float((survival[lattice // ZOOM :] ** 2).sum()) * top / lattice
-        top /= ZOOM
+        survival = _sum_survival(toy, eps, pseudo_samples, top, cells, spacing)
+        total += float((survival[lattice // ZOOM :] ** 2).sum()) * step
+        step /= ZOOM
+        top, cells = step * lattice, lattice
     return total / pseudo_samples
 
 
 @lru_cache(maxsize=1024)
 def gaussian_acceptance_rate(
     toy: Toy, eps: float, pseudo_samples: int, lattice: int = LATTICE, spacing: float = SPACING
-) -> Estimate:
+) -> Approximation:
     """Rate for the Gaussian kernel K(d) = exp(-d^2/(2 eps^2)): quadrature at M = 1, a lattice law by FFT above.
 
     Parameters: `lattice` cells on [0, 1], `spacing` of theta in units of min(1, sigma_y). Halving the
     lattice's step divides its error by 3 to 5, so the limit is extrapolated geometrically from three lattices, each
-    twice as fine as the one before (not at all where they show no pattern); the change from the second to the third,
+    twice as fine as the one before (not at all if they show no pattern); the change from the second to the third,
     some ten times the error of the extrapolated value, is returned as the error.
     """
-    _check_eps(eps)
-    _check_pseudo_samples(pseudo_samples)
+    positive("eps", eps, "the kernel's width")
+    whole_number("pseudo_samples", pseudo_samples, "the number of draws per proposal")
     if lattice < 4 * ZOOM or lattice % (4 * ZOOM):
         raise ValueError(f"lattice must be a multiple of {4 * ZOOM}, got {lattice}: a quarter of it is used too")
     if pseudo_samples == 1:
         rate = _single_gaussian_rate(toy, eps)
-        return Estimate(rate, 1e-13 * rate)
+        return Approximation(rate, 1e-13 * rate)
     mean = kernel_mean(toy, eps, "gaussian")
     if mean < SMALLEST_LATTICE_MEAN:
         raise ValueError(
@@ -368,7 +355,7 @@ def gaussian_acceptance_rate(
         _expected_minimum(toy, eps, pseudo_samples, lattice // shrink, spacing) / mean for shrink in (4, 2, 1)
     )
     ratio = min(max((fine - middle) / (middle - coarse), 0.0), 0.5) if middle != coarse else 0.0
-    return Estimate(fine + (fine - middle) * ratio / (1 - ratio), abs(fine - middle))
+    return Approximation(fine + (fine - middle) * ratio / (1 - ratio), abs(fine - middle))
 
 
 def _root(function: Callable[[float], float], low: float, high: float, precision: float = 1e-15) -> float:
@@ -378,44 +365,41 @@ def _root(function: Callable[[float], float], low: float, high: float, precision
 
 
 @lru_cache(maxsize=4096)
-def tolerance(rate: float, toy: Toy, pseudo_samples: int, kernel: Kernel = "uniform") -> float:
+def tolerance(rate: float, toy: Toy, pseudo_samples: int, kernel: KernelName = "uniform") -> float:
     """The eps at which Algorithm 2 accepts with probability `rate`.
 
     >>> round(tolerance(0.004, Toy(), 1), 5), round(tolerance(0.004, Toy(y_obs=8.0), 1), 4)
     (0.01927, 4.2494)
     """
-    _check_kernel(kernel)
-    _check_pseudo_samples(pseudo_samples)
+    one_of("kernel", kernel, KERNELS)
+    whole_number("pseudo_samples", pseudo_samples, "the number of draws per proposal")
     if not 0 < rate < 1:
         raise ValueError(f"the acceptance rate must lie strictly between 0 and 1, got {rate}")
-
-    def single(target: float) -> float:
-        def miss(log_eps: float) -> float:
-            eps = math.exp(log_eps)
-            value = _single_gaussian_rate(toy, eps) if kernel == "gaussian" else kernel_mean(toy, eps)
-            return math.log(value / target)
-
-        low, high = -1.0, 1.0
-        while miss(low) > 0:
-            low -= 3.0
-        while miss(high) < 0:
-            high += 1.0
-        return _root(miss, low, high)
-
-    high = single(rate)
+    high = _single_tolerance(rate, toy, kernel)
     if pseudo_samples == 1:
         return math.exp(high)
-    low = single(rate / pseudo_samples)
-
     # The bracket is exact in theory; rounding must not cost it its sign.
-    low, high = low - 1e-9, high + 1e-9
-    if kernel == "uniform":
-        return math.exp(_root(lambda log_eps: _log_ratio(toy, log_eps, pseudo_samples, rate), low, high))
-    return _gaussian_tolerance(rate, toy, pseudo_samples, low, high)
+    low, high = _single_tolerance(rate / pseudo_samples, toy, kernel) - 1e-9, high + 1e-9
+    if kernel == "gaussian":
+        return _gaussian_tolerance(rate, toy, pseudo_samples, low, high)
+    return math.exp(
+        _root(lambda x: math.log(uniform_acceptance_rate(toy, math.exp(x), pseudo_samples) / rate), low, high)
+    )
 
 
-def _log_ratio(toy: Toy, log_eps: float, pseudo_samples: int, rate: float) -> float:
-    return math.log(uniform_acceptance_rate(toy, math.exp(log_eps), pseudo_samples) / rate)
+def _single_tolerance(rate: float, toy: Toy, kernel: KernelName) -> float:
+    """log eps for this rate at M = 1."""
+    single = _single_gaussian_rate if kernel == "gaussian" else kernel_mean
+
+    def miss(log_eps: float) -> float:
+        return math.log(single(toy, math.exp(log_eps)) / rate)
+
+    low, high = -1.0, 1.0
+    while miss(low) > 0:
+        low -= 3.0
+    while miss(high) < 0:
+        high += 1.0
+    return _root(miss, low, high)
 
 
 def _gaussian_tolerance(rate: float, toy: Toy, pseudo_samples: int, low: float, high: float) -> float:
@@ -440,29 +424,21 @@ def _gaussian_tolerance(rate: float, toy: Toy, pseudo_samples: int, low: float, 
     )
 
 
-def exact_value(point: Point, kernel: Kernel = "uniform") -> float:
+def exact_value(point: FigurePoint, kernel: KernelName = "uniform") -> float:
     """What the figure shows at `point`: the rate per pseudo-sample (1L), else eps, not yet divided by eps at M = 1."""
     if point.eps is not None:
         return acceptance_rate(point.toy, point.eps, point.pseudo_samples, kernel) / point.pseudo_samples
-    if point.acceptance_rate is None:
-        raise ValueError(f"{point} has neither eps nor a discount: take points from study.settings")
+    assert point.acceptance_rate is not None
     return tolerance(point.acceptance_rate, point.toy, point.pseudo_samples, kernel)
 
 
-def exact_values(figures: Sequence[str] = FIGURES, kernel: Kernel = "uniform") -> dict[Point, float]:
-    """Exact value of every point of the named figures, in the order of `settings.points`."""
-    return {point: exact_value(point, kernel) for point in points(figures)}
-
-
-def posterior_moments(toy: Toy, eps: float, kernel: Kernel = "uniform") -> Moments:
+def posterior_moments(toy: Toy, eps: float, kernel: KernelName = "uniform") -> Moments:
     """Mean and standard deviation of pi_K(theta) proportional to pi(theta) E[K(y_obs - y) | theta].
 
     >>> posterior_moments(Toy(2.0, 1.0), 1.0, "gaussian").mean
     0.6666666666666666
     """
-    _check_kernel(kernel)
-    _check_eps(eps)
-    if kernel == "gaussian":
+    if _checked(kernel, eps) == "gaussian":
         noise = toy.sigma_y**2 + eps**2
         return Moments(toy.y_obs / (1 + noise), math.sqrt(noise / (1 + noise)))
     theta, weights = prior_quadrature(toy, eps)
@@ -472,19 +448,16 @@ def posterior_moments(toy: Toy, eps: float, kernel: Kernel = "uniform") -> Momen
     return Moments(mean, math.sqrt(float(weights @ (theta - mean) ** 2)))
 
 
-def posterior_pdf(toy: Toy, eps: float, theta: ArrayLike, kernel: Kernel = "uniform") -> Array:
+def posterior_pdf(toy: Toy, eps: float, theta: ArrayLike, kernel: KernelName = "uniform") -> Array:
     """Density of pi_K at `theta`, of the same shape."""
     theta = np.asarray(theta, dtype=float)
-    if kernel == "gaussian":
+    if _checked(kernel, eps) == "gaussian":
         mean, sd = posterior_moments(toy, eps, kernel)
-        density: Array = np.exp(-0.5 * ((theta - mean) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
-        return density
-    _check_kernel(kernel)
-    prior = np.exp(-0.5 * theta**2) / math.sqrt(2 * math.pi)
-    return prior * hit_probability(toy, eps, theta) / kernel_mean(toy, eps)
+        return normal_density((theta - mean) / sd) / sd
+    return normal_density(theta) * hit_probability(toy, eps, theta) / kernel_mean(toy, eps)
 
 
-def posterior_cdf(toy: Toy, eps: float, theta: ArrayLike, kernel: Kernel = "uniform") -> Array:
+def posterior_cdf(toy: Toy, eps: float, theta: ArrayLike, kernel: KernelName = "uniform") -> Array:
     """P(parameter <= theta) under pi_K, of the shape of `theta`; fit to be handed to a Kolmogorov test.
 
     >>> posterior_cdf(Toy(0.0, 1.0), 0.5, [-np.inf, 0.0, np.inf]).round(12).tolist()
@@ -492,25 +465,18 @@ def posterior_cdf(toy: Toy, eps: float, theta: ArrayLike, kernel: Kernel = "unif
     """
     from scipy.special import ndtr
 
-    _check_kernel(kernel)
     theta = np.asarray(theta, dtype=float)
-    if kernel == "gaussian":
+    if _checked(kernel, eps) == "gaussian":
         mean, sd = posterior_moments(toy, eps, kernel)
-        normal: Array = ndtr((theta - mean) / sd)
-        return normal
-    _check_eps(eps)
+        return np.asarray(ndtr((theta - mean) / sd))
     edges = panel_edges(toy, eps)
-    nodes, weights = _gauss_legendre(ORDER)
 
     def integral(low: Array, high: Array) -> Array:
-        half = 0.5 * (high - low)
-        place = 0.5 * (high + low)[:, None] + half[:, None] * nodes
-        mass: Array = half * (posterior_pdf(toy, eps, place) @ weights)
-        return mass
+        place, weights = panel_nodes(low, high, ORDER)
+        return np.asarray((posterior_pdf(toy, eps, place) * weights).sum(axis=1))
 
     cumulative = np.concatenate([[0.0], np.cumsum(integral(edges[:-1], edges[1:]))])
     inside = np.clip(theta.ravel(), edges[0], edges[-1])
     panel = np.clip(np.searchsorted(edges, inside, side="right") - 1, 0, edges.size - 2)
     below = cumulative[panel] + integral(edges[panel], inside)
-    share: Array = np.clip(below / cumulative[-1], 0.0, 1.0).reshape(theta.shape)
-    return share
+    return np.asarray(np.clip(below / cumulative[-1], 0.0, 1.0).reshape(theta.shape))

@@ -1,4 +1,4 @@
-"""Weighted draws: what they are worth, and picks from them."""
+"""Weighted draws: their effective number, and picks from them."""
 
 import numpy as np
 
@@ -11,7 +11,8 @@ def effective(weights: Array) -> float:
     >>> effective(np.array([1.0, 1.0, 0.0]))
     2.0
     """
-    return float(weights.sum() ** 2 / np.square(weights).sum()) if weights.any() else 0.0
+    total = float(weights.sum())
+    return total * total / float(np.square(weights).sum()) if total > 0 else 0.0
 
 
 def systematic(weights: Array, count: int, u: float) -> Array:

@@ -1,17 +1,16 @@
 """Check every statement of docs/theory.md on random finite problems, exactly.
 
-Each trial draws a small grid problem (dense, sparse, near-degenerate, periodic, lazy, independence and
-Gaussian proposals; uniform and other kernels), builds its chains with exact.py, and compares both sides of
-each statement. An inequality between asymptotic variances is checked for all functions f at once: both sides
-are quadratic forms in f, and the worst ratio is a generalised eigenvalue. Some problems are built to make a
-bound tight (rare hits, a perfect proposal, a sticky point), so that a bound too small by a few per cent is
-noticed.
+Each trial draws a small grid problem (dense, sparse, near-degenerate, periodic, lazy, independence and Gaussian
+proposals; uniform and other kernels), builds its chains with finite_chains.py, and compares both sides of each
+statement. An inequality between asymptotic variances is checked for all functions f at once: both sides are quadratic
+forms in f, and the worst ratio is a generalised eigenvalue. Some problems are built to make a bound tight (rare hits,
+a perfect proposal, a sticky point), so that a bound too small by a few per cent is noticed.
 
     table = verify(trials=2000, seed=0);  print(table);  table.ok
     rerun(table.rows[0].failures[0])      # any failure can be run again by itself
 
-The bounds are those of bounds.py; a test plants an error by replacing one of them here, or a kernel in
-exact.py.
+The bounds are those of results/certificate.py; a test plants an error by replacing one of them here, or a kernel in
+finite_chains.py.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onedraw.paper import exact
+from onedraw.arguments import whole_number
+from onedraw.engines.arrays import Array
+from onedraw.paper import finite_chains as exact
 from onedraw.results.certificate import (
     gain_bound,
     gain_bound_discount,
@@ -37,15 +37,13 @@ from onedraw.results.certificate import (
     running_time_bound,
     star_bound,
 )
+from onedraw.results.efficiency import step_cost
 
-__all__ = ["Instance", "Row", "Search", "Verification", "rerun", "verify"]
-
-Array = NDArray[np.float64]
-
-# Rounding allowance: statements hold to about 1e-10 on these problems, planted errors are of order 1e-2.
 TOLERANCE = 1e-6
+"""Rounding allowance: statements hold to about 1e-10 on these problems, planted errors are of order 1e-2."""
 KEPT_FAILURES = 3
-START_SIZES = (2, 2, 3)  # grid points in each start of a search
+START_SIZES = (2, 2, 3)
+"""Grid points in each start of a search."""
 
 
 # --- what else a test may replace ---------------------------------------------------------------------------
@@ -57,24 +55,22 @@ def lemma_bound(values: Array, level: float) -> float:
 
 
 def goes_on(u: Array, reach: Array) -> Array:
-    """Early rejection: go on while u is within reach of the best outcome still possible."""
+    """Early rejection: continue while u is within reach of the best outcome still possible."""
     return np.asarray(u <= reach)
-
-
-def kernel_values(kernel: str, scaled: Array) -> Array:
-    """K(d/ε) with supremum 1."""
-    if kernel == "uniform":
-        return np.asarray((scaled < 1).astype(float))
-    if kernel == "gaussian":
-        return np.asarray(np.exp(-0.5 * scaled**2))
-    if kernel == "epanechnikov":
-        return np.asarray(np.maximum(1 - scaled**2, 0))
-    return np.asarray(np.maximum(1 - scaled, 0))
 
 
 def smaller_eps_weight(at_smaller: Array, at_eps: Array) -> Array:
     """Weights that turn a run at ε into one at ε' < ε: the ratio of the two averages over the state's distances."""
     return np.asarray(at_smaller.mean(axis=-1) / at_eps.mean(axis=-1))
+
+
+KERNELS: dict[str, Callable[[Array], Array]] = {
+    "uniform": lambda scaled: (scaled < 1).astype(float),
+    "gaussian": lambda scaled: np.exp(-0.5 * scaled**2),
+    "epanechnikov": lambda scaled: np.maximum(1 - scaled**2, 0),
+    "triangular": lambda scaled: np.maximum(1 - scaled, 0),
+}
+"""K(d/ε) with supremum 1, written out here and not asked of the package."""
 
 
 # --- instances ----------------------------------------------------------------------------------------------
@@ -117,7 +113,7 @@ def _weights(rng: np.random.Generator, *shape: int, floor: float = 1e-3) -> Arra
     return np.asarray(rows / rows.sum(axis=-1, keepdims=True))
 
 
-def _support(rng: np.random.Generator, size: int, kind: str) -> NDArray[np.bool_]:
+def _support(rng: np.random.Generator, size: int, kind: str) -> Array:
     """Which moves a sparse or periodic proposal makes: connected both ways, plus some that cannot be undone."""
     allowed = np.zeros((size, size), dtype=bool)
     steps = np.arange(size)
@@ -217,7 +213,7 @@ def draw_instance(seed: int, trial: int) -> Instance:
         early_pseudo_samples=int(rng.integers(1, 4)),
         pick=int(rng.integers(1 << 30)),
         lemma_values=[*lemma.tolist(), float(rng.exponential())],
-        kernel=str(rng.choice(["uniform", "gaussian", "epanechnikov", "triangular"])),
+        kernel=str(rng.choice(list(KERNELS))),
         eps=eps,
         smaller_eps=eps * float(rng.uniform(0.41, 1)),
         distances=distances.tolist(),
@@ -232,66 +228,42 @@ class Work:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        law = exact.Law(np.array(instance.values), np.array(instance.probabilities))
-        self.problem = exact.Problem(np.array(instance.prior), np.array(instance.proposal), law)
-        self.pseudo_samples = instance.pseudo_samples
-        # Worked out here from the raw numbers, not asked of exact.py: it is what the chains are checked against.
-        target = np.array(instance.prior) * (np.array(instance.values) * np.array(instance.probabilities)).sum(axis=1)
+        prior, values, probabilities = (
+            np.array(part) for part in (instance.prior, instance.values, instance.probabilities)
+        )
+        self.problem = exact.Problem(prior, np.array(instance.proposal), exact.Law(values, probabilities))
+        self.m, self.n = instance.pseudo_samples, instance.more_pseudo_samples
+        self.cost = step_cost(self.m, instance.discount)
+        # Worked out from the raw numbers, not asked of finite_chains.py: the chains are checked against it.
+        target = prior * (values * probabilities).sum(axis=1)
         self.target = target / target.sum()
-        self.is_uniform = law.is_uniform
-
-    @cached_property
-    def one(self) -> exact.Chain:
-        return exact.pseudo_marginal(self.problem, 1)
-
-    @cached_property
-    def many(self) -> exact.Chain:
-        return exact.pseudo_marginal(self.problem, self.pseudo_samples)
-
-    @cached_property
-    def more(self) -> exact.Chain:
-        return exact.pseudo_marginal(self.problem, self.instance.more_pseudo_samples)
-
-    @cached_property
-    def v(self) -> Array:
-        return np.diag(self.target) - np.outer(self.target, self.target)
-
-    @cached_property
-    def v_one(self) -> Array:
-        return exact.variance_form(self.one)
-
-    @cached_property
-    def v_many(self) -> Array:
-        return exact.variance_form(self.many)
-
-    @cached_property
-    def v_more(self) -> Array:
-        return exact.variance_form(self.more)
-
-    @cached_property
-    def v_marginal(self) -> Array:
-        return exact.variance_form(exact.marginal(self.problem))
-
-    @cached_property
-    def nonnegative(self) -> bool:
-        return exact.is_nonnegative(self.many)
-
-    @cached_property
-    def functions(self) -> list[Array]:
-        """Some f: a random one, and the one that comes closest to breaking (★)."""
-        _, worst = _worst(self.v_one, self.pseudo_samples * self.v_many + (self.pseudo_samples - 1) * self.v, self)
-        return [np.array(self.instance.f), worst]
-
-    @cached_property
-    def early(self) -> tuple[exact.Chain, int, Array, float, float]:
-        return _early_run(self)
+        self.v_target = np.diag(self.target) - np.outer(self.target, self.target)
+        self.law = cache(lambda m: exact.average(self.problem.law, m) if m > 1 else self.problem.law)
+        self.chain = cache(lambda m: exact.pseudo_marginal(self.problem, m))
+        # v(m) is v(f, Q_m) as a form in f.
+        self.v = cache(lambda m: exact.variance_form(self.chain(m)))
+        self.v_marginal = cache(lambda: exact.variance_form(exact.marginal(self.problem)))
+        self.nonnegative = cache(lambda: exact.is_nonnegative(self.chain(self.m)))
+        self.early = cache(lambda: _early_step(self))
 
     def with_law(self, law: exact.Law) -> exact.Chain:
+        """The chain of the same problem with another estimator."""
         return exact.pseudo_marginal(replace(self.problem, law=law), 1)
 
+    def worst(self, left: Array, right: Array, floor: float = 0.0) -> float:
+        """The largest fᵀ left f / fᵀ right f over all f."""
+        return _worst(left, right, self, floor)[0]
+
     @cached_property
-    def averaged(self) -> exact.Law:
-        return exact.average(self.problem.law, self.pseudo_samples)
+    def gains(self) -> list[tuple[float, float, float]]:
+        """κ, v(f,Q_1) and v(f,Q_M) of a random f and of the f that comes closest to breaking (★), if f varies."""
+        _, closest = _worst(self.v(1), self.m * self.v(self.m) + (self.m - 1) * self.v_target, self)
+        found = []
+        for f in (np.array(self.instance.f), closest):
+            one, many, v = (float(f @ form @ f) for form in (self.v(1), self.v(self.m), self.v_target))
+            if v > 0 and many > 1e-9 * v:
+                found.append((one / v, one, many))
+        return found
 
 
 def _worst(left: Array, right: Array, work: Work, floor: float = 0.0) -> tuple[float, Array]:
@@ -307,8 +279,8 @@ def _worst(left: Array, right: Array, work: Work, floor: float = 0.0) -> tuple[f
     if not len(kept):
         return 0.0, best
     block = np.ix_(kept, kept)
-    lower = np.linalg.cholesky((right + floor * work.v)[block])
-    half = np.linalg.solve(lower, (left + floor * work.v)[block])
+    lower = np.linalg.cholesky((right + floor * work.v_target)[block])
+    half = np.linalg.solve(lower, (left + floor * work.v_target)[block])
     whole = np.linalg.solve(lower, half.T)
     ratios, vectors = np.linalg.eigh((whole + whole.T) / 2)
     best[kept] = np.linalg.solve(lower.T, vectors[:, -1])
@@ -321,25 +293,25 @@ def _same(got: Any, expected: Any) -> float:
     return float(1 + np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-300))
 
 
-# --- the statements: each yields ratios that must not pass 1, or nothing where it does not apply ------------
+# --- checks: each gives ratios that must not exceed 1, or none if the statement does not apply --------------
 
 
 def rejection_ignores_m(work: Work) -> Iterator[float]:
     """L1: acceptance of Algorithm 1, and its running times, from the law of the average."""
-    many = work.averaged
-    accept_one, accept_many = (
+    one, many = (
         float(work.problem.prior @ (np.minimum(law.values, 1) * law.probabilities).sum(axis=1))
-        for law in (work.problem.law, many)
+        for law in (work.law(1), work.law(work.m))
     )
-    yield _same(accept_many, accept_one)
-    m, v = work.pseudo_samples, float(np.trace(work.v))
-    yield _same([m * v / accept_many, v / accept_many], [m * v / accept_one, m * (v / (m * accept_one))])
+    yield _same(many, one)
+    m, v = work.m, float(np.trace(work.v_target))
+    yield _same([m * v / many, v / many], [m * v / one, m * (v / (m * one))])
 
 
 def kernels_keep_their_law(work: Work) -> Iterator[float]:
     """Rows sum to 1, detailed balance, and θ has the target as its law, for every kernel."""
-    chains = [work.one, work.many, exact.lazy(work.many), exact.marginal(work.problem), exact.wilkinson(work.problem)]
-    if work.is_uniform:
+    many = work.chain(work.m)
+    chains = [work.chain(1), many, exact.lazy(many), exact.marginal(work.problem), exact.wilkinson(work.problem)]
+    if _uniform(work):
         chains.append(exact.one_hit(work.problem))
         if work.problem.law.mean[work.target > 0].min() > 0.02:
             chains.append(exact.r_hit(work.problem, 2 + work.instance.pick % 2))
@@ -354,92 +326,44 @@ def kernels_keep_their_law(work: Work) -> Iterator[float]:
 
 def more_draws_less_variance(work: Work) -> Iterator[float]:
     """L2, with Q_∞ as the end of the line."""
-    line = [work.v_one, work.v_many, work.v_more, work.v_marginal]
-    for worse, better in itertools.pairwise(line):
-        yield _worst(better, order_bound(worse), work, floor=1e-3)[0]
-
-
-def _mean_distances(law: exact.Law, levels: Array) -> Array:
-    """(n, c) E|T − c| for levels (n, c)."""
-    gaps = np.abs(law.values[:, None, :] - levels[:, :, None])
-    return np.asarray((gaps * law.probabilities[:, None, :]).sum(axis=2))
+    for worse, better in itertools.pairwise([work.v(1), work.v(work.m), work.v(work.n), work.v_marginal()]):
+        yield work.worst(better, order_bound(worse), floor=1e-3)
 
 
 def _convex_order(smaller: exact.Law, larger: exact.Law) -> Iterator[float]:
     """T ≤cx T' : equal means, and E|T − c| ≤ E|T' − c| at every kink; between kinks both are straight lines."""
     yield _same(smaller.mean, larger.mean)
     levels = np.hstack([smaller.values, larger.values])
-    left, right = _mean_distances(smaller, levels), _mean_distances(larger, levels)
+    left, right = (
+        (np.abs(law.values[:, None, :] - levels[:, :, None]) * law.probabilities[:, None, :]).sum(axis=2)
+        for law in (smaller, larger)
+    )
     inside = (levels > 0) & (levels < levels.max(axis=1, keepdims=True)) & (right > 0)
     if inside.any():
         yield float((left[inside] / order_bound(right[inside])).max())
 
 
-def handicap_is_larger(work: Work) -> Iterator[float]:
-    """L3, first half: T ≤cx T_α."""
-    law = work.averaged
-    yield from _convex_order(law, exact.handicap(law, work.instance.alpha))
-
-
 def handicap_variance(work: Work) -> Iterator[float]:
     """L3, second half, for T_1 = T_{2,α} and for T_1 the average of two copies of it."""
-    if not work.nonnegative:
-        return
-    alpha = work.instance.alpha
-    handicapped = exact.handicap(work.averaged, alpha)
-    bound = handicap_bound(alpha, work.v_many)
-    yield _worst(exact.variance_form(work.with_law(handicapped)), bound, work)[0]
+    handicapped = exact.handicap(work.law(work.m), work.instance.alpha)
+    bound = handicap_bound(work.instance.alpha, work.v(work.m))
+    yield work.worst(exact.variance_form(work.with_law(handicapped)), bound)
     if handicapped.values.size < 80:
-        yield _worst(exact.variance_form(work.with_law(exact.average(handicapped, 2))), bound, work)[0]
+        yield work.worst(exact.variance_form(work.with_law(exact.average(handicapped, 2))), bound)
 
 
 def handicap_is_holding(work: Work) -> Iterator[float]:
     """The step inside L3: the handicapped chain moves θ like αI + (1 − α)H."""
-    alpha = work.instance.alpha
-    form = exact.variance_form(work.with_law(exact.handicap(work.averaged, alpha)))
-    yield _same(form, work.v_many / (1 - alpha) + alpha / (1 - alpha) * work.v)
-    yield _same(form, exact.variance_form(exact.lazy(work.many, alpha)))
-
-
-def holding_variance(work: Work) -> Iterator[float]:
-    """v(lazy) = 2v + v(f)."""
-    yield _same(exact.variance_form(exact.lazy(work.many)), 2 * work.v_many + work.v)
-
-
-def one_draw_uniform(work: Work) -> Iterator[float]:
-    """L4 as in the paper: uniform kernel, Q_M ≥ 0."""
-    if work.is_uniform and work.nonnegative:
-        yield _worst(work.v_one, one_draw_bound(work.pseudo_samples, work.v_many), work)[0]
-
-
-def one_draw_any_kernel(work: Work) -> Iterator[float]:
-    """L4 for every other kernel."""
-    if not work.is_uniform and work.nonnegative:
-        yield _worst(work.v_one, one_draw_bound(work.pseudo_samples, work.v_many), work)[0]
+    alpha, m = work.instance.alpha, work.m
+    form = exact.variance_form(work.with_law(exact.handicap(work.law(m), alpha)))
+    yield _same(form, work.v(m) / (1 - alpha) + alpha / (1 - alpha) * work.v_target)
+    yield _same(form, exact.variance_form(exact.lazy(work.chain(m), alpha)))
 
 
 def one_draw_held(work: Work) -> Iterator[float]:
     """L4 for both chains with holding 1/2: positivity then costs nothing to have."""
-    held_one, held_many = (exact.variance_form(exact.lazy(chain)) for chain in (work.one, work.many))
-    yield _worst(held_one, one_draw_bound(work.pseudo_samples, held_many), work)[0]
-
-
-def running_time_serial(work: Work) -> Iterator[float]:
-    """L5, one processor."""
-    if work.nonnegative:
-        yield _worst(work.v_one, running_time_bound(work.pseudo_samples * work.v_many), work)[0]
-
-
-def running_time_parallel(work: Work) -> Iterator[float]:
-    """L5, M processors: M chains of Q_1 against one chain of Q_M with its draws side by side."""
-    if work.nonnegative:
-        yield _worst(work.v_one / work.pseudo_samples, running_time_bound(work.v_many), work)[0]
-
-
-def wilkinson_is_worse(work: Work) -> Iterator[float]:
-    """L6."""
-    form = exact.variance_form(exact.wilkinson(work.problem))
-    yield _worst(work.v_marginal, order_bound(form), work, floor=1e-3)[0]
+    one, many = (exact.variance_form(exact.lazy(work.chain(m))) for m in (1, work.m))
+    yield work.worst(one, one_draw_bound(work.m, many))
 
 
 def deterministic_lemma(work: Work) -> Iterator[float]:
@@ -450,53 +374,44 @@ def deterministic_lemma(work: Work) -> Iterator[float]:
         yield float(np.abs(numbers - c).sum()) / max(lemma_bound(numbers, c), 1e-300)
 
 
-def one_draw_convex_order(work: Work) -> Iterator[float]:
-    """T_1 ≤cx T_M handicapped by 1 − 1/M, any kernel."""
-    m = work.pseudo_samples
-    yield from _convex_order(work.problem.law, exact.handicap(work.averaged, 1 - 1 / m))
-
-
-def averages_convex_order(work: Work) -> Iterator[float]:
-    """T_N ≤cx T_M ≤cx T_1 for M ≤ N: what L2 rests on."""
-    many, more = work.averaged, exact.average(work.problem.law, work.instance.more_pseudo_samples)
-    yield from _convex_order(many, work.problem.law)
-    yield from _convex_order(more, many)
-
-
-def star(work: Work) -> Iterator[float]:
-    """(★), no positivity."""
-    yield _worst(work.v_one, star_bound(work.pseudo_samples, work.v_many, work.v), work)[0]
-
-
 def nonnegative_proposals(work: Work) -> Iterator[float]:
     """Q_M ≥ 0 for q_ij = s_ij d_j/c_i with s positive semidefinite (independence, Gaussian); held chains always."""
-    if work.instance.proposal_kind in NONNEGATIVE:
-        yield 1 + max(0.0, -float(exact.spectrum(work.many)[0]))
-    yield 1 + max(0.0, -float(exact.spectrum(exact.lazy(work.many))[0]))
+    chain = work.chain(work.m)
+    chains = [chain, exact.lazy(chain)] if work.instance.proposal_kind in NONNEGATIVE else [exact.lazy(chain)]
+    for one in chains:
+        yield 1 + max(0.0, -float(exact.spectrum(one)[0]))
 
 
 def start_is_stationary(work: Work) -> Iterator[float]:
     """Accept with one draw, keep it, add M − 1 fresh ones: (θ, T_M) has the stationary law of Q_M."""
-    m, law = work.pseudo_samples, work.problem.law
-    rest = exact.average(law, m - 1)
-    full = work.averaged
-    got = np.zeros(len(work.many.point))
-    for state, (i, b) in enumerate(zip(work.many.point, work.many.outcome, strict=True)):
+    m, law, chain = work.m, work.law(1), work.chain(work.m)
+    rest, full = work.law(m - 1), work.law(m)
+    got = np.zeros(len(chain.point))
+    for state, (i, b) in enumerate(zip(chain.point, chain.outcome, strict=True)):
         sums = law.values[i][:, None] + (m - 1) * rest.values[i]
         mass = (law.values[i] * law.probabilities[i])[:, None] * rest.probabilities[i]
         got[state] = work.problem.prior[i] * mass[np.abs(sums / m - full.values[i, b]) < 1e-9].sum()
-    yield _same(got / got.sum(), work.many.stationary)
+    yield _same(got / got.sum(), chain.stationary)
 
 
-def _early_run(work: Work) -> tuple[exact.Chain, int, Array, float, float]:
+class EarlyStep(NamedTuple):
+    """One step with early rejection from one state: where it arrives, the draws it takes, whether it draws at all."""
+
+    chain: exact.Chain
+    state: int
+    arrivals: Array
+    draws: float
+    started: float
+
+
+def _early_step(work: Work) -> EarlyStep:
     """Run one step with early rejection over every outcome and every u, from one state.
 
     Between its breakpoints in u the algorithm does one thing, so one u from each piece, weighted by the
     piece's length, is an exact integral.
     """
     problem, m = work.problem, work.instance.early_pseudo_samples
-    law = problem.law if m == 1 else exact.average(problem.law, m)
-    chain = exact.pseudo_marginal(problem, m)
+    law, chain = work.law(m), work.chain(m)
     state = work.instance.pick % len(chain.point)
     i, a = chain.point[state], chain.outcome[state]
     arrivals, draws, started = np.zeros(len(chain.point)), 0.0, 0.0
@@ -520,12 +435,12 @@ def _early_run(work: Work) -> tuple[exact.Chain, int, Array, float, float]:
         for target in np.flatnonzero(chain.point == j):
             value = law.values[j, chain.outcome[target]]
             arrivals[target] += landed[np.abs(sums[:, -1] / m - value) < 1e-9].sum()
-    return chain, state, arrivals, draws, started
+    return EarlyStep(chain, state, arrivals, draws, started)
 
 
 def early_rejection_same_chain(work: Work) -> Iterator[float]:
     """Early rejection leaves the law of the next state as it is."""
-    chain, state, arrivals, _, _ = work.early
+    chain, state, arrivals, _, _ = work.early()
     others = np.arange(len(arrivals)) != state
     yield 1 + float(abs(arrivals.sum() - chain.acceptance[state]))
     if others.any():
@@ -534,15 +449,14 @@ def early_rejection_same_chain(work: Work) -> Iterator[float]:
 
 def early_rejection_cost(work: Work) -> Iterator[float]:
     """What it costs: Σ_{m<M} P(still within reach after m draws); for M = 1 and K in {0, 1}, prior acceptance."""
-    chain, state, _, draws, started = work.early
+    chain, state, _, draws, started = work.early()
     m = work.instance.early_pseudo_samples
     cost = exact.expected_simulations(work.problem, m)
     yield _same([draws, m * started], [cost.between_by_state[state], cost.before_by_state[state]])
     yield max(cost.between / cost.before, cost.before / cost.plain)
-    if work.is_uniform and m == 1:
-        prior, q = work.problem.prior, work.problem.proposal
-        flow = prior[:, None] * q
-        move = np.minimum(flow, flow.T)[chain.point].sum(axis=1) / prior[chain.point]
+    if _uniform(work) and m == 1:
+        flow = work.problem.prior[:, None] * work.problem.proposal
+        move = np.minimum(flow, flow.T)[chain.point].sum(axis=1) / work.problem.prior[chain.point]
         yield _same(cost.between, chain.stationary @ move)
 
 
@@ -559,13 +473,13 @@ def _pair(work: Work) -> tuple[int, int] | None:
 
 
 def _moves(chain: exact.Chain, i: int, j: int) -> float:
-    return float(chain.transition[np.flatnonzero(chain.point == i)[0], np.flatnonzero(chain.point == j)[0]])
+    """P(i → j) of a chain on θ alone."""
+    return float(chain.transition[list(chain.point).index(i), list(chain.point).index(j)])
 
 
 def one_hit_acceptance(work: Work) -> Iterator[float]:
     """The race, added up round by round, against τ'/(τ + τ' − ττ')."""
-    pair = _pair(work)
-    if pair is None or not work.is_uniform:
+    if (pair := _pair(work)) is None:
         return
     i, j = pair
     tau, other = work.problem.law.mean[[i, j]]
@@ -580,15 +494,11 @@ def one_hit_acceptance(work: Work) -> Iterator[float]:
 
 def r_hit_balance(work: Work) -> Iterator[float]:
     """r-hit: detailed balance for each pair (N, N') against (N' − 1, N + 1), and the acceptance by a double sum."""
-    pair = _pair(work)
-    if pair is None or not work.is_uniform:
-        return
-    i, j = pair
     tau = work.problem.law.mean
-    if tau[[i, j]].min() < 0.15 or tau[work.target > 0].min() < 0.02:
+    pair = _pair(work)
+    if pair is None or tau[list(pair)].min() < 0.15 or tau[work.target > 0].min() < 0.02:
         return
-    hits = 2 + work.instance.pick % 2
-    longest = 200
+    (i, j), hits, longest = pair, 2 + work.instance.pick % 2, 200
 
     def waiting(point: int, count: int) -> Array:
         """P(the count-th hit is at draw N), as a sum of waiting times, not by the binomial formula."""
@@ -618,13 +528,9 @@ def smaller_eps(work: Work) -> Iterator[float]:
     instance = work.instance
     distances, chance = np.array(instance.distances), np.array(instance.distance_probabilities)
     paths = np.array(list(itertools.product(range(len(distances)), repeat=instance.distance_pseudo_samples)))
-    at_eps = kernel_values(instance.kernel, distances / instance.eps)
-    at_smaller = kernel_values(instance.kernel, distances / instance.smaller_eps)
-    law = exact.Law(
-        np.tile(at_eps[paths].mean(axis=1), (len(chance), 1)),
-        chance[:, paths].prod(axis=2),
-    )
-    chain = work.with_law(law)
+    at_eps, at_smaller = (KERNELS[instance.kernel](distances / eps) for eps in (instance.eps, instance.smaller_eps))
+    values = np.tile(at_eps[paths].mean(axis=1), (len(chance), 1))
+    chain = work.with_law(exact.Law(values, chance[:, paths].prod(axis=2)))
     # From the matrix, not from the closed form: what the chain does is what is weighted.
     visited = exact.solve_stationary(chain.transition)
     weights = visited * smaller_eps_weight(at_smaller[paths][chain.outcome], at_eps[paths][chain.outcome])
@@ -633,93 +539,102 @@ def smaller_eps(work: Work) -> Iterator[float]:
     yield _same(got / got.sum(), expected / expected.sum())
 
 
-def _gains(work: Work) -> Iterator[tuple[float, float, float, float]]:
-    """κ, v(f,Q_1), v(f,Q_M) and v(f) for some functions f that vary on the target."""
-    for f in work.functions:
-        one, many, v = (float(f @ form @ f) for form in (work.v_one, work.v_many, work.v))
-        if v > 0 and many > 1e-9 * v:
-            yield one / v, one, many, v
-
-
 def certificate(work: Work) -> Iterator[float]:
     """gain(M) ≤ (M/c_M)·κ/(κ − M + 1), for M < κ + 1, at nominal c_M and with early rejection."""
-    m = work.pseudo_samples
-    cost = 1 + (m - 1) / work.instance.discount
+    m, cost = work.m, work.cost
     if work.instance.pick % 4 == 0 and m <= 6:
         cost = exact.expected_simulations(work.problem, m).between / exact.expected_simulations(work.problem, 1).between
-    for kappa, one, many, _ in _gains(work):
+    for kappa, one, many in work.gains:
         if m < kappa + 1 - 1e-6:
             yield one / (cost * many) / gain_bound(kappa, m, cost)
 
 
-def certificate_nonnegative(work: Work) -> Iterator[float]:
-    """gain(M) ≤ κ/c_M and ≤ (2M − 1)/c_M where Q_M ≥ 0."""
-    if not work.nonnegative:
-        return
-    m = work.pseudo_samples
-    cost = 1 + (m - 1) / work.instance.discount
-    for kappa, one, many, _ in _gains(work):
-        yield one / (cost * many) / min(gain_bounds_nonnegative(kappa, m, cost))
-
-
 def certificate_discount(work: Work) -> Iterator[float]:
-    """gain(M) ≤ 2δ at the nominal cost, where Q_M ≥ 0 or M ≤ 1 + κ/2."""
-    m, discount = work.pseudo_samples, work.instance.discount
-    for kappa, one, many, _ in _gains(work):
-        if work.nonnegative or m <= 1 + kappa / 2:
-            yield one / ((1 + (m - 1) / discount) * many) / gain_bound_discount(discount)
+    """gain(M) ≤ 2δ at the nominal cost, if Q_M ≥ 0 or M ≤ 1 + κ/2."""
+    for kappa, one, many in work.gains:
+        if work.nonnegative() or work.m <= 1 + kappa / 2:
+            yield one / (work.cost * many) / gain_bound_discount(work.instance.discount)
 
 
-def between_two_measured(work: Work) -> Iterator[float]:
-    """c_M v(f,Q_M) ≥ c_M' v(f,Q_M'') for M' < M < M''."""
-    cost = 1 + (work.pseudo_samples - 1) / work.instance.discount
-    yield _worst(work.v_more, order_bound(cost * work.v_many), work, floor=1e-3)[0]
+class Statement(NamedTuple):
+    """A statement of the theory, a bound or an equality; its check and when it applies."""
+
+    name: str
+    text: str
+    kind: str
+    check: Callable[[Work], Iterable[float]]
+    applies: Callable[[Work], bool] = lambda work: True
 
 
-Check = Callable[[Work], Iterator[float]]
-# name, statement, kind ("bound" or "equality"), check
-STATEMENTS: tuple[tuple[str, str, str, Check], ...] = (
+def _positive(work: Work) -> bool:
+    return work.nonnegative()
+
+
+def _uniform(work: Work) -> bool:
+    return work.problem.law.is_uniform
+
+
+def _one_draw(work: Work) -> Iterator[float]:
+    yield work.worst(work.v(1), one_draw_bound(work.m, work.v(work.m)))
+
+
+# fmt: off
+STATEMENTS = tuple(itertools.starmap(Statement, (
     ("L1", "Algorithm 1: acceptance and M-fold cost do not depend on M", "equality", rejection_ignores_m),
     ("kernels", "every kernel is reversible and keeps the target", "equality", kernels_keep_their_law),
     ("L2", "v(f,Q_M) ≥ v(f,Q_N) ≥ v(f,Q_∞) for M ≤ N", "bound", more_draws_less_variance),
-    ("L2-order", "T_N ≤cx T_M for M ≤ N, at all kinks", "bound", averages_convex_order),
-    ("L3-order", "T ≤cx T_α, at all kinks", "bound", handicap_is_larger),
-    ("L3", "v(f,H_1) ≤ (1+α)/(1−α)·v(f,H_2), H_2 ≥ 0", "bound", handicap_variance),
+    ("L2-order", "T_N ≤cx T_M for M ≤ N, at all kinks", "bound",
+     lambda w: [*_convex_order(w.law(w.m), w.law(1)), *_convex_order(w.law(w.n), w.law(w.m))]),
+    ("L3-order", "T ≤cx T_α, at all kinks", "bound",
+     lambda w: _convex_order(w.law(w.m), exact.handicap(w.law(w.m), w.instance.alpha))),
+    ("L3", "v(f,H_1) ≤ (1+α)/(1−α)·v(f,H_2), H_2 ≥ 0", "bound", handicap_variance, _positive),
     ("L3-step", "v(f,H_α) = (v(f,H) + α·v(f))/(1−α)", "equality", handicap_is_holding),
-    ("L4", "v(f,Q_1) ≤ (2M−1)·v(f,Q_M), uniform kernel, Q_M ≥ 0", "bound", one_draw_uniform),
-    ("L4-any", "the same for every other kernel", "bound", one_draw_any_kernel),
+    ("L4", "v(f,Q_1) ≤ (2M−1)·v(f,Q_M), uniform kernel, Q_M ≥ 0", "bound", _one_draw,
+     lambda w: _uniform(w) and w.nonnegative()),
+    ("L4-any", "the same for every other kernel", "bound", _one_draw,
+     lambda w: not _uniform(w) and w.nonnegative()),
     ("L4-held", "the same for both chains held, any proposal", "bound", one_draw_held),
-    ("L5-serial", "running time of Q_1 ≤ 2 × that of Q_M, serial", "bound", running_time_serial),
-    ("L5-parallel", "running time of Q_1 ≤ 2 × that of Q_M, M processors", "bound", running_time_parallel),
-    ("L6", "v(f, Algorithm 3) ≥ v(f,Q_∞)", "bound", wilkinson_is_worse),
+    ("L5-serial", "running time of Q_1 ≤ 2 × that of Q_M, serial", "bound",
+     lambda w: [w.worst(w.v(1), running_time_bound(w.m * w.v(w.m)))], _positive),
+    # M chains of Q_1 against one chain of Q_M with its draws side by side.
+    ("L5-parallel", "running time of Q_1 ≤ 2 × that of Q_M, M processors", "bound",
+     lambda w: [w.worst(w.v(1) / w.m, running_time_bound(w.v(w.m)))], _positive),
+    ("L6", "v(f, Algorithm 3) ≥ v(f,Q_∞)", "bound",
+     lambda w: [w.worst(w.v_marginal(), order_bound(exact.variance_form(exact.wilkinson(w.problem))), 1e-3)]),
     ("lemma", "Σ|t_i−c| ≤ |Σt_i−c| + (M−1)c", "bound", deterministic_lemma),
-    ("any-kernel", "T_1 ≤cx T_M handicapped by 1−1/M, at all kinks", "bound", one_draw_convex_order),
-    ("star", "v(f,Q_1) ≤ M·v(f,Q_M) + (M−1)·v(f), any proposal", "bound", star),
-    ("holding", "v(f,½I+½Q) = 2v(f,Q) + v(f)", "equality", holding_variance),
+    ("any-kernel", "T_1 ≤cx T_M handicapped by 1−1/M, at all kinks", "bound",
+     lambda w: _convex_order(w.law(1), exact.handicap(w.law(w.m), 1 - 1 / w.m))),
+    ("star", "v(f,Q_1) ≤ M·v(f,Q_M) + (M−1)·v(f), any proposal", "bound",
+     lambda w: [w.worst(w.v(1), star_bound(w.m, w.v(w.m), w.v_target))]),
+    ("holding", "v(f,½I+½Q) = 2v(f,Q) + v(f)", "equality",
+     lambda w: [_same(exact.variance_form(exact.lazy(w.chain(w.m))), 2 * w.v(w.m) + w.v_target)]),
     ("positivity", "Q_M ≥ 0: independence, Gaussian; held always", "equality", nonnegative_proposals),
     ("start", "accept at M = 1 and add M−1 draws: stationary for Q_M", "equality", start_is_stationary),
     ("early-law", "early rejection: same law of the next state", "equality", early_rejection_same_chain),
     ("early-cost", "early rejection: expected simulations", "equality", early_rejection_cost),
-    ("one-hit", "one-hit race accepts with τ'/(τ+τ'−ττ')", "equality", one_hit_acceptance),
-    ("r-hit", "r-hit: balance pair by pair, acceptance", "equality", r_hit_balance),
+    ("one-hit", "one-hit race accepts with τ'/(τ+τ'−ττ')", "equality", one_hit_acceptance, _uniform),
+    ("r-hit", "r-hit: balance pair by pair, acceptance", "equality", r_hit_balance, _uniform),
     ("at-eps", "weights K_ε'(d)/K_ε(d) give the target at ε'", "equality", smaller_eps),
     ("gain", "gain(M) ≤ (M/c_M)·κ/(κ−M+1) for M < κ+1", "bound", certificate),
-    ("gain-positive", "gain(M) ≤ min(κ, 2M−1)/c_M, Q_M ≥ 0", "bound", certificate_nonnegative),
+    ("gain-positive", "gain(M) ≤ min(κ, 2M−1)/c_M, Q_M ≥ 0", "bound",
+     lambda w: [g / (w.cost * many) / min(gain_bounds_nonnegative(k, w.m, w.cost)) for k, g, many in w.gains],
+     _positive),
     ("gain-2δ", "gain(M) ≤ 2δ at nominal cost", "bound", certificate_discount),
-    ("between", "c_M·v(f,Q_M) ≥ v(f,Q_N) for 1 < M < N", "bound", between_two_measured),
-)
+    ("between", "c_M·v(f,Q_M) ≥ v(f,Q_N) for 1 < M < N", "bound",
+     lambda w: [w.worst(w.v(w.n), order_bound(w.cost * w.v(w.m)), 1e-3)]),
+)))
+# fmt: on
 
 
 # --- results ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Row:
+class StatementResult:
     """One statement: on how many instances it was checked, and how close the worst came to breaking it.
 
-    worst is the largest ratio to the bound (at most 1 where the statement holds); for an equality it is 1 +
-    the largest relative difference. witness is the instance that gave it; failures are instances where it
-    passed 1.
+    worst is the largest ratio to the bound (at most 1 if the statement holds); for an equality it is 1 + the largest
+    relative difference. witness is the instance that gave it; failures are the first instances on which it exceeded 1.
     """
 
     name: str
@@ -749,7 +664,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchResult:
     """The largest value hill climbing found of one quantity, its bound, and where."""
 
     quantity: str
@@ -766,8 +681,8 @@ class Verification:
 
     trials: int
     seed: int | None
-    rows: tuple[Row, ...]
-    searches: tuple[Search, ...]
+    rows: tuple[StatementResult, ...]
+    searches: tuple[SearchResult, ...]
 
     @property
     def ok(self) -> bool:
@@ -776,9 +691,7 @@ class Verification:
     def to_json(self) -> str:
         """Everything, instances included, as JSON text."""
         rows = [{**asdict(row), "ok": row.ok, "tightness": row.tightness} for row in self.rows]
-        searches = [asdict(search) for search in self.searches]
-        everything = {"ok": self.ok, "trials": self.trials, "seed": self.seed, "rows": rows, "searches": searches}
-        return json.dumps(everything, ensure_ascii=False)
+        return json.dumps({"ok": self.ok, **asdict(self), "rows": rows}, ensure_ascii=False)
 
     def __str__(self) -> str:
         wide = max(len(row.statement) for row in self.rows)
@@ -797,40 +710,37 @@ class Verification:
         return "\n".join(lines)
 
 
-def _run(instances: Iterator[Instance], chosen: tuple[str, ...]) -> tuple[Row, ...]:
-    statements = [entry for entry in STATEMENTS if entry[0] in chosen]
-    counts = dict.fromkeys((name for name, *_ in statements), 0)
-    worst: dict[str, tuple[float, Instance | None]] = dict.fromkeys(counts, (0.0, None))
-    failures: dict[str, list[dict[str, Any]]] = {name: [] for name in counts}
-    failed = dict.fromkeys(counts, 0)
+def _check(instances: Iterable[Instance], chosen: Iterable[str]) -> tuple[StatementResult, ...]:
+    """The chosen statements on all instances."""
+    statements = [one for one in STATEMENTS if one.name in chosen]
+    found: dict[str, list[tuple[float, Instance, str]]] = {one.name: [] for one in statements}
     for instance in instances:
         work = Work(instance)
-        for name, _, _, check in statements:
+        for name, _, _, check, applies in statements:
             reason = ""
             try:
-                ratios = list(check(work))
+                ratios = list(check(work)) if applies(work) else []
             except (ValueError, ArithmeticError, LookupError) as error:
-                # A chain that cannot even be analysed breaks the statement; say why and go on.
+                # A chain that cannot even be analysed breaks the statement; say why and continue.
                 ratios, reason = [float("inf")], str(error)
-            if not ratios:
-                continue
-            ratio = max(ratios) if not np.isnan(ratios).any() else float("inf")
-            counts[name] += 1
-            if ratio > worst[name][0]:
-                worst[name] = (ratio, instance)
-            if ratio > 1 + TOLERANCE:
-                failed[name] += 1
-                if len(failures[name]) < KEPT_FAILURES:
-                    kept = {"statement": name, "ratio": min(ratio, 1e300), "reason": reason}
-                    failures[name].append({**kept, "instance": asdict(instance)})
-    rows = []
-    for name, statement, kind, _ in statements:
-        ratio, where = worst[name]
-        witness = None if where is None else asdict(where)
-        kept_failures = tuple(failures[name])
-        ratio = min(ratio, 1e300)
-        rows.append(Row(name, statement, kind, counts[name], ratio, witness, kept_failures, failed[name]))
-    return tuple(rows)
+            if ratios:
+                ratio = 1e300 if np.isnan(ratios).any() else min(max(ratios), 1e300)
+                found[name].append((ratio, instance, reason))
+    return tuple(_result(one, found[one.name]) for one in statements)
+
+
+def _result(statement: Statement, found: list[tuple[float, Instance, str]]) -> StatementResult:
+    failed = [one for one in found if one[0] > 1 + TOLERANCE]
+    kept = [
+        {"statement": statement.name, "ratio": ratio, "reason": reason, "instance": asdict(instance)}
+        for ratio, instance, reason in failed[:KEPT_FAILURES]
+    ]
+    worst, witness = 0.0, None
+    if found:
+        worst, instance, _ = max(found, key=lambda one: one[0])
+        witness = asdict(instance)
+    name, text, kind, _, _ = statement
+    return StatementResult(name, text, kind, len(found), worst, witness, tuple(kept), len(failed))
 
 
 # --- search -------------------------------------------------------------------------------------------------
@@ -848,7 +758,7 @@ def _point_in_space(x: Array, size: int) -> exact.Problem:
 
 
 def _largest_ratio(problem: exact.Problem, pseudo_samples: int, positive: bool) -> float:
-    """The largest v(f,Q_1)/v(f,Q_M) over f; −1 where Q_M is asked to be non-negative and is not."""
+    """The largest v(f,Q_1)/v(f,Q_M) over f; −1 if Q_M is required to be non-negative and is not."""
     many = exact.pseudo_marginal(problem, pseudo_samples)
     others = np.arange(len(problem.prior)) != problem.target.argmax()
     block = np.ix_(others, others)
@@ -881,29 +791,28 @@ def _climb(rng: np.random.Generator, pseudo_samples: int, positive: bool, steps:
     return max(found, key=lambda pair: pair[0])
 
 
-def _search(seed: int, steps: int) -> tuple[Search, ...]:
+def _search(seed: int, steps: int) -> tuple[SearchResult, ...]:
     found = []
-    for number, (pseudo_samples, positive) in enumerate(itertools.product((2, 4, 16), (True, False))):
-        rng = np.random.default_rng([seed, 1 << 20, number])
-        value, problem = _climb(rng, pseudo_samples, positive, steps)
-        stored = {
-            **asdict(draw_instance(seed, 0)),
-            "proposal_kind": "dense",
-            "law_kind": "uniform",
-            "prior": problem.prior.tolist(),
-            "proposal": problem.proposal.tolist(),
-            "values": problem.law.values.tolist(),
-            "probabilities": problem.law.probabilities.tolist(),
-            "pseudo_samples": pseudo_samples,
-            "more_pseudo_samples": pseudo_samples + 1,
-            "distance_probabilities": np.full((len(problem.prior), 4), 0.25).tolist(),
-            "f": np.arange(len(problem.prior), dtype=float).tolist(),
-        }
+    for number, (m, positive) in enumerate(itertools.product((2, 4, 16), (True, False))):
+        value, problem = _climb(np.random.default_rng([seed, 1 << 20, number]), m, positive, steps)
+        size = len(problem.prior)
+        stored = replace(
+            draw_instance(seed, 0),
+            proposal_kind="dense",
+            law_kind="uniform",
+            prior=problem.prior.tolist(),
+            proposal=problem.proposal.tolist(),
+            values=problem.law.values.tolist(),
+            probabilities=problem.law.probabilities.tolist(),
+            pseudo_samples=m,
+            more_pseudo_samples=m + 1,
+            distance_probabilities=np.full((size, 4), 0.25).tolist(),
+            f=np.arange(size, dtype=float).tolist(),
+        )
         which = "Q_M ≥ 0" if positive else "any proposal"
-        factor = 2 * pseudo_samples - 1
-        for quantity, scale in (("v(f,Q_1)/((2M−1)·v(f,Q_M))", factor), ("C_1/C_M", pseudo_samples)):
-            bound = factor / scale if positive else None
-            found.append(Search(f"{quantity}, {which}", value / scale, bound, pseudo_samples, steps, stored))
+        for quantity, scale in (("v(f,Q_1)/((2M−1)·v(f,Q_M))", 2 * m - 1), ("C_1/C_M", m)):
+            bound = (2 * m - 1) / scale if positive else None
+            found.append(SearchResult(f"{quantity}, {which}", value / scale, bound, m, steps, asdict(stored)))
     return tuple(sorted(found, key=lambda search: search.quantity, reverse=True))
 
 
@@ -924,27 +833,26 @@ def verify(
     """
     from threadpoolctl import threadpool_limits
 
-    for name, value, least in (("trials", trials, 1), ("seed", seed, 0)):
-        if int(value) != value or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-    names = tuple(name for name, *_ in STATEMENTS)
+    whole_number("trials", trials, "the number of random problems")
+    whole_number("seed", seed, "the seed of the random problems", least=0)
+    names = tuple(one.name for one in STATEMENTS)
     chosen = names if statements is None else tuple(statements)
     if unknown := [name for name in chosen if name not in names] or (["(none)"] if not chosen else []):
         raise ValueError(f"statements has {unknown[0]!r}: choose from {', '.join(names)}")
     steps = min(1500, trials) if search_steps is None else search_steps
-    # Thousands of tiny factorisations: a second BLAS thread only costs time.
+    # Thousands of tiny factorisations: a second BLAS thread would only cost time.
     with threadpool_limits(1):
-        rows = _run((draw_instance(seed, trial) for trial in range(trials)), chosen)
+        rows = _check((draw_instance(seed, trial) for trial in range(trials)), chosen)
         searches = _search(seed, steps) if steps else ()
     return Verification(trials, seed, rows, searches)
 
 
 def rerun(instance: str | dict[str, Any]) -> Verification:
-    """Check every statement on one stored instance: a failure or witness of a Row, or an instance, as JSON or dict."""
+    """Check every statement on one stored instance: a failure or witness of a row, or an instance, as JSON or dict."""
     stored = json.loads(instance) if isinstance(instance, str) else instance
     stored = stored.get("instance", stored)
     try:
         loaded = Instance(**stored)
     except TypeError as error:
         raise ValueError(f"this is not a stored instance ({error}): give a failure or witness from verify") from None
-    return Verification(1, None, _run(iter([loaded]), tuple(name for name, *_ in STATEMENTS)), ())
+    return Verification(1, None, _check([loaded], [one.name for one in STATEMENTS]), ())

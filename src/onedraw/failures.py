@@ -1,0 +1,84 @@
+"""Failed simulations: what is kept of them, and what a run says of them."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+FAILURES_KEPT = 20
+"""Failures that a run describes; the others are only counted."""
+ALL_FAILED = 100
+"""Simulations that may all fail before a run stops."""
+
+
+class SimulationError(RuntimeError):
+    """A simulation failed and the run could not go on; the message names theta and the stream.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> def simulate(rng, theta):
+    ...     if theta < -1:
+    ...         raise RuntimeError("the population died out")
+    ...     return rng.normal(theta, 1.0)
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
+    >>> od.rejection(model, od.uniform(0.5), budget=200, seed=1, on_error="raise")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    onedraw.failures.SimulationError: ...
+    """
+
+
+class Failure(NamedTuple):
+    """One failed simulation: where it was, and what went wrong.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> def simulate(rng, theta):
+    ...     if theta < -1:
+    ...         raise RuntimeError("the population died out")
+    ...     return rng.normal(theta, 1.0)
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
+    >>> post = od.rejection(model, od.uniform(0.5), budget=200, seed=1)
+    >>> post.failures[0].message
+    'RuntimeError: the population died out'
+    >>> post.failures[0].theta["theta"] < -1
+    True
+    """
+
+    theta: dict[str, float | int]
+    seed: int
+    phase: int
+    chain: int
+    """Index of the chain, or of the proposal in rejection."""
+    step: int
+    pseudo_sample: int
+    message: str
+    traceback: str
+
+    def __str__(self) -> str:
+        return f"at {self.theta}: {self.message}"
+
+
+def first_failures(*several: Iterable[Failure]) -> tuple[Failure, ...]:
+    """The failures that a run describes: the first FAILURES_KEPT of several parts, in their order.
+
+    >>> first_failures([], ())
+    ()
+    """
+    return tuple(failure for some in several for failure in some)[:FAILURES_KEPT]
+
+
+def refuse_if_all_failed(simulations: int, failed: int, failures: Sequence[Failure], last: bool) -> None:
+    """Stop a run in which every simulation so far has failed, with the traceback of the first."""
+    if failed == simulations > 0 and (simulations >= ALL_FAILED or last):
+        first = failures[0]
+        text = f"\nThe first failure's traceback:\n{first.traceback}" if first.traceback else ""
+        raise SimulationError(f"all of the first {simulations} simulations failed. The first failed {first}.{text}")
+
+
+def warn_ignored_rng() -> None:
+    """Say that a simulator does not use the generator it is given."""
+    warnings.warn(
+        "the simulator drew nothing from the rng it was given. A deterministic simulator is fine; one that draws "
+        "from numpy.random or another source of its own makes runs that cannot be repeated or resumed",
+        stacklevel=4,
+    )

@@ -1,0 +1,151 @@
+"""What simulations say about the posterior: which summary, region and regression do best near the data."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.engines.arrays import Array
+from onedraw.model.distance import Euclidean
+from onedraw.model.model import Model
+from onedraw.model.simulator import Batched
+from onedraw.results.learned_summary import learn, terms_for
+from onedraw.results.regression import AdjustedDraws, Method, Neighbourhood, distances_from, estimate, with_clusters
+from onedraw.results.trial import TrialResult, choose_method, held_out_count, near_data
+
+NEAREST = 5000
+"""Simulations that are assessed, the nearest by each summary."""
+LEARN_FROM, LEARN_SHARE = 5000, 0.3
+"""The most simulations from which a summary is learnt, and the share of all, the nearest, they are taken from."""
+FEWEST_CLUSTERED = 100
+"""Simulations below which no clusters are sought."""
+HELD_OUT_OF_OWN = 12
+"""Simulations that are taken as data if the distance is the user's own, which may be slow."""
+
+Rows = Callable[[Array], Array]
+
+
+class Assessment(NamedTuple):
+    """What the simulations so far say."""
+
+    neighbourhoods: tuple[Neighbourhood, ...]
+    """The same simulations by each summary."""
+    observed: tuple[Array, ...]
+    names: tuple[str, ...]
+    trial: TrialResult
+    draws: AdjustedDraws
+    members: Array
+    """Which of all good simulations are in the neighbourhoods."""
+    held_out: Array
+    """Which of these the methods were tried at."""
+    distances: Rows
+    """From raw summaries to distances by the chosen summary."""
+
+    @property
+    def method(self) -> Method:
+        """The method that was chosen."""
+        return self.trial.method
+
+    @property
+    def chosen(self) -> tuple[Neighbourhood, Array]:
+        """The neighbourhood by the chosen summary, and the data."""
+        return self.neighbourhoods[self.method.summary], self.observed[self.method.summary]
+
+
+def own_distance(model: Model) -> Callable[[Array, Array], Array] | None:
+    """The user's distance on flat rows; None if it is a built-in one."""
+    if hasattr(model.distance, "learnt"):
+        return None
+    restore, distance = model.recipe.layout.restore, model.distance
+    if isinstance(distance, Batched):
+        return lambda rows, observed: np.asarray(distance(restore(rows), restore(observed)), dtype=float)
+    return lambda rows, observed: np.array([distance(restore(row), restore(observed)) for row in rows], dtype=float)
+
+
+def spread_of(rows: Array) -> Array:
+    """The spread of each column: from the median absolute deviation, the standard deviation if that is zero."""
+    median = np.median(rows, axis=0)
+    spread = np.median(np.abs(rows - median), axis=0) / 0.6744897501960817
+    spread = np.where(spread > 0, spread, rows.std(axis=0))
+    return np.where(spread > 0, spread, 1.0)
+
+
+def scaled_summary(model: Model, rows: Array) -> tuple[str, Rows]:
+    """The model's distance as a map to rows whose Euclidean distance it is, learnt from pilot rows if needed."""
+    distance: Any = model.distance
+    if isinstance(distance, Euclidean):
+        spread = spread_of(rows)
+        return "scaled summaries", lambda some: some / spread
+    if model.pilot:
+        distance = distance.learnt(rows, model.labels())
+    scale, whiten = getattr(distance, "scale", None), getattr(distance, "whiten", None)
+    if scale is not None:
+        return "scaled summaries", lambda some: some / scale
+    if whiten is not None:
+        return "whitened summaries", lambda some: some @ whiten.T
+    return "the distance given", lambda some: some
+
+
+def assess(
+    model: Model,
+    theta: Array,
+    rows: Array,
+    log_weights: Callable[[Array], Array],
+    pilot: int,
+    rng: np.random.Generator,
+    thorough: bool,
+) -> Assessment:
+    """Try methods at simulations near the data, and estimate the posterior by the best.
+
+    `theta` (n, dim) is in unbounded coordinates and `log_weights` a function of them; the first `pilot` simulations are
+    from the prior.
+    """
+    own = own_distance(model)
+    name, scale = scaled_summary(model, rows[:pilot])
+    maps, names = [scale], [name]
+    order = [np.argsort(_distances(scale, own, model)(rows), kind="stable")]
+    if own is None and len(rows) >= 10 * (rows.shape[1] + 1):
+        learnt = _learned(theta, rows, log_weights, scale, order[0])
+        if learnt is not None:
+            maps.append(learnt)
+            names.append("learnt summaries")
+            order.append(np.argsort(_distances(learnt, None, model)(rows), kind="stable"))
+    index = np.unique(np.concatenate([some[:NEAREST] for some in order]))
+    weights, observed = log_weights(theta[index]), tuple(one(model.observed_row[None])[0] for one in maps)
+    neighbourhoods = []
+    for one, there in zip(maps, observed, strict=True):
+        near = Neighbourhood(theta[index], one(rows[index]), weights, ~np.asarray(model.prior.discrete), (), own)
+        neighbourhoods.append(with_clusters(near, there) if len(index) >= FEWEST_CLUSTERED else near)
+    most = held_out_count(thorough)
+    each = max(1, (most if own is None else min(most, HELD_OUT_OF_OWN)) // len(maps))
+    among = min(max(60, len(rows) // 50), len(index) // 2)
+    picked = [
+        near_data(near, there, among, each, rng, index % 2 == 1)
+        for near, there in zip(neighbourhoods, observed, strict=True)
+    ]
+    held_out = np.unique(np.concatenate(picked))
+    trial = choose_method(neighbourhoods, held_out, thorough)
+    k = trial.method.summary
+    draws = estimate(neighbourhoods[k], observed[k], trial.method)
+    distances = _distances(maps[k], own, model)
+    return Assessment(tuple(neighbourhoods), observed, tuple(names), trial, draws, index, held_out, distances)
+
+
+def _learned(theta: Array, rows: Array, log_weights: Rows, scale: Rows, order: Array) -> Rows | None:
+    """A summary learnt from even simulations among the nearest: the odd ones validate it."""
+    some = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 1000))]
+    some = some[some % 2 == 0]
+    some = some[:: max(1, math.ceil(len(some) / LEARN_FROM))]
+    log_weight = log_weights(theta[some])
+    weights, terms = np.exp(log_weight - log_weight.max()), terms_for(rows.shape[1], len(some))
+    learnt = learn(theta[some], scale(rows[some]), weights, terms)
+    return None if learnt is None else lambda raw: learnt(scale(raw))
+
+
+def _distances(summary: Rows, own: Callable[[Array, Array], Array] | None, model: Model) -> Rows:
+    """From raw summaries to distances from the data."""
+    observed = model.observed_row
+    if own is not None:
+        return lambda rows: own(rows, observed)
+    return lambda rows: distances_from(summary(rows), summary(observed[None])[0])

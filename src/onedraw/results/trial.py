@@ -1,0 +1,270 @@
+"""The trial that chooses how to estimate the posterior: summary, region, regression and smoothing.
+
+Which method is best is not assumed but tried: simulations near the data are taken as data in turn, left out, and the
+estimate is scored by the log density that it gives to the parameters which are known to have made them. Methods drop
+out in rounds, each with more held-out simulations than the one before.
+
+Reference: Gneiting and Raftery (2007) for scores.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from onedraw.engines.arrays import Array
+from onedraw.estimators.weights import effective, systematic
+from onedraw.results.regression import (
+    CLUSTERS,
+    TERMS,
+    AdjustedDraws,
+    Method,
+    Neighbourhood,
+    coefficient_count,
+    covariance,
+    estimate,
+    kernel_width,
+    ordered,
+)
+
+MOST_PRODUCTS = 70
+"""Coefficients beyond which a regression on squares and products is not tried."""
+BROAD = 0.02
+"""Share of a broad normal in a score, which bounds the damage of a single held-out simulation."""
+ROUNDS = ((16, 16), (48, 8), (192, 8))
+"""Held-out simulations of the trial up to each round, and how many methods, the best so far, go on."""
+BRIEF_ROUNDS = ((8, 6), (32, 6))
+"""The same while a run goes on."""
+FEWEST_HELD_OUT = 6
+"""Held-out simulations below which nothing is tried."""
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+"""Its multiples, taken modulo 1, fill the unit interval evenly from the first few on."""
+COUNTS = (60, 150, 400, 1000, 2500)
+"""Numbers of nearest simulations that are tried, besides all."""
+MOST_SCORED = 1500
+"""Draws of an estimate from which its score is computed."""
+FEWEST = 20
+"""Draws that an estimate needs at least."""
+PER_COEFFICIENT = {"none": 0, "linear": 2, "products": 3}
+"""Simulations per coefficient that a regression needs to be tried."""
+
+
+class TrialResult(NamedTuple):
+    """Which method was chosen, and how the methods did at simulations whose parameters are known."""
+
+    method: Method
+    tried: int
+    """Held-out simulations at which the chosen method was scored."""
+    gain: float
+    """Mean log score of the best adjusting method over the best without adjustment; NaN if only one kind was tried."""
+    gain_se: float
+    coverage: float
+    """Share of the known parameters inside the chosen method's central 90 % intervals."""
+
+    def words(self) -> str:
+        """The result in plain words."""
+        if math.isnan(self.gain):
+            return f"{self.method.words()}: too few simulations to try other methods"
+        return (
+            f"{self.method.words()}: at {self.tried} held-out simulations near the data, adjustment changes the log "
+            f"score of the known parameters by {self.gain:+.2f} ± {self.gain_se:.2f}; 90 % intervals cover "
+            f"{100 * self.coverage:.0f} % of them"
+        )
+
+
+def held_out_count(thorough: bool) -> int:
+    """How many held-out simulations a trial uses."""
+    return (ROUNDS if thorough else BRIEF_ROUNDS)[-1][0]
+
+
+def candidate_methods(summary: int, near: Neighbourhood, thorough: bool) -> list[Method]:
+    """The methods that are worth a trial with these simulations."""
+    n, width, dim = len(near.theta), near.rows.shape[1], near.theta.shape[1]
+    counts = [count for count in COUNTS if FEWEST + 2 * dim <= count < 0.9 * n]
+    found = []
+    for count in (*counts[:: 1 if thorough or len(counts) < 4 else 2], n - 2):
+        for terms in TERMS:
+            needed = coefficient_count(width, terms)
+            if count < PER_COEFFICIENT[terms] * needed:
+                continue
+            if terms == "products" and (needed > MOST_PRODUCTS or not thorough):
+                continue
+            found.append(Method(summary, count, terms))
+            if terms == "linear" and near.labels:
+                numbers = [number for number in CLUSTERS[: None if thorough else 1] if count > 3 * needed * number]
+                found += [Method(summary, count, terms, number) for number in numbers]
+    return [method._replace(local=local) for method in found for local in (False, True)]
+
+
+def choose_method(
+    neighbourhoods: Sequence[Neighbourhood], held_out: Array, thorough: bool = True, all_or_adjust: bool = False
+) -> TrialResult:
+    """Choose a method by its scores at held-out simulations near the data.
+
+    `neighbourhoods` are the same simulations described by one or more summaries, `held_out` the indices of those that
+    are taken as data in turn. `thorough` tries all methods, at many of them. With `all_or_adjust`, methods without
+    adjustment use all simulations, and not the nearest alone.
+    """
+    methods = [one for k, near in enumerate(neighbourhoods) for one in candidate_methods(k, near, thorough)]
+    n = len(neighbourhoods[0].theta)
+    if all_or_adjust:
+        methods = [one for one in methods if one.terms != "none" or one.number == n - 2]
+    if not methods or len(held_out) < FEWEST_HELD_OUT:
+        count = min(n - 2, max(FEWEST, n // 5))
+        return TrialResult(Method(0, max(count, 1), "none"), 0, math.nan, math.nan, math.nan)
+    methods, scores, covered = _race(neighbourhoods, methods, held_out, ROUNDS if thorough else BRIEF_ROUNDS)
+    mean = scores.mean(axis=1)
+    best = int(mean.argmax())
+    chosen = min(
+        (k for k in range(len(methods)) if _not_worse(scores[k] - scores[best])),
+        key=lambda k: (preference(methods[k]), -mean[k]),
+    )
+    plain, adjusting = _best_of_each_kind(methods, mean)
+    gain = np.full(2, np.nan) if plain is None or adjusting is None else scores[adjusting] - scores[plain]
+    error = float(gain.std(ddof=1)) / math.sqrt(len(gain))
+    return TrialResult(methods[chosen], scores.shape[1], float(gain.mean()), error, float(covered[chosen].mean()))
+
+
+def _race(
+    neighbourhoods: Sequence[Neighbourhood], methods: list[Method], held_out: Array, rounds: Sequence[tuple[int, int]]
+) -> tuple[list[Method], Array, Array]:
+    """The methods that are left after all rounds, with their scores and coverage (methods, held out)."""
+    scale = _standardising(neighbourhoods[0], held_out)
+    # Any first part of this order is spread over all of them.
+    order = held_out[np.argsort(np.modf(np.arange(len(held_out)) * GOLDEN)[0], kind="stable")]
+    scores, covered = np.empty((2, len(methods), 0))
+    for upto, number in rounds:
+        more = score_methods(neighbourhoods, methods, order[scores.shape[1] : upto], scale)
+        scores, covered = np.concatenate([scores, more[0]], axis=1), np.concatenate([covered, more[1]], axis=1)
+        mean = scores.mean(axis=1)
+        keep = set(np.argsort(mean, kind="stable")[::-1][:number].tolist())
+        # The best of each kind goes on, so that the gain from adjustment is known.
+        some = sorted(keep | {k for k in _best_of_each_kind(methods, mean) if k is not None})
+        methods, scores, covered = [methods[k] for k in some], scores[some], covered[some]
+    return methods, scores, covered
+
+
+def _best_of_each_kind(methods: list[Method], mean: Array) -> tuple[int | None, int | None]:
+    """The best method without adjustment, and the best with it."""
+    plain = [k for k, method in enumerate(methods) if method.terms == "none"]
+    adjusting = [k for k, method in enumerate(methods) if method.terms != "none"]
+    return max(plain, key=mean.__getitem__, default=None), max(adjusting, key=mean.__getitem__, default=None)
+
+
+def preference(method: Method) -> tuple[int, int, int, int, int]:
+    """What is preferred if scores do not tell methods apart: few assumptions, and then many draws.
+
+    One regression rather than several, few coefficients, summaries as they were given, and a regression rather than
+    none: simulations near the data are nearer to the middle of all than the data are, so that scores show too little
+    of the bias that a regression takes away.
+    """
+    return method.clusters, method.terms == "products", method.summary, method.terms == "none", -method.number
+
+
+def _not_worse(difference: Array) -> bool:
+    """Whether paired scores fall behind by less than half a standard error."""
+    return bool(difference.mean() >= -0.5 * difference.std() / math.sqrt(len(difference)))
+
+
+def _standardising(near: Neighbourhood, held_out: Array) -> Array:
+    """A map (dim, dim) to coordinates in which the held-out parameters have unit covariance."""
+    dim, known = near.theta.shape[1], near.jittered(near.theta[held_out], held_out)
+    found = np.atleast_2d(np.cov(known, rowvar=False)) if len(held_out) > dim + 1 else np.eye(dim)
+    found = found + 1e-6 * np.diag(np.diag(found)) + 1e-12 * np.eye(dim)
+    return np.linalg.inv(np.linalg.cholesky(found)).T
+
+
+def score_methods(
+    neighbourhoods: Sequence[Neighbourhood], methods: Sequence[Method], held_out: Array, scale: Array
+) -> tuple[Array, Array]:
+    """Log scores (methods, held out), and the share of known parameters inside 90 % intervals (methods, held out)."""
+    scores, covered = np.empty((2, len(methods), len(held_out)))
+    most, summaries = max(method.number for method in methods), {method.summary for method in methods}
+    for place, j in enumerate(held_out.tolist()):
+        # The simulation that is taken as data must not be among the draws that its parameters score.
+        order = {k: ordered(neighbourhoods[k], neighbourhoods[k].rows[j], most + 1, j) for k in summaries}
+        last: tuple[Method, AdjustedDraws] | None = None
+        for k, method in enumerate(methods):
+            near = neighbourhoods[method.summary]
+            same = method._replace(local=False)
+            if last is None or last[0] != same:
+                last = same, estimate(near, near.rows[j], method, order=order[method.summary])
+            found = last[1]
+            thin = slice(None, None, -(-len(found.theta) // MOST_SCORED))
+            weights = found.weights[thin] / found.weights[thin].sum()
+            theta, known = near.jittered(found.theta[thin], found.source[thin]), near.jittered(near.theta[j], j)
+            scores[k, place] = log_density(theta @ scale, weights, known @ scale, method.local)
+            below = weights @ (theta < known)
+            covered[k, place] = float(np.mean((below > 0.05) & (below < 0.95)))
+    return scores, covered
+
+
+def log_density(theta: Array, weights: Array, point: Array, local: bool) -> float:
+    """Log density that smoothed draws give to a point, up to a constant, mixed with that of a broad normal.
+
+    `local` smooths with a kernel shaped like the point's neighbours; otherwise draws are smoothed as a whole, with
+    their variance kept.
+    """
+    dim = theta.shape[1]
+    centre = weights @ theta - point
+    root = np.linalg.cholesky(covariance(theta, weights) + 1e-9 * np.eye(dim))
+    log_root = float(np.log(np.diag(root)).sum())
+    broad = math.log(BROAD) - 0.5 * float(np.square(np.linalg.solve(2 * root, centre)).sum()) - log_root
+    broad -= dim * math.log(2.0)
+    if local:
+        inside = _log_local_density(theta - point, weights)
+    else:
+        width = min(0.5, kernel_width(effective(weights), dim))
+        shrunk = centre + math.sqrt(1 - width**2) * (theta - point - centre)
+        inside = _log_kernel_mean(shrunk, weights, root, width) - dim * math.log(width) - log_root
+    return float(np.logaddexp(math.log1p(-BROAD) + inside, broad))
+
+
+def _log_local_density(away: Array, weights: Array) -> float:
+    """Log density at the origin, by a normal kernel shaped like its neighbours."""
+    dim, draws = away.shape[1], effective(weights)
+    square = np.einsum("ij,ij->i", away, away)
+    count = int(min(len(away), max(2 * dim + 2, draws**0.6) * len(away) / draws))
+    close = np.argpartition(square, count - 1)[:count] if count < len(away) else np.arange(len(away))
+    mass = float(weights[close].sum())
+    if mass <= 0.0:
+        return -math.inf
+    share = weights[close] / mass
+    there = covariance(away[close], share)
+    root = np.linalg.cholesky(there + (BROAD * float(np.trace(there)) / dim + 1e-9) * np.eye(dim))
+    width = kernel_width(max(effective(share), 2.0), dim)
+    log_mean = math.log(mass) + _log_kernel_mean(away[close], share, root, width)
+    return log_mean - (dim * math.log(width) + float(np.log(np.diag(root)).sum()))
+
+
+def _log_kernel_mean(away: Array, weights: Array, root: Array, width: float) -> float:
+    """Log of the weighted mean of normal kernels at draws this far away, without their constant."""
+    square = np.square(np.linalg.solve(root, away.T)).sum(axis=0) / width**2
+    return math.log(max(float(weights @ np.exp(-0.5 * square)), 1e-300))
+
+
+def near_data(
+    near: Neighbourhood,
+    observed: Array,
+    among: int,
+    number: int,
+    rng: np.random.Generator,
+    allowed: Array | None = None,
+) -> Array:
+    """`number` of the `among` nearest simulations allowed, picked by weight, so that they represent the prior."""
+    order = np.argsort(near.distances(observed), kind="stable")
+    close = (order if allowed is None else order[allowed[order]])[:among]
+    return close[systematic(near.weights(close), number, rng.random())] if len(close) else close
+
+
+def ranks(near: Neighbourhood, method: Method, held_out: Array) -> Array:
+    """Ranks (m, dim), in [0, 1], of the known parameters among the draws that a method gives at held-out simulations.
+
+    They are uniform if the draws are those of the posterior. Reference: Prangle, Blum, Popovic and Sisson (2014).
+    """
+    found = np.empty((len(held_out), near.theta.shape[1]))
+    for k, j in enumerate(held_out.tolist()):
+        there = estimate(near, near.rows[j], method, left_out=j)
+        found[k] = there.weights @ (near.jittered(there.theta, there.source) < near.jittered(near.theta[j], j))
+    return found

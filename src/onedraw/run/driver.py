@@ -1,0 +1,236 @@
+"""The one driver of all runs: it alone knows the run's file, the worker pool, signals, deadlines and progress.
+
+It asks a plan (see `run.plan`) for requests and answers them: with what the file holds first, in order, then with new
+results, which it saves. Where a session ends, where segments are cut and who does the work has no influence on any
+number.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from onedraw.cost import Cost
+from onedraw.engines.arrays import Array
+from onedraw.engines.threads import one_blas_thread
+from onedraw.failures import Failure, first_failures, refuse_if_all_failed, warn_ignored_rng
+from onedraw.run.blocks import Deadline, in_order
+from onedraw.run.chain_blocks import ChainDraws, ChainRound, advance_blocks
+from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value
+from onedraw.run.pool import current_pool
+from onedraw.run.progress import Progress, Show
+from onedraw.run.record import Record, StoreError
+from onedraw.run.saving import Saver
+from onedraw.run.signals import Stopped
+
+
+class Driver:
+    """Answers the requests of one run's plan."""
+
+    def __init__(self, saver: Saver, pool: Any, deadline: Deadline, show: Show, bar: Bar) -> None:
+        self.saver, self.pool, self.deadline, self.show = saver, pool, deadline, show
+        self.cost = Cost()
+        """What all requests so far have cost."""
+        self.failures: tuple[Failure, ...] = ()
+        self.fresh = False
+        """Whether this session has simulated anything."""
+        self.pace = float("inf")
+        """Seconds per simulation in the latest round of this session."""
+        self._bar = bar
+        self._stack = ExitStack()
+        self._whole: Progress | None = None
+        self._numbers: Counter[str] = Counter()
+        self._records: dict[str, Iterator[Record]] = {}
+        self._next: dict[str, Record | None] = {}
+        self._warned = False
+
+    def limits(self, draws: int | None, budget: int | None) -> list[Limits]:
+        """The limits of earlier sessions, each beyond the one before, and those of this one."""
+        every = [*(Limits(*one) for one in self.saver.limits), Limits(draws, budget)]
+        return [one for one, later in zip(every, [*every[1:], None], strict=True) if one != later]
+
+    def run(self, plan: Plan[Value]) -> Value:
+        """What the plan returns."""
+        with one_blas_thread(), self._stack:
+            try:
+                request = next(plan)
+                while True:
+                    try:
+                        answer = self._answer(request)
+                    except Stopped as stopped:
+                        request = plan.throw(stopped)
+                    else:
+                        request = plan.send(answer)
+            except StopIteration as done:
+                value: Value = done.value
+                return value
+
+    def _answer(self, request: Any) -> Any:
+        if isinstance(request, Decision):
+            return self._decide(request)
+        return self._advance(request) if isinstance(request, ChainRound) else self._gather(request)
+
+    # --- what the file holds -------------------------------------------------------------------------------
+
+    def _recorded(self, name: str, number: int) -> list[Record]:
+        """The records of one round, in order; the one behind them is kept for the round that it belongs to."""
+        if name not in self._records:
+            self._records[name] = self.saver.records(name)
+            self._next[name] = next(self._records[name], None)
+        found = []
+        while (record := self._next[name]) is not None and record.scalars["round"] <= number:
+            if record.scalars["round"] < number:
+                raise StoreError(
+                    "the file's results do not follow from its settings: it was written by another version; give "
+                    "store= another name"
+                )
+            found.append(record)
+            self._next[name] = next(self._records[name], None)
+        return found
+
+    def _decide(self, request: Decision) -> Any:
+        number = self._numbers[request.name]
+        self._numbers[request.name] += 1
+        for record in self._recorded(request.name, number):
+            return record.scalars, {name: array.copy(order="K") for name, array in record.arrays.items()}
+        scalars, arrays = request.make()
+        self.saver.put(request.name, {**scalars, "round": number}, arrays)
+        return scalars, arrays
+
+    # --- independent items ---------------------------------------------------------------------------------
+
+    def _gather(self, request: Round) -> Outcome:
+        number, name = self._numbers[request.phase], f"{request.phase}.segment"
+        self._numbers[request.phase] += 1
+        gathered = Gathered(request.condense)
+        for record in self._recorded(name, number):
+            outcome = _outcome_of(record)
+            self._count(outcome)
+            gathered.add(int(record.scalars["size"]), outcome)
+        refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=False)
+        reason = "done"
+        if self._next[name] is None and not (request.enough is not None and request.enough(gathered)):
+            reason = self._compute(request, number, gathered)
+        if reason not in ("done", "enough"):
+            raise Stopped(reason, gathered.outcome())
+        refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=True)
+        return gathered.outcome()
+
+    def _compute(self, request: Round, number: int, gathered: Gathered) -> str:
+        unsaved = Unsaved(self.saver, request, number)
+        bar, show = self._progress(request)
+        began, before = self.deadline.seconds(), self.cost.simulations
+
+        def take(item: Any, outcome: Outcome) -> bool:
+            if outcome.ignored_rng and not self._warned and self.cost.simulations == 0:
+                self._warned = True
+                warn_ignored_rng()
+            self.fresh = True
+            self._count(outcome)
+            gathered.add(item.size, outcome)
+            unsaved.add(item.size, outcome)
+            refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=False)
+            show(gathered)
+            return request.enough is not None and request.enough(gathered)
+
+        deadline = self.deadline if request.timed else Deadline(None)
+        try:
+            reason = in_order(self.pool, request.task, request.items(gathered), take, deadline, bar)
+        finally:
+            unsaved.save()
+        self.pace = (self.deadline.seconds() - began) / max(1, self.cost.simulations - before)
+        return reason
+
+    def _count(self, outcome: Outcome) -> None:
+        self.cost = self.cost.plus(outcome.cost)
+        if outcome.failures:
+            self.failures = first_failures(self.failures, outcome.failures)
+
+    def _progress(self, request: Round) -> tuple[Progress, Callable[[Gathered], None]]:
+        """The bar of a round: its own, or that of the whole run."""
+        own = request.bar
+        if own is None:
+            whole = self._whole_run()
+            return Progress(False, "", None), lambda gathered: whole.update(
+                self.cost.simulations, request.note(gathered)
+            )
+        bar = Progress(self.show, own.label, own.total, own.unit)
+        return bar, lambda gathered: bar.update(own.position(gathered), request.note(gathered), self.cost.simulations)
+
+    def _whole_run(self) -> Progress:
+        if self._whole is None:
+            bar = self._bar
+            self._whole = self._stack.enter_context(Progress(self.show, bar.label, bar.total, bar.unit))
+        return self._whole
+
+    # --- chains --------------------------------------------------------------------------------------------
+
+    def _advance(self, request: ChainRound) -> ChainDraws:
+        number = self._numbers["run"]
+        self._numbers["run"] += 1
+        known = self._recorded("run.segment", number)
+        for record in known:
+            self._count(_outcome_of(record))
+        draws = request.draws_of(known)
+        if self._next["run.segment"] is not None or draws.steps == request.steps:
+            return draws
+        return advance_blocks(self, request, draws, number)
+
+
+def drive(plan: Plan[Value]) -> Value:
+    """What a plan returns, carried out without a file by the worker pool of the run around it, if there is one."""
+    return Driver(Saver(), current_pool(), Deadline(None), False, Bar("", None, "")).run(plan)
+
+
+class Unsaved:
+    """Outcomes of a round that are not in the run's file yet."""
+
+    def __init__(self, saver: Saver, request: Round, number: int) -> None:
+        self.saver, self.request, self.number = saver, request, number
+        self._shown = False
+        self._start()
+
+    def _start(self) -> None:
+        self._gathered = Gathered(self.request.condense)
+        self._filed: dict[str, list[Array]] = {}
+        self._bytes = 0
+
+    def add(self, size: int, outcome: Outcome) -> None:
+        """Take in an outcome, and save if it is time to."""
+        if self.saver.store is None:
+            return
+        self._gathered.add(size, outcome)
+        for name, array in outcome.filed.items():
+            self._filed.setdefault(name, []).append(array)
+            self._bytes += array.nbytes
+        if self.saver.due(self._gathered.bytes + self._bytes):
+            self._show()
+            self.save()
+
+    def _show(self) -> None:
+        """Save the result of the run before this round, for those who look at the run meanwhile."""
+        if self.request.shown is not None and not self._shown:
+            self._shown = True
+            self.saver.put("result", *self.request.shown().packed())
+
+    def save(self) -> None:
+        """Put everything that is new into the file."""
+        if self._gathered.done == 0:
+            return
+        whole, phase = self._gathered.outcome(), self.request.phase
+        filed = {name: np.concatenate(parts) for name, parts in self._filed.items()}
+        scalars = {"size": self._gathered.done, **recorded(self.number, whole.cost, whole.failures)}
+        self.saver.put(f"{phase}.segment", scalars, whole.arrays, {f"{phase}.bank": filed} if filed else {})
+        self._start()
+
+
+def recorded(number: int, cost: Cost, failures: tuple[Failure, ...]) -> dict[str, Any]:
+    """What every segment in a file says of itself."""
+    return {"round": number, "cost": list(cost), "failures": [one._asdict() for one in failures]}
+
+
+def _outcome_of(record: Record) -> Outcome:
+    failures = tuple(Failure(**one) for one in record.scalars["failures"])
+    return Outcome(record.arrays, Cost(*record.scalars["cost"]), failures)

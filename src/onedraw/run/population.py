@@ -1,0 +1,355 @@
+"""The particles of sequential ABC: what a run carries, how chains move them, and how they become the next ones.
+
+Everything here is a pure function of its arguments; what to do next is decided in `samplers.smc`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.cost import Cost
+from onedraw.engines.arrays import Array
+from onedraw.engines.numba import chains_per_block
+from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.estimators.abc_average import AbcAverage
+from onedraw.estimators.tolerances import reweighted
+from onedraw.estimators.weights import effective, systematic
+from onedraw.estimators.with_rows import is_adaptive
+from onedraw.failures import Failure
+from onedraw.model.model import Model
+from onedraw.model.prior import Prior
+from onedraw.proposals.mixture import moments
+from onedraw.proposals.random_walk import random_walk
+from onedraw.run.lockstep import Sampler
+from onedraw.run.plan import Outcome
+from onedraw.run.result import Result, Stage, nothing
+from onedraw.run.specification import distance_setting
+
+PLAIN_BLOCK, BATCHED_BLOCK = 16, 16_384
+"""Particles per block: they share the streams of proposals and uniforms, so this is part of a run's identity."""
+DEFAULT_PARTICLES = {True: 4096, False: 500}
+"""Without a budget, for batched simulators and for others."""
+REACHED = ("eps", "exact", "collapsed")
+"""Reasons of a run that ends by itself before its budget is spent."""
+VISITED = ("theta", "log_prior", "distances")
+"""What is kept of a visited state."""
+States = Mapping[str, Array]
+"""What chains carry from step to step, by name: theta, log_prior, log_estimate, distances."""
+
+
+class ParticleBlock(NamedTuple):
+    """A block of chains that take `steps` steps, the first of them being number `step` of the run."""
+
+    first: int
+    size: int
+    step: int = 0
+    steps: int = 0
+    eps: float = math.inf
+    states: States | None = None
+    """None at step 0, at which the block draws its particles from the prior."""
+    root: Array | None = None
+
+
+class Particles(NamedTuple):
+    """Weighted draws of pi_K at one tolerance."""
+
+    theta: Array
+    """(n, dim)"""
+    log_prior: Array
+    distances: Array
+    """(n, M), followed by the summaries if the distance adapts: (n, M + M s)."""
+    weight: Array
+    """(n,), summing to 1."""
+    group: Array
+    """(n,) equal for particles whose chains began at the same particle."""
+    family: Array
+    """(n,) the group, one stage before, of the particle at which the chain began."""
+
+
+class StageChains(NamedTuple):
+    """Chains at one tolerance, where they began, and the states they have visited since."""
+
+    origin: Particles
+    """The particles at some of which they began."""
+    ancestor: Array
+    """(N,) the particle at which each chain began."""
+    states: States
+    root: Array
+    stages: int
+    """Stages of the run's path before this one."""
+    begin: int
+    """The number of the first step."""
+    moves: Mapping[str, Array]
+    """Accepted moves: chain, time, and what is kept of the states."""
+    steps: int = 0
+    simulations: int = 0
+
+    @property
+    def accepted(self) -> int:
+        """Moves of all chains."""
+        return len(self.moves["chain"])
+
+
+class Schedule(NamedTuple):
+    """How a run is to go on: its chains, and where it ends."""
+
+    chains: int
+    target: float | None
+    least_acceptance: float
+    seed: int
+
+    def reached(self, eps: float) -> bool:
+        """Whether a tolerance is the one asked for."""
+        return self.target is not None and eps <= self.target
+
+
+class Population(NamedTuple):
+    """What a run has reached: particles at a tolerance, and chains that move them."""
+
+    schedule: Schedule
+    estimator: AbcAverage
+    """With the distance as it was learned last."""
+    particles: Particles
+    spent: int
+    """Simulations of the whole run."""
+    eps: float = math.inf
+    chains: StageChains | None = None
+    step: int = 1
+    """The number of the next step."""
+    resampled: int = 0
+    """How often new chains were begun: it names streams."""
+    path: tuple[Stage, ...] = ()
+    scales: tuple[list[float], ...] = ()
+    """Of the distance, as it was learned again."""
+    rate: float = 1.0
+    """Acceptance rate of the last stage."""
+    simulated: float = 1.0
+    """Share of its proposals that were simulated."""
+
+    @property
+    def distances(self) -> Array:
+        """Of the particles, (n, M)."""
+        return self.particles.distances[:, : self.estimator.pseudo_samples]
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the distance is learned again as the tolerance falls."""
+        return is_adaptive(self.estimator.model)
+
+    def acceptance(self) -> tuple[float, float]:
+        """Acceptance rate of the last stage, and its error from what differs between the chains."""
+        if self.chains is None or self.chains.steps == 0:
+            return math.nan, math.nan
+        n = len(self.chains.ancestor)
+        each = np.bincount(self.chains.moves["chain"], minlength=n) / self.chains.steps
+        return float(each.mean()), float(each.std(ddof=min(1, n - 1)) / math.sqrt(n))
+
+
+def visited(sampler: Sampler, rng: Rng, state: Any, item: ParticleBlock) -> Outcome:
+    """The states that a block of chains visits in some steps: the accepted ones with chain and time, and the last."""
+    cost, failures = Cost(proposals=item.steps * item.size), tuple[Failure, ...]()
+    chain, time = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    new = {name: [getattr(state, name)[:0]] for name in VISITED}
+    for step in range(item.step, item.step + item.steps):
+        rng.step = step
+        state, info = sampler.step(rng, state)
+        cost, failures = cost.plus(info.cost), failures or info.failures[:1]
+        rows = np.flatnonzero(info.accepted)
+        if rows.size:
+            chain.append(rows + item.first)
+            time.append(np.full(rows.size, step))
+            for name, parts in new.items():
+                parts.append(getattr(state, name)[rows])
+    arrays = {name: np.concatenate(parts) for name, parts in ({"chain": chain, "time": time} | new).items()}
+    return Outcome(arrays | {f"last.{name}": part for name, part in state._asdict().items()}, cost, failures)
+
+
+def occupation(chain: Array, time: Array, chains: int, begin: int, end: int) -> tuple[Array, Array]:
+    """Steps spent in the states of `chains` chains from `begin` to before `end`: where they began, and after each move.
+
+    Moves are given by chain and time, in the order of time for each chain.
+
+    >>> occupation(np.array([1, 1]), np.array([2, 3]), 2, 0, 5)
+    (array([5, 2]), array([1, 2]))
+    """
+    order = np.lexsort((time, chain))
+    of, at = chain[order], time[order]
+    last = np.append(of[1:] != of[:-1], True)[: of.size]
+    until = np.where(last, end, np.append(at[1:], end)[: of.size])
+    spent = np.empty(of.size, dtype=np.int64)
+    spent[order] = until - at
+    first = np.full(chains, end, dtype=np.int64)
+    np.minimum.at(first, chain, time)
+    return first - begin, spent
+
+
+def spread(particles: Particles, prior: Prior) -> Array:
+    """The covariance of particles, its correlations shrunk a little so that few particles give a full one."""
+    mean, covariance = moments(particles.theta, particles.weight)
+    few = prior.dim / (effective(particles.weight) + prior.dim)
+    covariance = (1 - few) * covariance + few * np.diag(np.diag(covariance))
+    smallest = 1e-12 * np.maximum(mean * mean, float(np.diag(covariance).max()) or 1.0)
+    return covariance + np.diag(np.maximum(smallest - np.diag(covariance), 0.0))
+
+
+def default_particles(budget: int | None, pseudo_samples: int, batched: bool) -> int:
+    """Chains that fit a budget: about twice its root, so that more simulations also mean a smaller tolerance.
+
+    >>> [default_particles(budget, 1, False) for budget in (10, 100, 10_000, 1_000_000)]
+    [5, 20, 200, 2000]
+    """
+    if budget is None:
+        return DEFAULT_PARTICLES[batched]
+    estimates = budget // pseudo_samples
+    return max(1, min(max(1, estimates // 2), int(2 * math.sqrt(estimates))))
+
+
+def block_size(model: Model, chains: int) -> int:
+    """Chains per block."""
+    return chains_per_block(chains) if model.compiled else BATCHED_BLOCK if model.batched else PLAIN_BLOCK
+
+
+def first_population(schedule: Schedule, estimator: AbcAverage, outcome: Outcome, spent: int) -> Population:
+    """Particles from the prior, at a tolerance beyond every distance."""
+    theta, distances = (np.asfortranarray(outcome.arrays[name]) for name in ("theta", "distances"))
+    weight = np.where(np.isfinite(distances[:, : estimator.pseudo_samples]).any(axis=1), 1.0, 0.0)
+    if not weight.any():
+        weight[:] = 1.0
+    number = np.arange(len(theta))
+    particles = Particles(theta, estimator.prior.logpdf(theta), distances, weight / weight.sum(), number, number)
+    return Population(schedule, estimator, particles, spent + outcome.cost.simulations)
+
+
+def moved(now: Population, steps: int, outcome: Outcome) -> Population:
+    """With the states that all chains have visited in some steps."""
+    arrays, chains = {name: np.asfortranarray(part) for name, part in outcome.arrays.items()}, now.chains
+    assert chains is not None
+    chains = chains._replace(
+        states={name: arrays[f"last.{name}"] for name in chains.states},
+        moves={name: np.concatenate([part, arrays[name]]) for name, part in chains.moves.items()},
+        steps=chains.steps + steps,
+        simulations=chains.simulations + outcome.cost.simulations,
+    )
+    return now._replace(chains=chains, step=now.step + steps, spent=now.spent + outcome.cost.simulations)
+
+
+def lowered(now: Population, eps: float) -> Population:
+    """The same particles at a smaller tolerance."""
+    weight = reweighted(now.estimator.kernel, now.eps, eps, now.distances, now.particles.weight)
+    return now._replace(particles=now.particles._replace(weight=weight / weight.sum()), eps=eps, chains=None)
+
+
+def picked(now: Population, number: int, which: int) -> Array:
+    """As many particles as there are chains, drawn by their weights; two numbers name the stream."""
+    u = Rng(now.schedule.seed, Phase.SEQUENCE, which, number).bulk(Purpose.ACCEPT).random()
+    return systematic(now.particles.weight, now.schedule.chains, u)
+
+
+def resampled(now: Population) -> Population:
+    """Chains that begin at particles drawn by their weights, each with its own pseudo-samples."""
+    particles, prior, number = now.particles, now.estimator.prior, now.resampled + 1
+    ancestor = picked(now, number, 0)
+    states = {name: getattr(particles, name)[ancestor] for name in VISITED}
+    states["log_estimate"] = now.estimator.kernel.with_eps(now.eps).log_average(now.distances[ancestor])
+    walk = random_walk().resolved(prior, lambda: spread(particles, prior))
+    assert walk.root is not None
+    none = np.empty(0, dtype=np.int64)
+    moves = {"chain": none, "time": none, **{name: states[name][:0] for name in VISITED}}
+    chains = StageChains(particles, ancestor, states, walk.root, len(now.path), now.step, moves)
+    return now._replace(chains=chains, resampled=number)
+
+
+def collected(chains: StageChains) -> Particles:
+    """All states that the chains have visited, weighted by the time spent there: particles at this tolerance."""
+    before, moves, end = chains.origin, chains.moves, chains.begin + chains.steps
+    at_start, after = occupation(moves["chain"], moves["time"], len(chains.ancestor), chains.begin, end + 1)
+    # Chains that began at the same particle waited there together.
+    origin, member = np.unique(chains.ancestor, return_inverse=True)
+    weight = np.concatenate([np.bincount(member, at_start), after.astype(float)])
+    which = np.concatenate([np.arange(origin.size), member[moves["chain"]]])
+    theta, log_prior, distances = (np.concatenate([getattr(before, name)[origin], moves[name]]) for name in VISITED)
+    weight /= weight.sum()
+    return Particles(theta, log_prior, distances, weight, origin[which], before.group[origin][which])
+
+
+def stage_ended(now: Population) -> Population:
+    """With the visited states as particles, unless those before have a larger effective number, and with its path."""
+    chains, particles = now.chains, now.particles
+    before = now.path if chains is None else now.path[: chains.stages]
+    if chains is None or chains.steps == 0:
+        return now._replace(path=(*before, Stage(now.eps, math.nan, 0, 0, effective(particles.weight))))
+    proposals = len(chains.ancestor) * chains.steps
+    rate = chains.accepted / proposals
+    simulated = max(chains.simulations, 1) / (proposals * now.estimator.pseudo_samples)
+    found = collected(chains)
+    if effective(found.weight) >= effective(particles.weight):
+        particles = found
+    stage = Stage(now.eps, rate, proposals, chains.simulations, effective(particles.weight))
+    return now._replace(particles=particles, path=(*before, stage), rate=rate, simulated=simulated)
+
+
+def relearned(now: Population, outcome: Outcome, least: float) -> Population:
+    """With the distance scaled by simulations at the particles, and tolerance and weights stated in the new one.
+
+    With rho the largest growth of a column's scale, the old distance is at most rho times the new one. So what is
+    within eps / rho by the new distance was within eps by the old, and the particles reach it by new weights. If their
+    effective number were below `least`, the distance stays as it is.
+    """
+    now = now._replace(step=now.step + 1, spent=now.spent + outcome.cost.simulations)
+    model, kernel, particles, before = now.estimator.model, now.estimator.kernel, now.particles, now.distances
+    seen = outcome.arrays["rows"]
+    seen = np.asfortranarray(seen[~np.isnan(seen[:, 0])])
+    if len(seen) < 2:
+        return now
+    distance = model.distance.relearnt(seen, model.observed_row)
+    eps = now.eps / float((distance.scale / model.distance.scale).max())
+    model = model.with_distance(distance)
+    rows = particles.distances[:, before.shape[1] :]
+    distances = model.distances(rows.reshape(*before.shape, -1).copy())
+    with np.errstate(invalid="ignore"):
+        log_ratio = kernel.with_eps(eps).log_average(distances) - np.maximum(
+            kernel.with_eps(now.eps).log_average(before), -1e300
+        )
+    weight = np.where(particles.weight > 0, particles.weight * np.exp(np.minimum(log_ratio, 0.0)), 0.0)
+    if effective(weight) < least:
+        return now
+    particles = particles._replace(distances=np.concatenate([distances, rows], axis=1), weight=weight / weight.sum())
+    return now._replace(
+        estimator=now.estimator.with_model(model), particles=particles, eps=eps, chains=None,
+        scales=(*now.scales, np.asarray(distance.scale).tolist()),
+    )  # fmt: skip
+
+
+def result_of(now: Population, reason: str) -> Result:
+    """What a run has found, wherever it is stopped."""
+    model = now.estimator.model
+    settings = {"distance": distance_setting(model), **({"scales": list(now.scales)} if now.scales else {})}
+    why = "finished" if reason in REACHED else reason
+    if math.isinf(now.eps):
+        notes = ("every simulation failed: there are no draws",)
+        return nothing(model.prior.dim, why, notes=notes, settings=settings, eps=math.nan, model=model)
+    now = stage_ended(now)
+    particles, alive = now.particles, now.particles.weight > 0
+    made = f"eps = {now.eps:.4g}, effective sample size {effective(particles.weight):,.0f}"
+    return Result(
+        particles.theta[alive][None], now.distances[alive][None], why, made, *now.acceptance(), settings,
+        notes_on(now.eps, now.schedule, reason), particles.weight[alive][None], particles.family[alive][None], now.path,
+        now.eps, model=model,
+    )  # fmt: skip
+
+
+def notes_on(eps: float, schedule: Schedule, reason: str) -> tuple[str, ...]:
+    """What a reader must know of how a run ended."""
+    notes = []
+    if reason == "collapsed":
+        notes.append(
+            f"stopped at eps = {eps:.4g} since fewer than {schedule.least_acceptance:g} of the moves were accepted; a "
+            "smaller least_acceptance goes further"
+        )
+    if reason == "exact":
+        notes.append(f"every simulation matches the data exactly (distance 0): no eps below {eps:.4g} differs")
+    if schedule.target is not None and eps > schedule.target:
+        notes.append(f"eps = {schedule.target:g} was not reached: the run ended at eps = {eps:.4g}")
+    return tuple(notes)

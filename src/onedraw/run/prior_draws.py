@@ -1,0 +1,154 @@
+"""Draws from the prior, simulated and accepted by Algorithm 1: what rejection returns and chains start from."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onedraw.cost import Cost
+from onedraw.engines.arrays import Array
+from onedraw.engines.streams import Purpose, Rng
+from onedraw.estimators.protocol import evaluate
+from onedraw.model.model import Model
+from onedraw.run.blocks import Block
+from onedraw.run.pilot import PLAIN_BLOCK
+from onedraw.run.plan import Bar, Condense, Gathered, Outcome, Plan, Round
+
+NEAR = ("near_theta", "near_distance")
+
+
+@dataclass(frozen=True, eq=False)
+class PriorDraws:
+    """The pure task: propose from the prior, simulate, and accept when u < estimate / bound, in one block."""
+
+    estimator: Any
+    seed: int
+    phase: int
+    neighbours: int = 0
+    """How many of the nearest rejected proposals to return."""
+    keep: str = "draws"
+    """Whose summaries are returned, if the estimator has them: "summaries" of accepted draws, or "all" to the file."""
+
+    def __call__(self, block: Block) -> Outcome:
+        rng = Rng(self.seed, self.phase, block.first)
+        engine = getattr(self.estimator, "engine", None)
+        if engine is not None:
+            return self._on_device(engine, rng, block)
+        theta = self.estimator.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
+        result = evaluate(self.estimator, rng, theta, None)
+        chosen = choose(rng, result.log_estimate, self.estimator.log_bound)
+        distances = result.distances[chosen] if result.distances.size else np.empty((chosen.size, 0))
+        arrays = {"theta": theta[chosen], "log_estimate": result.log_estimate[chosen], "distances": distances}
+        if result.rows is not None and self.keep == "summaries":
+            arrays["rows"] = result.rows[chosen]
+        if self.neighbours:
+            near = self._nearest_rejected(result.distances, chosen)
+            arrays |= {"near_theta": theta[near], "near_distance": result.distances[near, 0] if near.size else NONE}
+        filed = {}
+        if result.rows is not None and self.keep == "all":
+            filed = {"theta": theta, "rows": result.rows, "distances": result.distances, "sizes": _size(block)}
+        cost = result.cost._replace(proposals=block.size)
+        return Outcome(arrays, cost, result.failures, result.ignored_rng, filed)
+
+    def _on_device(self, engine: Any, rng: Rng, block: Block) -> Outcome:
+        from onedraw.engines import jax as device
+
+        found = device.proposals(
+            self.estimator, engine, rng, block.size, log_bound=self.estimator.log_bound, passes=passes,
+            neighbours=self.neighbours, keep=self.keep,
+        )  # fmt: skip
+        distances = np.empty((len(found.theta), 0)) if found.distances is None else found.distances
+        arrays = {"theta": found.theta, "log_estimate": found.log_estimate, "distances": distances}
+        if found.rows is not None:
+            arrays["rows"] = found.rows
+        if self.neighbours:
+            arrays |= {"near_theta": found.near_theta, "near_distance": found.near_distance}
+        cost = Cost(found.simulations, failed=found.failed, proposals=block.size, surplus=found.surplus)
+        filed = {**found.bank, "sizes": _size(block)} if found.bank else {}
+        return Outcome(arrays, cost, found.failures, filed=filed)
+
+    def _nearest_rejected(self, distances: Array, chosen: Array) -> Array:
+        if distances.size == 0:
+            return np.empty(0, dtype=np.intp)
+        nearest = distances[:, 0].copy()
+        nearest[chosen] = np.inf
+        rejected = np.flatnonzero(nearest < np.inf)
+        if rejected.size <= self.neighbours:
+            return rejected
+        return rejected[np.argpartition(nearest[rejected], self.neighbours)[: self.neighbours]]
+
+
+NONE = np.empty(0)
+
+
+def _size(block: Block) -> Array:
+    """Blocks name the streams with which proposals were accepted, so the file holds their sizes."""
+    return np.array([block.size], dtype=np.int64)
+
+
+def choose(rng: Rng, log_estimate: Array, log_bound: float) -> Array:
+    """Which proposals of a block are accepted: u < estimate, decided on the log scale."""
+    # A uniform is needed only if the estimate is above zero.
+    hits = np.flatnonzero(log_estimate > -np.inf)
+    if hits.size == 0:
+        return hits
+    log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(hits.size)
+    return hits[passes(log_u, log_estimate[hits], log_bound)]
+
+
+def passes(log_u: Array, log_estimate: Array, log_bound: float) -> Array:
+    """u < estimate / bound on the log scale; an estimate of zero never passes."""
+    passed: Array = log_u < log_estimate - log_bound
+    return passed
+
+
+def accepted(
+    task: PriorDraws,
+    draws: int | None,
+    proposals: int | None,
+    block: Callable[[int, int], int],
+    phase: str,
+    label: str,
+    unit: str,
+) -> Plan[Outcome]:
+    """Run Algorithm 1 until there are `draws` acceptances or `proposals` proposals were made.
+
+    `block` gives the size of the next block from the numbers of proposals made and accepted so far.
+    """
+    neighbours = task.neighbours
+
+    def enough(gathered: Gathered) -> bool:
+        return draws is not None and gathered.rows("theta") >= draws and gathered.done >= draws + neighbours
+
+    def position(gathered: Gathered) -> int:
+        return gathered.done if draws is None else min(gathered.rows("theta"), draws)
+
+    def nearest(arrays: dict[str, Array]) -> dict[str, Array]:
+        order = np.argsort(arrays["near_distance"], kind="stable")[:neighbours]
+        return {name: array[order] for name, array in arrays.items()}
+
+    outcome: Outcome = yield Round(
+        task,
+        lambda gathered: _blocks(gathered, proposals, block),
+        phase=phase,
+        enough=enough,
+        condense=Condense(NEAR, nearest) if neighbours else None,
+        bar=Bar(label, proposals if draws is None else draws, unit, position),
+        note=lambda gathered: f"{gathered.rows('theta') / max(gathered.done, 1):.3g} accepted",
+    )
+    return outcome
+
+
+def _blocks(gathered: Gathered, proposals: int | None, size: Callable[[int, int], int]) -> Iterator[Block]:
+    """Blocks behind those gathered; only a device's sizes follow what was found, and it has one block at a time."""
+    first = gathered.done
+    while proposals is None or first < proposals:
+        some = size(first, gathered.rows("theta"))
+        yield Block(first, some if proposals is None else min(some, proposals - first))
+        first += some
+
+
+def block_size(model: Model, pseudo_samples: int) -> int:
+    """Proposals per block: a chunk of simulations for batched simulators, few for those called one by one."""
+    return max(1, (model.block or PLAIN_BLOCK) // pseudo_samples)
