@@ -66,16 +66,22 @@ def accept(log_estimate: Array, log_needed: Array) -> Array:
     return log_estimate >= log_needed
 
 
+def _nobody(accepted: Array) -> bool:
+    """Whether no chain moves: most steps of few chains, after which nothing need be built anew."""
+    return isinstance(accepted, np.ndarray) and not np.count_nonzero(accepted)
+
+
 def chosen(accepted: Array, new: Array, old: Array) -> Array:
     """The new value of accepted chains and the old of the others, (n,) or (n, k)."""
-    # Most steps of few chains move none of them, and then nothing need be built anew.
-    if new is old or (isinstance(accepted, np.ndarray) and not np.count_nonzero(accepted)):
+    if new is old or _nobody(accepted):
         return old
     return namespace(accepted).where(accepted if new.ndim == 1 else accepted[:, None], new, old)
 
 
 def moved(state: Carried, proposed: Proposed, result: Evaluation, accepted: Array) -> Carried:
     """The state after a step, of any sampler that carries fields of these names: the proposal's if it is accepted."""
+    if _nobody(accepted):
+        return state
     new = {
         "theta": proposed.theta, "log_prior": proposed.log_prior,
         "log_estimate": result.log_estimate, "distances": result.distances,
