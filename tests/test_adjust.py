@@ -416,7 +416,7 @@ def test_fit_summary_goes_on_from_its_file(tmp_path):
     assert np.array_equal(more.rows[:320], whole.rows)
     with pytest.raises(od.StoreError, match="may be raised, not lowered"):
         od.fit_summary(model, budget=100, seed=1, store=store)
-    with pytest.raises(od.StoreError, match="holds no run that this onedraw knows"):
+    with pytest.raises(od.StoreError, match=r"holds what od\.fit_summary has measured, and no draws"):
         od.load(store)
 
 

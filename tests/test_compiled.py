@@ -137,7 +137,7 @@ def test_the_loop_agrees_with_numpy_on_the_same_stream(distance, monkeypatch):
             first = AbcAverage(model(distance), kernel, draws).evaluate(Rng(4, Phase.RUN), theta, None)
             near = np.sort(first.distances[np.isfinite(first.distances)])
             for eps in (kernel.eps, float(near[len(near) // 3]), 3.0):
-                average = AbcAverage(model(distance), kernel.with_eps(eps), draws, keep="all")
+                average = AbcAverage(model(distance), kernel.with_eps(eps), draws, keep_rows=True)
                 assert compiled_module.fusible(average.model, average.kernel)
                 inside = average.evaluate(Rng(4, Phase.RUN), theta, None)
                 with monkeypatch.context() as patch:
