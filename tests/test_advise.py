@@ -145,6 +145,7 @@ def test_layouts_on_processors(toy_advice):
 # Staged simulators
 
 
+@pytest.mark.slow
 def test_a_set_up_makes_more_draws_pay():
     found = advise(gaussian_process(120), od.uniform(0.2), budget=40_000, seed=1, max_pseudo_samples=8)
     assert found.discount.value > 4
@@ -167,6 +168,7 @@ def work():
         np.linalg.eigvalsh(np.eye(40))
 
 
+@pytest.mark.slow
 def test_a_tiny_discount_changes_nothing():
     """The draw takes far longer than the set-up and the step: a discount of which no M can make much."""
 

@@ -93,6 +93,7 @@ def test_g_and_k_is_flat_or_falls():
     assert found.holds, found.number
 
 
+@pytest.mark.slow
 def test_a_shared_set_up_makes_it_rise_and_fall():
     budgets = {1: 10_000, 16: 10_000, 1024: 10_000}
     line = tuple(run_process(line_of("process"), number, budgets[number], 1, starts=64) for number in budgets)
@@ -103,6 +104,7 @@ def test_a_shared_set_up_makes_it_rise_and_fall():
     assert ratios[0] < ratios[1] < ratios[2]
 
 
+@pytest.mark.slow
 def test_particle_mcmc_rises_by_an_order_of_magnitude_and_falls(monkeypatch):
     found = shape(filters(monkeypatch))
     assert found.holds, found.number

@@ -357,6 +357,7 @@ def test_other_engines_agree_with_the_exact_values(engine):
     assert plan.identity() != run.StudyPlan(200_000, figures=("1L",)).identity()
 
 
+@pytest.mark.slow
 def test_a_study_on_a_device_is_shared_by_processes_and_kept(tmp_path, monkeypatch):
     """The same numbers by two processes and by this one; what is there is used again, by the same engine only."""
     monkeypatch.setattr(run, "MATCHED_EPS", ())
