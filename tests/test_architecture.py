@@ -100,3 +100,13 @@ def test_the_listing_of_samplers_is_the_algorithms():
 
 def test_names_of_modules_say_something():
     assert not {name.rpartition(".")[2] for name in modules()} & NAMES_THAT_SAY_NOTHING
+
+
+def test_every_class_name_has_one_meaning():
+    places = {}
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    # What a chain carries from step to step is called State in every chain sampler.
+    assert [name for name, found in places.items() if len(found) > 1] == ["State"]
