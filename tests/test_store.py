@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -18,13 +19,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from scipy import stats
 
 import onedraw as od
+from onedraw.cli.main import main
 from onedraw.run import store as store_module
+from onedraw.run.saving import recorded_seed
 from onedraw.run.store import Store, StoreError
 from tests.stored_run import RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 from tests.test_resume import ROOT, needs_fork
+
+JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 
 @pytest.fixture(autouse=True)
@@ -298,6 +304,167 @@ class TestHostileFiles:
         for source in (one for one in (ROOT / "src" / "onedraw").rglob("*.py") if one.name not in apart):
             text = source.read_text()
             assert "import pickle" not in text and "allow_pickle=True" not in text and "eval(" not in text, source
+
+
+def named_journal(path, victim):
+    """A journal that SQLite would play, and that names `victim` as the second journal, to be deleted then."""
+    content = bytearray(path.read_bytes()) if path.exists() and path.stat().st_size else bytearray(16_384)
+    page = int.from_bytes(content[16:18], "big") or 4096
+    pages = len(content) // page
+    first = bytes(content[:page])
+    salt = 7
+    check = salt
+    for i in range(page - 200, 0, -200):
+        check = (check + first[i]) & 0xFFFFFFFF
+    header = JOURNAL_MAGIC + struct.pack(">IIIII", 1, salt, pages, 512, page)
+    body = struct.pack(">I", 1) + first + struct.pack(">I", check)
+    name = str(victim).encode()
+    tail = struct.pack(">I", 0x40000000 // page + 1) + name + struct.pack(">II", len(name), sum(name)) + JOURNAL_MAGIC
+    journal = path.with_name(path.name + "-journal")
+    journal.write_bytes(header.ljust(512, b"\0") + body + tail)
+    return journal
+
+
+def contents(folder):
+    return {one: one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+
+
+USES = {
+    "load": lambda path: od.load(path),
+    "resume": lambda path: od.resume(path, model),
+    "the same call": lambda path: run("pseudo_marginal", path),
+    "recorded seed": lambda path: recorded_seed(path, None),
+    "show": lambda path: command("show", path),
+    "report": lambda path: command("report", path, "-o", path.with_name("page.html")),
+    "export": lambda path: command("export", path, "--csv", "-o", path.with_name("table.csv")),
+    "watch": lambda path: command("watch", path, "--once"),
+}
+
+
+class TestNothingElseIsTouched:
+    """Opening a run of a stranger neither changes nor deletes a file, whatever lies beside it."""
+
+    def test_the_journal_would_delete_what_it_names(self, file, tmp_path):
+        """The crafted journal is one that SQLite itself believes."""
+        victim = tmp_path / "victim.txt"
+        victim.write_text("precious")
+        named_journal(file, victim)
+        connection = sqlite3.connect(file)
+        connection.execute("SELECT count(*) FROM record").fetchone()
+        connection.close()
+        assert not victim.exists()
+
+    @pytest.mark.parametrize("use", USES)
+    def test_a_journal_that_names_a_file(self, file, tmp_path, use):
+        (tmp_path / "victim.txt").write_text("precious")
+        journal = named_journal(file, tmp_path / "victim.txt")
+        before = contents(tmp_path)
+        with pytest.raises(StoreError, match=journal.name):
+            USES[use](file)
+        assert contents(tmp_path) == before
+
+    @pytest.mark.parametrize("use", ["resume", "the same call", "watch"])
+    def test_a_lock_whose_journal_names_a_file(self, file, tmp_path, use):
+        (tmp_path / "victim.txt").write_text("precious")
+        lock = file.with_name(file.name + ".lock")
+        connection = sqlite3.connect(lock)
+        connection.execute(store_module.HOLDER)
+        connection.commit()
+        connection.close()
+        journal = named_journal(lock, tmp_path / "victim.txt")
+        before = contents(tmp_path)
+        if use == "watch":
+            USES[use](file)
+        else:
+            with pytest.raises(StoreError, match=journal.name):
+                USES[use](file)
+        assert contents(tmp_path) == before
+
+    @pytest.mark.parametrize("name", ["run.db-journal", "run.db-wal", "run.db.lock", "run.db.lock-journal"])
+    @pytest.mark.parametrize("kind", ["symbolic", "hard", "pipe"])
+    def test_links_and_pipes_in_place_of_its_files(self, file, tmp_path, name, kind):
+        victim = tmp_path / "victim.txt"
+        victim.write_text("precious")
+        make = {"symbolic": os.symlink, "hard": os.link, "pipe": lambda _, link: os.mkfifo(link)}[kind]
+        make(victim, tmp_path / name)
+        before = contents(tmp_path)
+        for use in ("load", "resume"):
+            if use == "load" and "lock" in name:
+                od.load(file)
+                continue
+            with pytest.raises(StoreError, match=name):
+                USES[use](file)
+        assert contents(tmp_path) == before
+
+    def test_a_write_ahead_log_is_not_begun(self, file, tmp_path):
+        content = bytearray(file.read_bytes())
+        content[18:20] = b"\2\2"
+        file.write_bytes(content)
+        before = contents(tmp_path)
+        for use in ("load", "resume"):
+            with pytest.raises(StoreError, match="another kind of journal"):
+                USES[use](file)
+            assert contents(tmp_path) == before
+
+    @needs_fork
+    def test_a_commit_left_half_written_is_undone_in_a_copy(self, file, tmp_path):
+        """A reader sees the file as it was before; only a writer mends the file itself."""
+        right = told(od.load(file))
+
+        def die():
+            with Store(file, write=True) as store:
+                connection = store._connect()
+                connection.execute("PRAGMA cache_size = 1")
+                connection.execute("BEGIN IMMEDIATE")
+                for sequence in range(1, 8):
+                    connection.execute("UPDATE record SET body = zeroblob(9000) WHERE sequence = ?", (sequence,))
+                    connection.execute("INSERT INTO record VALUES (?, '', '', 0, 0, zeroblob(50000))", (90 + sequence,))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        assert Child(die).wait() == -signal.SIGKILL
+        assert file.with_name("run.db-journal").read_bytes()[:8] == JOURNAL_MAGIC
+        before = contents(tmp_path)
+        assert told(od.load(file)) == right
+        assert contents(tmp_path) == before
+        assert told(od.resume(file, model)) == right and not file.with_name("run.db-journal").exists()
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "CREATE TRIGGER t AFTER INSERT ON record BEGIN DELETE FROM record; END",
+            "CREATE VIEW v AS SELECT * FROM record",
+            "CREATE INDEX i ON record (name)",
+            "CREATE TABLE more (x)",
+            "ALTER TABLE record ADD COLUMN x BLOB GENERATED ALWAYS AS (zeroblob(900000000))",
+            "ALTER TABLE meta ADD COLUMN x",
+        ],
+    )
+    def test_tables_that_are_not_ours(self, file, statement):
+        connection = sqlite3.connect(file)
+        connection.execute(statement)
+        connection.close()
+        before = file.read_bytes()
+        for use in ("load", "resume", "the same call"):
+            with pytest.raises(StoreError, match="not a run of onedraw"):
+                USES[use](file)
+        assert file.read_bytes() == before
+
+    def test_a_view_in_place_of_a_table(self, file):
+        connection = sqlite3.connect(file)
+        connection.executescript(
+            "ALTER TABLE record RENAME TO other;"
+            "CREATE VIEW record AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT * FROM n;"
+        )
+        connection.close()
+        with pytest.raises(StoreError, match="not a run of onedraw"):
+            od.load(file)
+
+
+def command(*arguments):
+    """A command of the command line; its error as a StoreError."""
+    done = CliRunner().invoke(main, [str(one) for one in arguments])
+    if done.exit_code:
+        raise StoreError(done.output)
 
 
 class TestWriters:
