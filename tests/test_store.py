@@ -25,6 +25,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.cli.main import main
 from onedraw.run import store as store_module
+from onedraw.run.record import LostFile
 from onedraw.run.saving import recorded_seed
 from onedraw.run.store import Store, StoreError
 from tests.stored_run import RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
@@ -492,6 +493,84 @@ class TestWriters:
                 Store(tmp_path / "a.db", write=True)
         Store(tmp_path / "a.db", write=True).close()
         assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
+
+    def replaced(self, path, at, act):
+        """A run during which something happens to its file; its Posterior and its warnings."""
+
+        class World:
+            calls = 0
+
+        def simulate(rng, theta):
+            World.calls += 1
+            if World.calls == at:
+                act()
+            return rng.normal(theta, 1.0)
+
+        slow = od.Model(od.Prior(theta=stats.norm()), simulate, 1.0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            post = od.rejection(slow, od.uniform(0.5), budget=600, seed=1, store=path, segment=1e-9)
+        return post, [str(one.message) for one in caught], od.rejection(slow, od.uniform(0.5), budget=600, seed=1)
+
+    @pytest.mark.parametrize("lock", [False, True])
+    def test_an_old_run_does_not_write_into_a_new_file(self, tmp_path, lock):
+        path, other = tmp_path / "run.db", tmp_path / "other.db"
+        far = od.Model(od.Prior(theta=stats.norm(100, 1)), lambda rng, theta: rng.normal(theta), 100.0)
+        right = told(od.rejection(far, od.uniform(0.5), budget=300, seed=2, store=other))
+
+        def act():
+            path.unlink()
+            if lock:
+                path.with_name("run.db.lock").unlink()
+            os.replace(other, path)
+
+        post, texts, undisturbed = self.replaced(path, 300, act)
+        assert len(texts) == 1 and "run.db was replaced by another file" in texts[0]
+        assert "continues in memory" in texts[0] and "safe" not in texts[0]
+        assert told(post) == told(undisturbed) and told(od.load(path)) == right
+        assert sorted(one.name for one in tmp_path.iterdir()) == ["run.db"]
+
+    def test_a_deleted_file_is_not_called_safe(self, tmp_path):
+        path = tmp_path / "run.db"
+        post, texts, undisturbed = self.replaced(path, 300, path.unlink)
+        assert len(texts) == 1 and "run.db was deleted or moved" in texts[0] and "safe" not in texts[0]
+        assert told(post) == told(undisturbed) and list(tmp_path.iterdir()) == []
+
+    def test_another_session_of_the_same_file_ends_the_first(self, tmp_path):
+        """Somebody removes the lock of a run that goes on, and continues it."""
+        first = Store(tmp_path / "a.db", write=True)
+        first.set_meta({})
+        first.put(("one", {}, {}))
+        (tmp_path / "a.db.lock").unlink()
+        with Store(tmp_path / "a.db", write=True) as second:
+            second.set_meta({})
+            second.put(("two", {}, {}))
+            with pytest.raises(LostFile, match="continued by another process"):
+                first.put(("three", {}, {}))
+            # Nor does the first take the lock of the second away.
+            first.close()
+            assert (tmp_path / "a.db.lock").exists()
+            assert [one.name for one in second.records()] == ["one", "two"]
+
+    @pytest.mark.parametrize("kind", ["file", "folder", "hard"])
+    def test_another_name_does_not_get_round_the_lock(self, tmp_path, kind):
+        (tmp_path / "real").mkdir()
+        path = tmp_path / "real" / "a.db"
+        with Store(path, write=True) as store:
+            store.set_meta({})
+            link = tmp_path / "link.db"
+            if kind == "file":
+                link.symlink_to(path)
+            elif kind == "folder":
+                (tmp_path / "link").symlink_to(tmp_path / "real")
+                link = tmp_path / "link" / "a.db"
+            else:
+                link.hardlink_to(path)
+            with pytest.raises(StoreError, match="hard links" if kind == "hard" else f"process {os.getpid()}"):
+                Store(link, write=True)
+            assert kind == "hard" or f"process {os.getpid()}" in store_module.writer(link)
+            with Store(link) as reader:
+                assert reader.count() == 0
 
     def test_many_who_want_to_write_at_once(self, tmp_path):
         """Of threads that try again and again, no two are ever writers at the same time."""

@@ -16,6 +16,10 @@ class StoreError(ValueError):
     """
 
 
+class LostFile(StoreError):
+    """What lies under the name of a run's file is no longer the file that this run has begun to write."""
+
+
 class Record(NamedTuple):
     """One entry of a file: plain values and arrays (read-only)."""
 

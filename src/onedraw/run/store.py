@@ -36,7 +36,7 @@ from urllib.parse import quote
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.run.record import Record, StoreError
+from onedraw.run.record import LostFile, Record, StoreError
 
 FORMAT = 2
 APPLICATION_ID = 0x6F6E6564
@@ -81,6 +81,10 @@ class Store:
         self._lock: Lock | None = None
         self._connection: sqlite3.Connection | None = None
         self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._file: tuple[int, int] | None = None
+        """Device and number of the file that is being written: a name may come to lead to another one."""
+        self._token: str | None = None
+        """What this session has put into the file to know it again."""
         if self.path.is_dir():
             raise StoreError(f"{self.path} is a directory: give the name of a file in it, as in {self.path}/run.db")
         if write and not self.path.absolute().parent.is_dir():
@@ -91,6 +95,11 @@ class Store:
             raise StoreError(f"{self.path} is read-only: make it writable to continue, or read it with od.load")
         self._real = self.path.resolve()
         """The file itself, whatever links lead to it."""
+        if write and self._real.exists() and self._real.stat().st_nlink > 1:
+            raise StoreError(
+                f"{self.path} has {self._real.stat().st_nlink} names (hard links), under each of which it could be "
+                "written: remove the others, or copy it and continue the copy"
+            )
         try:
             if write:
                 self._lock = Lock(self.path)
@@ -103,7 +112,8 @@ class Store:
         if self._connection is None:
             place = self._real if self._copy is None else Path(self._copy.name) / "copy.db"
             self._check_surroundings(place)
-            mode = "rwc" if self.write else "ro" if self._copy is None else "rw"
+            self._check_ours()
+            mode = "rwc" if self.write and self._file is None else "rw" if self.write or self._copy else "ro"
             try:
                 connection = _connected(place, mode, WRITE_PATIENCE if self.write else READ_PATIENCE)
                 self._connection = connection
@@ -113,9 +123,33 @@ class Store:
                     connection.execute(f"PRAGMA page_size = {PAGE}")
                     connection.execute("PRAGMA journal_mode = DELETE")
                     connection.execute("PRAGMA synchronous = FULL")
-            except sqlite3.Error as error:
+                    found = self._real.stat()
+                    self._file = self._file or (found.st_dev, found.st_ino)
+                    _WRITTEN_HERE.add(self._file)
+            except (sqlite3.Error, OSError) as error:
                 raise self._broken(error) from error
         return self._connection
+
+    def _check_ours(self) -> None:
+        """A LostFile where the name leads no longer to the file that this run has begun to write."""
+        if self._file is None:
+            return
+        try:
+            found = self._real.stat()
+        except FileNotFoundError:
+            raise LostFile(f"{self.path} was deleted or moved while the run was writing it") from None
+        if (found.st_dev, found.st_ino) != self._file:
+            raise LostFile(f"{self.path} was replaced by another file while the run was writing it")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, in a file that is still that of this session."""
+        self._check_ours()
+        connection = self._connect()
+        with _transaction(connection):
+            if self._token is not None and self.meta("token") != self._token:
+                raise LostFile(f"{self.path} was continued by another process while the run was writing it")
+            yield connection
 
     def _check_surroundings(self, place: Path) -> None:
         """What must be known of a file, and of what lies beside it, before SQLite may see it."""
@@ -189,20 +223,20 @@ class Store:
 
     def set_meta(self, values: Mapping[str, Any]) -> None:
         """Put plain values under their keys, all in one transaction; makes the tables in a new file."""
-        connection = self._connect()
+        token = secrets.token_hex(8)
         try:
-            with _transaction(connection):
+            with self._writing() as connection:
                 if self.empty:
                     for statement in TABLES:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                     connection.execute(f"PRAGMA user_version = {FORMAT}")
                     _write_meta(connection, "records", 0)
-                for key, value in values.items():
+                for key, value in {**values, "token": token}.items():
                     _write_meta(connection, key, value)
         except sqlite3.Error as error:
             raise self._broken(error) from error
-        self.empty = False
+        self.empty, self._token = False, token
 
     def meta(self, key: str) -> Any:
         """The plain value under a key, None where there is none."""
@@ -236,9 +270,8 @@ class Store:
 
     def put(self, *records: tuple[str, Mapping[str, Any], Mapping[str, Array]]) -> None:
         """Append records (name, values, arrays), in one transaction; an sqlite3.Error leaves the file as it was."""
-        connection = self._connect()
         try:
-            with _transaction(connection):
+            with self._writing() as connection:
                 (last,) = connection.execute("SELECT max(sequence) FROM record").fetchone()
                 for sequence, (name, scalars, arrays) in enumerate(records, start=(last or 0) + 1):
                     header, parts = _packed(scalars, arrays)
@@ -322,9 +355,8 @@ class Store:
 
     def drop_after(self, good: int) -> None:
         """Remove the records after number `good`."""
-        connection = self._connect()
         try:
-            with _transaction(connection):
+            with self._writing() as connection:
                 connection.execute("DELETE FROM record WHERE sequence > ?", (good,))
                 _write_meta(connection, "records", good)
         except sqlite3.Error as error:
@@ -339,6 +371,8 @@ class Store:
     def close(self) -> None:
         """Let go of the file."""
         self._disconnect()
+        if self._file is not None:
+            _WRITTEN_HERE.discard(self._file)
         if self._copy is not None:
             self._copy.cleanup()
         if self._lock is not None:
@@ -447,13 +481,14 @@ def _check_lock(lock: Path, path: Path) -> None:
 
 def _holder(lock: Path) -> tuple[Any, ...] | None:
     """What a lock file says of its holder, read as it is: its holder lets nobody else in."""
-    with contextlib.suppress(sqlite3.Error, StoreError):
+    try:
         with contextlib.closing(_connected(lock, "ro&immutable=1", 0)) as there:
-            if _check_tables(there, (HOLDER,), lock):
-                row: tuple[Any, ...] | None
-                row = there.execute("SELECT process, host, since, token FROM holder").fetchone()
-                return row
-    return None
+            if not _check_tables(there, (HOLDER,), lock):
+                return None
+            row: tuple[Any, ...] | None = there.execute("SELECT process, host, since, token FROM holder").fetchone()
+            return row
+    except (sqlite3.Error, StoreError):
+        return None
 
 
 def _described(holder: tuple[Any, ...] | None) -> str:
