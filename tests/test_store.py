@@ -653,6 +653,83 @@ class TestPlaces:
         run("rejection", "a b?c#d%20.db")
         assert od.load("a b?c#d%20.db").status.complete and (tmp_path / "a b?c#d%20.db").exists()
 
+    def test_a_name_that_looks_like_an_address(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        run("rejection", "file:x.db")
+        run("rejection", "file:x.db?mode=memory")
+        assert od.load("file:x.db").status.complete
+        assert sorted(one.name for one in tmp_path.iterdir()) == ["file:x.db", "file:x.db?mode=memory"]
+
+    @pytest.mark.parametrize("name", ["x" * 300, "x" * 250, "x" * 243, "/".join(["x" * 100] * 6), "a\0b"])
+    def test_names_that_no_file_can_have(self, tmp_path, name):
+        path = tmp_path / name
+        if "\0" not in name and path.parent != tmp_path:
+            path.parent.mkdir(parents=True)
+        for seed in (1, None):
+            with pytest.raises(StoreError, match=r"too long|null"):
+                run("rejection", path, seed=seed)
+        with pytest.raises(StoreError):
+            od.load(path)
+        assert Test.calls == 0
+
+    def test_the_longest_name(self, tmp_path):
+        path = tmp_path / ("x" * 242)
+        run("rejection", path)
+        assert od.load(path).status.complete
+
+    @needs_fork
+    def test_a_folder_that_cannot_be_read(self):
+        folder = Path(tempfile.mkdtemp())
+        try:
+            path = folder / "in" / "run.db"
+            path.parent.mkdir()
+            run("rejection", path)
+            path.parent.chmod(0o000)
+            folder.chmod(0o755)
+            script = (
+                "import os, sys\n"
+                "from tests.stored_run import model, run, od\n"
+                "if os.getuid() == 0: os.setuid(65534)\n"
+                "uses = [od.load, lambda path: od.resume(path, model), lambda path: run('rejection', path)]\n"
+                "for use in [*uses, lambda path: run('rejection', path, seed=None)]:\n"
+                "    try: use(sys.argv[1])\n"
+                "    except od.StoreError as error: print(error)\n"
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.count("cannot be opened: Permission denied") == 4
+        finally:
+            path.parent.chmod(0o755)
+            shutil.rmtree(folder)
+
+    @pytest.mark.parametrize("out", ["run.db", "sub/../run.db", "link.db", "hard.db", "run.db-journal", "other.db"])
+    @pytest.mark.parametrize("what", [["report"], ["export", "--csv"], ["export"]])
+    def test_no_output_replaces_a_run(self, file, tmp_path, monkeypatch, out, what):
+        monkeypatch.chdir(tmp_path)
+        Path("sub").mkdir()
+        Path("link.db").symlink_to("run.db")
+        Path("hard.db").hardlink_to("run.db")
+        shutil.copy("run.db", "other.db")
+        before = contents(tmp_path)
+        with pytest.raises(StoreError, match=r"is the run itself|perhaps another run"):
+            command(*what, "run.db", "-o", out)
+        assert contents(tmp_path) == before
+
+    def test_the_posterior_does_not_replace_its_run_with_its_report(self, file):
+        before = file.read_bytes()
+        with pytest.raises(OSError, match="it is a database"):
+            od.load(file).report(file)
+        assert file.read_bytes() == before
+
+    def test_a_run_may_have_any_ending(self, tmp_path):
+        path = tmp_path / "table.csv.part"
+        run("rejection", path)
+        before = path.read_bytes()
+        command("export", path, "-o", tmp_path / "table.csv")
+        assert path.read_bytes() == before and (tmp_path / "table.csv").read_text().startswith("chain,draw")
+
     @needs_fork
     def test_a_read_only_file_and_folder(self):
         """Read by someone who may not write: it opens, and is refused for writing. Root may always write."""

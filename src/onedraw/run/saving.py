@@ -221,10 +221,13 @@ def place(store: Any) -> "Path | None":
 def recorded_seed(store: Any, seed: Any) -> Any:
     """The seed given; where none is, that of the run which the file holds already."""
     path = place(store)
-    if seed is not None or path is None or not path.is_file() or path.stat().st_size == 0:
+    if seed is not None or path is None:
         return seed
-    from onedraw.run.store import Store
+    from onedraw.run.store import Store, found
 
+    there = found(path)
+    if there is None or there.st_size == 0 or path.is_dir():
+        return seed
     with Store(path) as file:
         written = file.meta("specification")
         return written["arguments"].get("seed") if written and file.count() else None
@@ -243,10 +246,11 @@ def begin(store: Any, segment: float, make_specification: Callable[[], Specifica
     if path is None:
         return Saver()
     force = isinstance(store, Continue) and store.force
-    if isinstance(store, Continue) and not path.exists():
+    from onedraw.run.store import Store, found
+
+    if isinstance(store, Continue) and found(path) is None:
         raise StoreError(f"{path} does not exist: there is no run to resume")
     specification = make_specification()
-    from onedraw.run.store import Store
 
     file = Store(path, write=True)
     try:

@@ -45,6 +45,8 @@ READ_PATIENCE, WRITE_PATIENCE = 10.0, 2.0
 """Seconds to wait for another process's lock: a run should not stand still for a slow reader."""
 PAGE = 16_384
 """Bytes a page of a new file: large arrays are written in two thirds of the time that pages of 4,096 take."""
+LONGEST_NAME, LONGEST_PATH = 255, 510
+"""Bytes in the name of a file, and in that with all folders, that file systems and SQLite accept."""
 LARGEST_COPY = 2**30
 """Bytes of a damaged file that are copied to see what of it is good."""
 TYPES = re.compile(r"<[iuf][248]|\|[iub]1")
@@ -85,20 +87,24 @@ class Store:
         """Device and number of the file that is being written: a name may come to lead to another one."""
         self._token: str | None = None
         """What this session has put into the file to know it again."""
-        if self.path.is_dir():
+        there = found(self.path)
+        if there is not None and stat.S_ISDIR(there.st_mode):
             raise StoreError(f"{self.path} is a directory: give the name of a file in it, as in {self.path}/run.db")
-        if write and not self.path.absolute().parent.is_dir():
+        if write and found(self.path.absolute().parent) is None:
             raise StoreError(f"{self.path}: the directory {self.path.absolute().parent} does not exist: make it first")
-        if not write and not self.path.exists():
+        if not write and there is None:
             raise StoreError(f"{self.path} does not exist: there is no run to read")
-        if write and self.path.exists() and not os.access(self.path, os.W_OK):
+        if there is not None and not os.access(self.path, os.R_OK):
+            raise StoreError(f"{self.path} cannot be read: you have no permission to")
+        if write and there is not None and not os.access(self.path, os.W_OK):
             raise StoreError(f"{self.path} is read-only: make it writable to continue, or read it with od.load")
         self._real = self.path.resolve()
         """The file itself, whatever links lead to it."""
-        if write and self._real.exists() and self._real.stat().st_nlink > 1:
+        _check_length(self._real, self.path)
+        if write and there is not None and there.st_nlink > 1:
             raise StoreError(
-                f"{self.path} has {self._real.stat().st_nlink} names (hard links), under each of which it could be "
-                "written: remove the others, or copy it and continue the copy"
+                f"{self.path} has {there.st_nlink} names (hard links), under each of which it could be written: remove "
+                "the others, or copy it and continue the copy"
             )
         try:
             if write:
@@ -123,8 +129,8 @@ class Store:
                     connection.execute(f"PRAGMA page_size = {PAGE}")
                     connection.execute("PRAGMA journal_mode = DELETE")
                     connection.execute("PRAGMA synchronous = FULL")
-                    found = self._real.stat()
-                    self._file = self._file or (found.st_dev, found.st_ino)
+                    there = self._real.stat()
+                    self._file = self._file or (there.st_dev, there.st_ino)
                     _WRITTEN_HERE.add(self._file)
             except (sqlite3.Error, OSError) as error:
                 raise self._broken(error) from error
@@ -134,11 +140,10 @@ class Store:
         """A LostFile where the name leads no longer to the file that this run has begun to write."""
         if self._file is None:
             return
-        try:
-            found = self._real.stat()
-        except FileNotFoundError:
-            raise LostFile(f"{self.path} was deleted or moved while the run was writing it") from None
-        if (found.st_dev, found.st_ino) != self._file:
+        there = found(self._real)
+        if there is None:
+            raise LostFile(f"{self.path} was deleted or moved while the run was writing it")
+        if (there.st_dev, there.st_ino) != self._file:
             raise LostFile(f"{self.path} was replaced by another file while the run was writing it")
 
     @contextlib.contextmanager
@@ -155,17 +160,14 @@ class Store:
         """What must be known of a file, and of what lies beside it, before SQLite may see it."""
         _check_beside(place, self.path, play=self.write)
         try:
-            found = place.stat()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise self._broken(error) from error
-        if not stat.S_ISREG(found.st_mode):
-            raise StoreError(f"{self.path} is not a file: give the name of one")
-        # To close a file ends every lock that this process has on it: one that is being written here was checked then.
-        if (found.st_dev, found.st_ino) in _WRITTEN_HERE:
-            return
-        try:
+            there = found(place)
+            if there is None:
+                return
+            if not stat.S_ISREG(there.st_mode):
+                raise StoreError(f"{self.path} is not a file: give the name of one")
+            # To close a file ends all locks that this process has on it: one that is written here was checked before.
+            if (there.st_dev, there.st_ino) in _WRITTEN_HERE:
+                return
             with place.open("rb") as file:
                 start = file.read(20)
         except OSError as error:
@@ -451,10 +453,10 @@ class Lock:
 
 def writer(path: str | os.PathLike[str]) -> str | None:
     """Who writes a run's file at this moment, in words; None where nobody does."""
-    lock = _lock_of(Path(path))
-    if not lock.exists():
-        return None
     try:
+        lock = _lock_of(Path(path))
+        if found(lock) is None:
+            return None
         _check_lock(lock, Path(path))
         with contextlib.closing(_connected(lock, "ro", 0.0)) as there:
             # What can be read was left by a process that was killed.
@@ -466,6 +468,27 @@ def writer(path: str | os.PathLike[str]) -> str | None:
         # Just made, just removed, or not a lock.
         pass
     return None
+
+
+def found(path: Path) -> os.stat_result | None:
+    """What lies under a name, None where nothing does; a StoreError where that cannot be told."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{str(path)[:300]!r} cannot be opened: {reason}. Give another name") from error
+
+
+def _check_length(real: Path, path: Path) -> None:
+    """A StoreError where a name leaves no room for those of the files beside it."""
+    beside = len(".lock-journal")
+    if len(os.fsencode(real.name)) + beside > LONGEST_NAME or len(os.fsencode(real)) + beside > LONGEST_PATH:
+        raise StoreError(
+            f"{path} is too long a name for a run: at most {LONGEST_NAME - beside} bytes, and {LONGEST_PATH - beside} "
+            "with all its folders"
+        )
 
 
 def _lock_of(path: Path) -> Path:
