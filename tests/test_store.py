@@ -28,7 +28,7 @@ from onedraw.run import store as store_module
 from onedraw.run.record import LostFile
 from onedraw.run.saving import recorded_seed
 from onedraw.run.store import Store, StoreError
-from tests.stored_run import RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
+from tests.stored_run import KERNEL, RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 from tests.test_resume import ROOT, needs_fork
 
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -88,6 +88,30 @@ class TestRecords:
         with Store(tmp_path / "a.db") as store:
             assert [one.scalars["number"] for one in store.records("name 1")] == list(range(1, 20, 2))
             assert [one.sequence for one in store.records()] == list(range(1, 21))
+
+    @pytest.mark.parametrize("name", RUNS)
+    def test_records_too_large_for_a_row_take_several(self, tmp_path, monkeypatch, name):
+        monkeypatch.setattr(store_module, "LARGEST_BODY", 300)
+        path = tmp_path / "run.db"
+        Test.stop_at = 500
+        run(name, path, segment=1e-9)
+        right = run(name)
+        assert told(od.resume(path, model, segment=1e-9)) == told(right) == told(od.load(path))
+        connection = sqlite3.connect(path)
+        assert connection.execute("SELECT max(length(body)) FROM record").fetchone() == (300,)
+        assert connection.execute("SELECT count(*) FROM record WHERE name = '+'").fetchone()[0] > 3
+        # A record whose last row is lost is no record.
+        (last,) = connection.execute("SELECT max(sequence) FROM record WHERE name = '+'").fetchone()
+        with connection:
+            connection.execute("UPDATE record SET body = zeroblob(300) WHERE sequence = ?", (last,))
+        connection.close()
+        with pytest.raises(StoreError, match=r"checksum of record \d+"):
+            od.load(path)
+        with pytest.warns(UserWarning, match="damaged records are removed"):
+            assert told(od.resume(path, model, force=True)) == told(right)
+        if name == "rejection":
+            again = od.reuse(path, kernel=KERNEL)
+            assert np.array_equal(again.draws["a"][:, :900], right.draws["a"])
 
     def test_objects_are_not_stored(self, tmp_path):
         with Store(tmp_path / "a.db", write=True) as store:
@@ -163,6 +187,25 @@ class TestDamage:
         cut.write_bytes(file.read_bytes()[:-20_000])
         with pytest.raises(StoreError, match=r"good up to record \d+ of \d+ \("):
             od.load(cut)
+
+    @pytest.mark.parametrize("part", [0.65, 0.8, 0.95])
+    def test_force_mends_a_cut_file(self, file, part):
+        """What is said to be good is used, and the rest computed again."""
+        right = told(od.load(file))
+        with file.open("r+b") as handle:
+            handle.truncate(int(part * file.stat().st_size))
+        with pytest.raises(StoreError, match=r"good up to record \d+ of \d+ \(") as told_:
+            od.load(file)
+        good = int(str(told_.value).partition("good up to record ")[2].split()[0])
+        with pytest.warns(UserWarning, match="cut short: .* damaged records are removed and computed again"):
+            again = od.resume(file, model, force=True)
+        assert told(again) == right and told(od.load(file)) == right
+        with Store(file) as store:
+            assert good >= 2 and store.count() > good
+        assert [one.name for one in file.parent.iterdir()] == ["run.db"]
+
+    def test_force_leaves_a_whole_file_as_it_is(self, file):
+        assert store_module.mend(file) is None
 
     def test_every_damaged_page_is_found_or_does_not_matter(self, file, tmp_path):
         """Noise in any page: a clear error, or (where the page is unused) the same posterior."""

@@ -27,3 +27,5 @@ class Record(NamedTuple):
     name: str
     scalars: dict[str, Any]
     arrays: dict[str, Array]
+    more: int = 0
+    """Rows of the file that it takes besides its own."""

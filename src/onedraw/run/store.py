@@ -47,6 +47,13 @@ PAGE = 16_384
 """Bytes a page of a new file: large arrays are written in two thirds of the time that pages of 4,096 take."""
 LONGEST_NAME, LONGEST_PATH = 255, 510
 """Bytes in the name of a file, and in that with all folders, that file systems and SQLite accept."""
+LARGEST_BODY = 2**28
+"""Bytes in one row: SQLite keeps none above 1 GB. What is larger continues in the next rows, whose name is MORE."""
+MORE, MOST_ROWS = "+", 2**16
+LARGEST_HEADER = 2**26
+"""Characters in the header of a record."""
+LONGEST_CUT = 2**36
+"""Bytes that a file may have lost: what says that it lost more is no run."""
 LARGEST_COPY = 2**30
 """Bytes of a damaged file that are copied to see what of it is good."""
 TYPES = re.compile(r"<[iuf][248]|\|[iub]1")
@@ -275,19 +282,12 @@ class Store:
         try:
             with self._writing() as connection:
                 (last,) = connection.execute("SELECT max(sequence) FROM record").fetchone()
-                for sequence, (name, scalars, arrays) in enumerate(records, start=(last or 0) + 1):
-                    header, parts = _packed(scalars, arrays)
-                    body_crc = 0
-                    for part in parts:
-                        body_crc = zlib.crc32(part, body_crc)
-                    row = (sequence, name, header, _crc(f"{sequence}:{name}:{header}"), body_crc, sum(map(len, parts)))
-                    connection.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?, zeroblob(?))", row)
-                    if row[-1]:
-                        # Written in place, large arrays take half the time of an INSERT, and no copy.
-                        with connection.blobopen("record", "body", sequence) as body:
-                            for part in parts:
-                                body.write(part)
-                _write_meta(connection, "records", (last or 0) + len(records))
+                sequence = last or 0
+                for name, scalars, arrays in records:
+                    for row in _rows(name, scalars, arrays):
+                        sequence += 1
+                        _insert(connection, sequence, *row)
+                _write_meta(connection, "records", sequence)
         except sqlite3.Error:
             # A connection that met a full disk or a lost file is not used again.
             self._disconnect()
@@ -309,28 +309,47 @@ class Store:
         return None
 
     def _record(self, sequence: int, name: str | None) -> Record | None:
-        """One record; None where it has another name, which is told from its header alone."""
+        """One record; None where it has another name, which is told from its header alone, or is part of another."""
         try:
             return self._read(sequence, name)
         except (sqlite3.Error, ValueError) as error:
             raise self._located(error) from error
 
     def _read(self, sequence: int, name: str | None = None) -> Record | None:
+        found, header = self._header(sequence)
+        if found == MORE or (name is not None and found != name):
+            return None
+        content = _from_json(header)
+        more = content.get("more", 0) if isinstance(content, dict) else 0
+        if type(more) is not int or not 0 <= more < MOST_ROWS:
+            raise ValueError(f"record {sequence}, {found!r}, does not have the form of one")
+        body = [self._body(sequence, found)]
+        for row in range(sequence + 1, sequence + 1 + more):
+            if self._header(row)[0] != MORE:
+                raise ValueError(f"row {row}, which belongs to record {sequence}, {found!r}, is another record")
+            body.append(self._body(row, found))
+        return _unpacked(sequence, found, content, body[0] if len(body) == 1 else b"".join(body), more)
+
+    def _header(self, sequence: int) -> tuple[str, str]:
         # One query each, and none for all: a cursor left open would keep the writer from committing.
-        rows = self._query("SELECT name, header, header_crc FROM record WHERE sequence = ?", sequence)
+        query = "SELECT name, header, header_crc, length(header) FROM record WHERE sequence = ?"
+        rows = self._query(query.replace(" header,", f" substr(header, 1, {LARGEST_HEADER}),", 1), sequence)
         if not rows:
             raise ValueError(f"record {sequence} is missing")
-        found, header, crc = rows[0]
-        if not isinstance(found, str) or not isinstance(header, str):
+        name, header, crc, length = rows[0]
+        if not isinstance(name, str) or not isinstance(header, str):
             raise ValueError(f"record {sequence} is not made of text and bytes")
-        if _crc(f"{sequence}:{found}:{header}") != crc:
+        if length > LARGEST_HEADER:
+            raise ValueError(f"the header of record {sequence} has {length:,} characters, more than a run writes")
+        if _crc(f"{sequence}:{name}:{header}") != crc:
             raise ValueError(f"the checksum of the header of record {sequence} does not fit")
-        if name is not None and found != name:
-            return None
+        return name, header
+
+    def _body(self, sequence: int, name: str) -> bytes:
         ((body, crc),) = self._query("SELECT body, body_crc FROM record WHERE sequence = ?", sequence)
         if not isinstance(body, bytes) or zlib.crc32(body) != crc:
-            raise ValueError(f"the checksum of record {sequence}, {found!r}, does not fit")
-        return _unpacked(sequence, found, header, body)
+            raise ValueError(f"the checksum of record {sequence}, {name!r}, does not fit")
+        return body
 
     def _located(self, error: BaseException) -> StoreError:
         """What is wrong, and up to which record the file is good."""
@@ -350,8 +369,9 @@ class Store:
         with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
             while count is None or good < count:
                 record = self._read(good + 1)
-                assert record is not None
-                good = record.sequence
+                if record is None:
+                    break
+                good = record.sequence + record.more
                 where = f" ({record.name}, {float(record.scalars.get('seconds', 0)):.1f} s into the run)"
         return good, count, where
 
@@ -622,24 +642,71 @@ def _copied(place: Path, path: Path) -> "tempfile.TemporaryDirectory[str] | None
 
 
 def _good_of_a_cut(path: Path) -> str:
-    """Up to which record a file is good of which SQLite reads nothing, because it is shorter than it says.
-
-    A copy is filled up with zeros to its full length; then the pages that are there can be read.
-    """
-    with contextlib.suppress(OSError, sqlite3.Error, ValueError), tempfile.TemporaryDirectory() as folder:
+    """Up to which record a file is good of which SQLite reads nothing, because it is shorter than it says."""
+    with contextlib.suppress(OSError, sqlite3.Error, ValueError):
         if path.stat().st_size > LARGEST_COPY:
-            return "what of it is good was not looked for, since it is large"
-        content = path.read_bytes()
-        full = int.from_bytes(content[16:18], "big") * int.from_bytes(content[28:32], "big")
-        if full > len(content):
-            copy = Path(folder) / "copy.db"
-            copy.write_bytes(content)
-            os.truncate(copy, full)
-            with Store(copy) as store:
-                good, count, where = store.good()
-            if good:
-                return f"the file is good up to record {good} of {count}{where}"
+            return "what of it is good was not looked for, since it is large; od.resume(..., force=True) does"
+        with _filled_up(path) as store:
+            good, count, where = (0, None, "") if store is None else store.good()
+        if good:
+            return f"the file is good up to record {good} of {count}{where}"
     return "no record of it can be read"
+
+
+@contextlib.contextmanager
+def _filled_up(path: Path) -> Iterator[Store | None]:
+    """A copy of a file that is shorter than it says, filled up with zeros: then the pages that are there can be read.
+
+    None where the file is as long as it says, or is not only cut: a journal is to be played first.
+    """
+    with tempfile.TemporaryDirectory(prefix="onedraw-") as folder:
+        copy, size = Path(folder) / "copy.db", path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(32)
+        # One stands for the largest page, of 65,536 bytes.
+        page = int.from_bytes(start[16:18], "big")
+        full = (65_536 if page == 1 else page) * int.from_bytes(start[28:32], "big")
+        if not size < full <= LONGEST_CUT + 2 * size or os.path.lexists(path.with_name(path.name + "-journal")):
+            yield None
+            return
+        shutil.copyfile(path, copy)
+        os.truncate(copy, full)
+        with Store(copy) as store:
+            yield store
+
+
+def mend(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """Write a file that was cut short anew, with the records that are whole.
+
+    Returns their number and that of all records that it held; None where the file is not cut, or nothing is whole.
+    """
+    real = Path(path).resolve()
+    if found(real) is None or (found(real.with_name(real.name + "-journal")) is not None):
+        return None
+    lock = Lock(Path(path))
+    try:
+        with _filled_up(real) as cut:
+            if cut is None:
+                return None
+            good, count, _ = cut.good()
+            if not good or count is None:
+                return None
+            kept = {key: cut.meta(key) for key in ("specification", "sessions")}
+            with tempfile.TemporaryDirectory(prefix=".onedraw-", dir=real.parent) as folder:
+                fresh = Path(folder) / "mended.db"
+                with Store(fresh, write=True) as whole:
+                    whole.set_meta(kept)
+                    for sequence in range(1, good + 1):
+                        record = cut._read(sequence)
+                        if record is not None:
+                            whole.put((record.name, record.scalars, record.arrays))
+                shutil.copymode(real, fresh)
+                os.replace(fresh, real)
+            return good, count
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"{path} is cut short and cannot be mended: {error}") from error
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -664,8 +731,43 @@ def _write_meta(connection: sqlite3.Connection, key: str, value: Any) -> None:
     connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, _crc(f"{key}:{text}")))
 
 
-def _packed(scalars: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[str, list[memoryview]]:
-    """Header and body of a record, the body in parts."""
+def _rows(
+    name: str, scalars: Mapping[str, Any], arrays: Mapping[str, Array]
+) -> Iterator[tuple[str, str, list[memoryview]]]:
+    """A record as name, header and body of a row; where its body is too large for one, of several."""
+    described, parts = _packed(arrays)
+    pieces: list[list[memoryview]] = [[]]
+    room = LARGEST_BODY
+    for part in parts:
+        while len(part) > room:
+            pieces[-1].append(part[:room])
+            part, room = part[room:], LARGEST_BODY
+            pieces.append([])
+        pieces[-1].append(part)
+        room -= len(part)
+    more = {"more": len(pieces) - 1} if len(pieces) > 1 else {}
+    header = json.dumps({"scalars": dict(scalars), "arrays": described, **more})
+    if len(header) > LARGEST_HEADER:
+        raise TypeError(f"record {name!r} has {len(header):,} characters of plain values, more than a store keeps")
+    for number, piece in enumerate(pieces):
+        yield (MORE, str(number), piece) if number else (name, header, piece)
+
+
+def _insert(connection: sqlite3.Connection, sequence: int, name: str, header: str, parts: list[memoryview]) -> None:
+    body_crc = 0
+    for part in parts:
+        body_crc = zlib.crc32(part, body_crc)
+    row = (sequence, name, header, _crc(f"{sequence}:{name}:{header}"), body_crc, sum(map(len, parts)))
+    connection.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?, zeroblob(?))", row)
+    if row[-1]:
+        # Written in place, large arrays take half the time of an INSERT, and no copy.
+        with connection.blobopen("record", "body", sequence) as body:
+            for part in parts:
+                body.write(part)
+
+
+def _packed(arrays: Mapping[str, Array]) -> tuple[list[list[Any]], list[memoryview]]:
+    """Arrays as a header describes them, and their bytes."""
     described: list[list[Any]] = []
     parts: list[memoryview] = []
     for name, array in arrays.items():
@@ -677,12 +779,11 @@ def _packed(scalars: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[st
         described.append([name, little.dtype.str, list(little.shape), order])
         flat = np.ascontiguousarray(little.T if order == "F" else little).reshape(-1)
         parts.append(memoryview(flat.view(np.uint8).data))
-    return json.dumps({"scalars": dict(scalars), "arrays": described}), parts
+    return described, parts
 
 
-def _unpacked(sequence: int, name: str, header: str, body: bytes) -> Record:
+def _unpacked(sequence: int, name: str, content: Any, body: bytes, more: int) -> Record:
     """A Record from its header and body; a ValueError where they are not those of one."""
-    content = _from_json(header)
     try:
         scalars, arrays, offset = dict(content["scalars"]), {}, 0
         for key, dtype, shape, order in content["arrays"]:
@@ -701,7 +802,7 @@ def _unpacked(sequence: int, name: str, header: str, body: bytes) -> Record:
             raise ValueError
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(f"record {sequence}, {name!r}, does not have the form of one") from error
-    return Record(sequence, name, scalars, arrays)
+    return Record(sequence, name, scalars, arrays, more)
 
 
 def _from_json(text: str) -> Any:
