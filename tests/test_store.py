@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -18,13 +19,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from scipy import stats
 
 import onedraw as od
+from onedraw.cli.main import main
 from onedraw.run import store as store_module
+from onedraw.run.record import LostFile
+from onedraw.run.saving import recorded_seed
 from onedraw.run.store import Store, StoreError
-from tests.stored_run import RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
+from tests.stored_run import KERNEL, RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 from tests.test_resume import ROOT, needs_fork
+
+JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +88,30 @@ class TestRecords:
         with Store(tmp_path / "a.db") as store:
             assert [one.scalars["number"] for one in store.records("name 1")] == list(range(1, 20, 2))
             assert [one.sequence for one in store.records()] == list(range(1, 21))
+
+    @pytest.mark.parametrize("name", RUNS)
+    def test_records_too_large_for_a_row_take_several(self, tmp_path, monkeypatch, name):
+        monkeypatch.setattr(store_module, "LARGEST_BODY", 300)
+        path = tmp_path / "run.db"
+        Test.stop_at = 500
+        run(name, path, segment=1e-9)
+        right = run(name)
+        assert told(od.resume(path, model, segment=1e-9)) == told(right) == told(od.load(path))
+        connection = sqlite3.connect(path)
+        assert connection.execute("SELECT max(length(body)) FROM record").fetchone() == (300,)
+        assert connection.execute("SELECT count(*) FROM record WHERE name = '+'").fetchone()[0] > 3
+        # A record whose last row is lost is no record.
+        (last,) = connection.execute("SELECT max(sequence) FROM record WHERE name = '+'").fetchone()
+        with connection:
+            connection.execute("UPDATE record SET body = zeroblob(300) WHERE sequence = ?", (last,))
+        connection.close()
+        with pytest.raises(StoreError, match=r"checksum of record \d+"):
+            od.load(path)
+        with pytest.warns(UserWarning, match="damaged records are removed"):
+            assert told(od.resume(path, model, force=True)) == told(right)
+        if name == "rejection":
+            again = od.reuse(path, kernel=KERNEL)
+            assert np.array_equal(again.draws["a"][:, :900], right.draws["a"])
 
     def test_objects_are_not_stored(self, tmp_path):
         with Store(tmp_path / "a.db", write=True) as store:
@@ -156,6 +187,25 @@ class TestDamage:
         cut.write_bytes(file.read_bytes()[:-20_000])
         with pytest.raises(StoreError, match=r"good up to record \d+ of \d+ \("):
             od.load(cut)
+
+    @pytest.mark.parametrize("part", [0.65, 0.8, 0.95])
+    def test_force_mends_a_cut_file(self, file, part):
+        """What is said to be good is used, and the rest computed again."""
+        right = told(od.load(file))
+        with file.open("r+b") as handle:
+            handle.truncate(int(part * file.stat().st_size))
+        with pytest.raises(StoreError, match=r"good up to record \d+ of \d+ \(") as told_:
+            od.load(file)
+        good = int(str(told_.value).partition("good up to record ")[2].split()[0])
+        with pytest.warns(UserWarning, match="cut short: .* damaged records are removed and computed again"):
+            again = od.resume(file, model, force=True)
+        assert told(again) == right and told(od.load(file)) == right
+        with Store(file) as store:
+            assert good >= 2 and store.count() > good
+        assert [one.name for one in file.parent.iterdir()] == ["run.db"]
+
+    def test_force_leaves_a_whole_file_as_it_is(self, file):
+        assert store_module.mend(file) is None
 
     def test_every_damaged_page_is_found_or_does_not_matter(self, file, tmp_path):
         """Noise in any page: a clear error, or (where the page is unused) the same posterior."""
@@ -300,6 +350,167 @@ class TestHostileFiles:
             assert "import pickle" not in text and "allow_pickle=True" not in text and "eval(" not in text, source
 
 
+def named_journal(path, victim):
+    """A journal that SQLite would play, and that names `victim` as the second journal, to be deleted then."""
+    content = bytearray(path.read_bytes()) if path.exists() and path.stat().st_size else bytearray(16_384)
+    page = int.from_bytes(content[16:18], "big") or 4096
+    pages = len(content) // page
+    first = bytes(content[:page])
+    salt = 7
+    check = salt
+    for i in range(page - 200, 0, -200):
+        check = (check + first[i]) & 0xFFFFFFFF
+    header = JOURNAL_MAGIC + struct.pack(">IIIII", 1, salt, pages, 512, page)
+    body = struct.pack(">I", 1) + first + struct.pack(">I", check)
+    name = str(victim).encode()
+    tail = struct.pack(">I", 0x40000000 // page + 1) + name + struct.pack(">II", len(name), sum(name)) + JOURNAL_MAGIC
+    journal = path.with_name(path.name + "-journal")
+    journal.write_bytes(header.ljust(512, b"\0") + body + tail)
+    return journal
+
+
+def contents(folder):
+    return {one: one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+
+
+USES = {
+    "load": lambda path: od.load(path),
+    "resume": lambda path: od.resume(path, model),
+    "the same call": lambda path: run("pseudo_marginal", path),
+    "recorded seed": lambda path: recorded_seed(path, None),
+    "show": lambda path: command("show", path),
+    "report": lambda path: command("report", path, "-o", path.with_name("page.html")),
+    "export": lambda path: command("export", path, "--csv", "-o", path.with_name("table.csv")),
+    "watch": lambda path: command("watch", path, "--once"),
+}
+
+
+class TestNothingElseIsTouched:
+    """Opening a run of a stranger neither changes nor deletes a file, whatever lies beside it."""
+
+    def test_the_journal_would_delete_what_it_names(self, file, tmp_path):
+        """The crafted journal is one that SQLite itself believes."""
+        victim = tmp_path / "victim.txt"
+        victim.write_text("precious")
+        named_journal(file, victim)
+        connection = sqlite3.connect(file)
+        connection.execute("SELECT count(*) FROM record").fetchone()
+        connection.close()
+        assert not victim.exists()
+
+    @pytest.mark.parametrize("use", USES)
+    def test_a_journal_that_names_a_file(self, file, tmp_path, use):
+        (tmp_path / "victim.txt").write_text("precious")
+        journal = named_journal(file, tmp_path / "victim.txt")
+        before = contents(tmp_path)
+        with pytest.raises(StoreError, match=journal.name):
+            USES[use](file)
+        assert contents(tmp_path) == before
+
+    @pytest.mark.parametrize("use", ["resume", "the same call", "watch"])
+    def test_a_lock_whose_journal_names_a_file(self, file, tmp_path, use):
+        (tmp_path / "victim.txt").write_text("precious")
+        lock = file.with_name(file.name + ".lock")
+        connection = sqlite3.connect(lock)
+        connection.execute(store_module.HOLDER)
+        connection.commit()
+        connection.close()
+        journal = named_journal(lock, tmp_path / "victim.txt")
+        before = contents(tmp_path)
+        if use == "watch":
+            USES[use](file)
+        else:
+            with pytest.raises(StoreError, match=journal.name):
+                USES[use](file)
+        assert contents(tmp_path) == before
+
+    @pytest.mark.parametrize("name", ["run.db-journal", "run.db-wal", "run.db.lock", "run.db.lock-journal"])
+    @pytest.mark.parametrize("kind", ["symbolic", "hard", "pipe"])
+    def test_links_and_pipes_in_place_of_its_files(self, file, tmp_path, name, kind):
+        victim = tmp_path / "victim.txt"
+        victim.write_text("precious")
+        make = {"symbolic": os.symlink, "hard": os.link, "pipe": lambda _, link: os.mkfifo(link)}[kind]
+        make(victim, tmp_path / name)
+        before = contents(tmp_path)
+        for use in ("load", "resume"):
+            if use == "load" and "lock" in name:
+                od.load(file)
+                continue
+            with pytest.raises(StoreError, match=name):
+                USES[use](file)
+        assert contents(tmp_path) == before
+
+    def test_a_write_ahead_log_is_not_begun(self, file, tmp_path):
+        content = bytearray(file.read_bytes())
+        content[18:20] = b"\2\2"
+        file.write_bytes(content)
+        before = contents(tmp_path)
+        for use in ("load", "resume"):
+            with pytest.raises(StoreError, match="another kind of journal"):
+                USES[use](file)
+            assert contents(tmp_path) == before
+
+    @needs_fork
+    def test_a_commit_left_half_written_is_undone_in_a_copy(self, file, tmp_path):
+        """A reader sees the file as it was before; only a writer mends the file itself."""
+        right = told(od.load(file))
+
+        def die():
+            with Store(file, write=True) as store:
+                connection = store._connect()
+                connection.execute("PRAGMA cache_size = 1")
+                connection.execute("BEGIN IMMEDIATE")
+                for sequence in range(1, 8):
+                    connection.execute("UPDATE record SET body = zeroblob(9000) WHERE sequence = ?", (sequence,))
+                    connection.execute("INSERT INTO record VALUES (?, '', '', 0, 0, zeroblob(50000))", (90 + sequence,))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        assert Child(die).wait() == -signal.SIGKILL
+        assert file.with_name("run.db-journal").read_bytes()[:8] == JOURNAL_MAGIC
+        before = contents(tmp_path)
+        assert told(od.load(file)) == right
+        assert contents(tmp_path) == before
+        assert told(od.resume(file, model)) == right and not file.with_name("run.db-journal").exists()
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "CREATE TRIGGER t AFTER INSERT ON record BEGIN DELETE FROM record; END",
+            "CREATE VIEW v AS SELECT * FROM record",
+            "CREATE INDEX i ON record (name)",
+            "CREATE TABLE more (x)",
+            "ALTER TABLE record ADD COLUMN x BLOB GENERATED ALWAYS AS (zeroblob(900000000))",
+            "ALTER TABLE meta ADD COLUMN x",
+        ],
+    )
+    def test_tables_that_are_not_ours(self, file, statement):
+        connection = sqlite3.connect(file)
+        connection.execute(statement)
+        connection.close()
+        before = file.read_bytes()
+        for use in ("load", "resume", "the same call"):
+            with pytest.raises(StoreError, match="not a run of onedraw"):
+                USES[use](file)
+        assert file.read_bytes() == before
+
+    def test_a_view_in_place_of_a_table(self, file):
+        connection = sqlite3.connect(file)
+        connection.executescript(
+            "ALTER TABLE record RENAME TO other;"
+            "CREATE VIEW record AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT * FROM n;"
+        )
+        connection.close()
+        with pytest.raises(StoreError, match="not a run of onedraw"):
+            od.load(file)
+
+
+def command(*arguments):
+    """A command of the command line; its error as a StoreError."""
+    done = CliRunner().invoke(main, [str(one) for one in arguments])
+    if done.exit_code:
+        raise StoreError(done.output)
+
+
 class TestWriters:
     @needs_fork
     def test_a_second_writer_is_refused_and_told_who_writes(self, tmp_path):
@@ -325,6 +536,84 @@ class TestWriters:
                 Store(tmp_path / "a.db", write=True)
         Store(tmp_path / "a.db", write=True).close()
         assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
+
+    def replaced(self, path, at, act):
+        """A run during which something happens to its file; its Posterior and its warnings."""
+
+        class World:
+            calls = 0
+
+        def simulate(rng, theta):
+            World.calls += 1
+            if World.calls == at:
+                act()
+            return rng.normal(theta, 1.0)
+
+        slow = od.Model(od.Prior(theta=stats.norm()), simulate, 1.0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            post = od.rejection(slow, od.uniform(0.5), budget=600, seed=1, store=path, segment=1e-9)
+        return post, [str(one.message) for one in caught], od.rejection(slow, od.uniform(0.5), budget=600, seed=1)
+
+    @pytest.mark.parametrize("lock", [False, True])
+    def test_an_old_run_does_not_write_into_a_new_file(self, tmp_path, lock):
+        path, other = tmp_path / "run.db", tmp_path / "other.db"
+        far = od.Model(od.Prior(theta=stats.norm(100, 1)), lambda rng, theta: rng.normal(theta), 100.0)
+        right = told(od.rejection(far, od.uniform(0.5), budget=300, seed=2, store=other))
+
+        def act():
+            path.unlink()
+            if lock:
+                path.with_name("run.db.lock").unlink()
+            os.replace(other, path)
+
+        post, texts, undisturbed = self.replaced(path, 300, act)
+        assert len(texts) == 1 and "run.db was replaced by another file" in texts[0]
+        assert "continues in memory" in texts[0] and "safe" not in texts[0]
+        assert told(post) == told(undisturbed) and told(od.load(path)) == right
+        assert sorted(one.name for one in tmp_path.iterdir()) == ["run.db"]
+
+    def test_a_deleted_file_is_not_called_safe(self, tmp_path):
+        path = tmp_path / "run.db"
+        post, texts, undisturbed = self.replaced(path, 300, path.unlink)
+        assert len(texts) == 1 and "run.db was deleted or moved" in texts[0] and "safe" not in texts[0]
+        assert told(post) == told(undisturbed) and list(tmp_path.iterdir()) == []
+
+    def test_another_session_of_the_same_file_ends_the_first(self, tmp_path):
+        """Somebody removes the lock of a run that goes on, and continues it."""
+        first = Store(tmp_path / "a.db", write=True)
+        first.set_meta({})
+        first.put(("one", {}, {}))
+        (tmp_path / "a.db.lock").unlink()
+        with Store(tmp_path / "a.db", write=True) as second:
+            second.set_meta({})
+            second.put(("two", {}, {}))
+            with pytest.raises(LostFile, match="continued by another process"):
+                first.put(("three", {}, {}))
+            # Nor does the first take the lock of the second away.
+            first.close()
+            assert (tmp_path / "a.db.lock").exists()
+            assert [one.name for one in second.records()] == ["one", "two"]
+
+    @pytest.mark.parametrize("kind", ["file", "folder", "hard"])
+    def test_another_name_does_not_get_round_the_lock(self, tmp_path, kind):
+        (tmp_path / "real").mkdir()
+        path = tmp_path / "real" / "a.db"
+        with Store(path, write=True) as store:
+            store.set_meta({})
+            link = tmp_path / "link.db"
+            if kind == "file":
+                link.symlink_to(path)
+            elif kind == "folder":
+                (tmp_path / "link").symlink_to(tmp_path / "real")
+                link = tmp_path / "link" / "a.db"
+            else:
+                link.hardlink_to(path)
+            with pytest.raises(StoreError, match="hard links" if kind == "hard" else f"process {os.getpid()}"):
+                Store(link, write=True)
+            assert kind == "hard" or f"process {os.getpid()}" in store_module.writer(link)
+            with Store(link) as reader:
+                assert reader.count() == 0
 
     def test_many_who_want_to_write_at_once(self, tmp_path):
         """Of threads that try again and again, no two are ever writers at the same time."""
@@ -406,6 +695,83 @@ class TestPlaces:
         monkeypatch.chdir(tmp_path)
         run("rejection", "a b?c#d%20.db")
         assert od.load("a b?c#d%20.db").status.complete and (tmp_path / "a b?c#d%20.db").exists()
+
+    def test_a_name_that_looks_like_an_address(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        run("rejection", "file:x.db")
+        run("rejection", "file:x.db?mode=memory")
+        assert od.load("file:x.db").status.complete
+        assert sorted(one.name for one in tmp_path.iterdir()) == ["file:x.db", "file:x.db?mode=memory"]
+
+    @pytest.mark.parametrize("name", ["x" * 300, "x" * 250, "x" * 243, "/".join(["x" * 100] * 6), "a\0b"])
+    def test_names_that_no_file_can_have(self, tmp_path, name):
+        path = tmp_path / name
+        if "\0" not in name and path.parent != tmp_path:
+            path.parent.mkdir(parents=True)
+        for seed in (1, None):
+            with pytest.raises(StoreError, match=r"too long|null"):
+                run("rejection", path, seed=seed)
+        with pytest.raises(StoreError):
+            od.load(path)
+        assert Test.calls == 0
+
+    def test_the_longest_name(self, tmp_path):
+        path = tmp_path / ("x" * 242)
+        run("rejection", path)
+        assert od.load(path).status.complete
+
+    @needs_fork
+    def test_a_folder_that_cannot_be_read(self):
+        folder = Path(tempfile.mkdtemp())
+        try:
+            path = folder / "in" / "run.db"
+            path.parent.mkdir()
+            run("rejection", path)
+            path.parent.chmod(0o000)
+            folder.chmod(0o755)
+            script = (
+                "import os, sys\n"
+                "from tests.stored_run import model, run, od\n"
+                "if os.getuid() == 0: os.setuid(65534)\n"
+                "uses = [od.load, lambda path: od.resume(path, model), lambda path: run('rejection', path)]\n"
+                "for use in [*uses, lambda path: run('rejection', path, seed=None)]:\n"
+                "    try: use(sys.argv[1])\n"
+                "    except od.StoreError as error: print(error)\n"
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.count("cannot be opened: Permission denied") == 4
+        finally:
+            path.parent.chmod(0o755)
+            shutil.rmtree(folder)
+
+    @pytest.mark.parametrize("out", ["run.db", "sub/../run.db", "link.db", "hard.db", "run.db-journal", "other.db"])
+    @pytest.mark.parametrize("what", [["report"], ["export", "--csv"], ["export"]])
+    def test_no_output_replaces_a_run(self, file, tmp_path, monkeypatch, out, what):
+        monkeypatch.chdir(tmp_path)
+        Path("sub").mkdir()
+        Path("link.db").symlink_to("run.db")
+        Path("hard.db").hardlink_to("run.db")
+        shutil.copy("run.db", "other.db")
+        before = contents(tmp_path)
+        with pytest.raises(StoreError, match=r"is the run itself|perhaps another run"):
+            command(*what, "run.db", "-o", out)
+        assert contents(tmp_path) == before
+
+    def test_the_posterior_does_not_replace_its_run_with_its_report(self, file):
+        before = file.read_bytes()
+        with pytest.raises(OSError, match="it is a database"):
+            od.load(file).report(file)
+        assert file.read_bytes() == before
+
+    def test_a_run_may_have_any_ending(self, tmp_path):
+        path = tmp_path / "table.csv.part"
+        run("rejection", path)
+        before = path.read_bytes()
+        command("export", path, "-o", tmp_path / "table.csv")
+        assert path.read_bytes() == before and (tmp_path / "table.csv").read_text().startswith("chain,draw")
 
     @needs_fork
     def test_a_read_only_file_and_folder(self):

@@ -5,6 +5,7 @@ A file holds numbers and text and no functions. So `load` needs nothing else, an
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
@@ -36,7 +37,7 @@ from onedraw.run.registry import SAMPLERS, Entry
 from onedraw.run.result import posterior, status_of
 from onedraw.run.saving import Continue, changed_parts, forced_notes
 from onedraw.run.specification import OWN, kernel_of, model_parts, proposal_of
-from onedraw.run.store import Store
+from onedraw.run.store import Store, mend
 from onedraw.samplers import importance, infer, pseudo_marginal, r_hit, rejection, smc, wilkinson
 
 BUILT_IN = (importance, infer, pseudo_marginal, r_hit, rejection, smc, wilkinson)
@@ -169,6 +170,8 @@ def resume(
     ((1, 80), True)
     >>> folder.cleanup()
     """
+    if force:
+        _mend(path)
     with Store(path) as store:
         written = _specification(store)
     name, entry = written["algorithm"], SAMPLERS[written["algorithm"]]
@@ -220,8 +223,20 @@ def _parts_of(
     return given
 
 
-def own_parts(path: File) -> list[str]:
+def _mend(path: File) -> None:
+    """With force, a file that was cut short is written anew, as far as it is whole: the run computes the rest again."""
+    mended = mend(path)
+    if mended is not None:
+        good, count = mended
+        warnings.warn(
+            f"{path} was cut short: {count - good} damaged records are removed and computed again", stacklevel=3
+        )
+
+
+def own_parts(path: File, force: bool = False) -> list[str]:
     """Which of kernel, proposal and start were the user's own, so that they must be given to go on."""
+    if force:
+        _mend(path)
     with Store(path) as store:
         arguments = _specification(store)["arguments"]
     return [name for name in ("kernel", "proposal", "start") if OWN in str(arguments.get(name))]

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from onedraw.cli.models import named
 from onedraw.cli.text import as_json, opened
+from onedraw.report.pages import is_database, replacing
 
 FIRST_MODEL = '''"""A model for onedraw. Change the four parts below, then:
 
@@ -103,17 +103,14 @@ def export(file: str, out: str | None, as_csv: bool, model: str | None, eps: flo
     as_csv = as_csv or (out is not None and Path(out).suffix == ".csv")
     target = Path(out) if out else Path(file).with_suffix(".csv" if as_csv else ".nc")
     _refuse_same(file, target)
-    fresh = target.with_name(target.name + ".part")
     try:
-        if as_csv:
-            fresh.write_text(table(post), encoding="utf-8", newline="")
-        else:
-            write_datatree(post, fresh)
-        os.replace(fresh, target)
+        with replacing(target) as fresh:
+            if as_csv:
+                fresh.write_text(table(post), encoding="utf-8", newline="")
+            else:
+                write_datatree(post, fresh)
     except OSError as error:
         raise click.ClickException(f"{target} cannot be written: {error.strerror or error}") from error
-    finally:
-        fresh.unlink(missing_ok=True)
     chains, draws = post.shape
     if json_wanted:
         found = {"path": target, "bytes": target.stat().st_size, "chains": chains, "draws": draws}
@@ -186,5 +183,10 @@ def new(file: str) -> None:
 
 
 def _refuse_same(file: str, target: Path) -> None:
-    if target.absolute() == Path(file).absolute():
+    """No output takes the place of the run that it comes from, of what lies beside that, or of another run."""
+    run = Path(file).resolve()
+    own = {run, *(run.with_name(run.name + end) for end in ("-journal", ".lock", ".lock-journal"))}
+    if target.resolve() in own or (target.exists() and target.samefile(run)):
         raise click.ClickException(f"{target} is the run itself: give another name with -o")
+    if is_database(target):
+        raise click.ClickException(f"{target} is a database, perhaps another run: give another name with -o")

@@ -148,7 +148,7 @@ def resume(file: str, model: str, dask: str | None, json_wanted: bool, **options
     given: dict[str, Any] = {"model": value} if isinstance(value, od.Model) else {"estimator": value}
     given |= {key: one for key, one in options.items() if one is not None}
     try:
-        own = runs.own_parts(file)
+        own = runs.own_parts(file, bool(options.get("force")))
         given |= {part: getattr(module, part) for part in own if hasattr(module, part)}
         with _plain_warnings(), _cluster(dask) as client:
             if client is not None:

@@ -1,7 +1,10 @@
 """Pages: a template filled with what it shows, and files that are written whole or not at all."""
 
+import contextlib
+import errno
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,26 @@ def filled(folder: Path, content: Mapping[str, Any]) -> str:
 
 def write_whole(path: Path, text: str) -> Path:
     """Write a file so that a crash leaves either the old one or the new one; returns its path."""
-    fresh = path.with_name(path.name + ".part")
-    try:
+    if is_database(path):
+        raise FileExistsError(errno.EEXIST, "it is a database, perhaps a run: give another name")
+    with replacing(path) as fresh:
         fresh.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(fresh, path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
     return path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file to be written, which then takes the place of `path` in one step."""
+    # In a folder of its own, since a file of any name may lie beside it.
+    with tempfile.TemporaryDirectory(prefix=".onedraw-", dir=path.absolute().parent) as folder:
+        fresh = Path(folder) / "new"
+        yield fresh
+        os.replace(fresh, path)
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file is one of SQLite's, as runs are."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(16) == b"SQLite format 3\0"

@@ -16,6 +16,10 @@ class StoreError(ValueError):
     """
 
 
+class LostFile(StoreError):
+    """What lies under the name of a run's file is no longer the file that this run has begun to write."""
+
+
 class Record(NamedTuple):
     """One entry of a file: plain values and arrays (read-only)."""
 
@@ -23,3 +27,5 @@ class Record(NamedTuple):
     name: str
     scalars: dict[str, Any]
     arrays: dict[str, Array]
+    more: int = 0
+    """Rows of the file that it takes besides its own."""

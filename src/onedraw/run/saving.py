@@ -5,6 +5,7 @@ file holds is loaded instead of computed, and the run goes on behind it. The clo
 saved.
 """
 
+import contextlib
 import math
 import os
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 
 from onedraw.arguments import positive
 from onedraw.engines.arrays import Array
-from onedraw.run.record import Record, StoreError
+from onedraw.run.record import LostFile, Record, StoreError
 from onedraw.version import __version__
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Saver:
     """A run's way to its file; without a file it does nothing."""
 
     def __init__(self, store: "Store | None" = None, segment: float = math.inf) -> None:
-        self.store = store
+        self._store = self._opened = store
         self.segment = segment
         self.notes: tuple[str, ...] = ()
         self.limits: list[list[int | None]] = []
@@ -94,18 +95,28 @@ class Saver:
     def part(self, prefix: str) -> "Saver":
         """The same file under names with a prefix; whoever opened the file closes it."""
         inner = Saver(None, self.segment)
-        inner.store, inner._whole, inner._prefix = self.store, self, prefix
+        inner._whole, inner._prefix = self, prefix
         return inner
+
+    @property
+    def store(self) -> "Store | None":
+        """The file; None where there is none, or none any more."""
+        return self._whole._store
 
     def records(self, name: str) -> Iterator[Record]:
         """What an earlier session saved under this name, first to last."""
-        return iter(()) if self.store is None else self.store.records(self._prefix + name)
+        if self.store is not None:
+            # What is lost with its file is computed again.
+            with contextlib.suppress(LostFile):
+                yield from self.store.records(self._prefix + name)
 
     def last(self, name: str | None = None) -> Record | None:
         """The last of these."""
         if self.store is None:
             return None
-        return self.store.last(self._prefix + (name or "finished")) if self._prefix else self.store.last(name)
+        with contextlib.suppress(LostFile):
+            return self.store.last(self._prefix + (name or "finished")) if self._prefix else self.store.last(name)
+        return None
 
     def seconds(self) -> float:
         """Wall-clock time of all sessions up to now."""
@@ -149,6 +160,12 @@ class Saver:
         try:
             self.store.put(*self._pending)
             self._pending = []
+        except LostFile as error:
+            self._store, self._pending = None, []
+            warnings.warn(
+                f"{error}: the run continues in memory and saves nothing more; the posterior that it returns is whole",
+                stacklevel=2,
+            )
         except (sqlite3.Error, StoreError, OSError) as error:
             if not self._warned:
                 self._warned = True
@@ -170,17 +187,17 @@ class Saver:
 
     def close(self) -> None:
         """A last try to save what could not be saved, and let go of the file."""
-        if self.store is None or self._whole is not self:
+        if self._opened is None or self._whole is not self:
             return
         if self._pending:
             self._flush()
         if self._pending:
             warnings.warn(
-                f"{self.store.path} could not be written to the end: its last {len(self._pending)} records are lost "
+                f"{self._opened.path} could not be written to the end: its last {len(self._pending)} records are lost "
                 "when this process ends. The posterior returned is whole; od.resume would compute them again",
                 stacklevel=2,
             )
-        self.store.close()
+        self._opened.close()
 
     def __enter__(self) -> "Saver":
         return self
@@ -204,10 +221,13 @@ def place(store: Any) -> "Path | None":
 def recorded_seed(store: Any, seed: Any) -> Any:
     """The seed given; where none is, that of the run which the file holds already."""
     path = place(store)
-    if seed is not None or path is None or not path.is_file() or path.stat().st_size == 0:
+    if seed is not None or path is None:
         return seed
-    from onedraw.run.store import Store
+    from onedraw.run.store import Store, found
 
+    there = found(path)
+    if there is None or there.st_size == 0 or path.is_dir():
+        return seed
     with Store(path) as file:
         written = file.meta("specification")
         return written["arguments"].get("seed") if written and file.count() else None
@@ -226,10 +246,11 @@ def begin(store: Any, segment: float, make_specification: Callable[[], Specifica
     if path is None:
         return Saver()
     force = isinstance(store, Continue) and store.force
-    if isinstance(store, Continue) and not path.exists():
+    from onedraw.run.store import Store, found
+
+    if isinstance(store, Continue) and found(path) is None:
         raise StoreError(f"{path} does not exist: there is no run to resume")
     specification = make_specification()
-    from onedraw.run.store import Store
 
     file = Store(path, write=True)
     try:

@@ -9,18 +9,26 @@ Nothing is ever unpickled: what a file holds is numbers and text.
 The rollback journal is used, since SQLite's write-ahead log fails on network file systems. Other processes may read
 while a run goes on. Who may write is settled by a second, tiny SQLite file, `<name>.lock`, in which the writer keeps
 a transaction open: the operating system ends it with the process, and readers of the run are not held up.
+
+A file may come from anyone. Readers open it read-only, so that nothing beside it is played, changed or removed: what a
+killed writer left half-written is undone in a private copy. A journal that names a second journal, which SQLite would
+delete, is no journal of a run. Nothing is asked of a file whose tables are not literally those of `SCHEMA`.
 """
 
 import contextlib
+import filecmp
 import json
 import os
 import re
 import secrets
+import shutil
 import sqlite3
+import stat
+import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,7 +36,7 @@ from urllib.parse import quote
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.run.record import Record, StoreError
+from onedraw.run.record import LostFile, Record, StoreError
 
 FORMAT = 2
 APPLICATION_ID = 0x6F6E6564
@@ -37,6 +45,15 @@ READ_PATIENCE, WRITE_PATIENCE = 10.0, 2.0
 """Seconds to wait for another process's lock: a run should not stand still for a slow reader."""
 PAGE = 16_384
 """Bytes a page of a new file: large arrays are written in two thirds of the time that pages of 4,096 take."""
+LONGEST_NAME, LONGEST_PATH = 255, 510
+"""Bytes in the name of a file, and in that with all folders, that file systems and SQLite accept."""
+LARGEST_BODY = 2**28
+"""Bytes in one row: SQLite keeps none above 1 GB. What is larger continues in the next rows, whose name is MORE."""
+MORE, MOST_ROWS = "+", 2**16
+LARGEST_HEADER = 2**26
+"""Characters in the header of a record."""
+LONGEST_CUT = 2**36
+"""Bytes that a file may have lost: what says that it lost more is no run."""
 LARGEST_COPY = 2**30
 """Bytes of a damaged file that are copied to see what of it is good."""
 TYPES = re.compile(r"<[iuf][248]|\|[iub]1")
@@ -48,6 +65,20 @@ CREATE TABLE record (
     body_crc INTEGER NOT NULL, body BLOB NOT NULL
 );
 """
+TABLES = tuple(statement.strip() for statement in SCHEMA.split(";")[:-1])
+HOLDER = "CREATE TABLE holder (process, host, since, token)"
+"""The one table of a lock file."""
+JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+"""Begins every journal of SQLite, and ends those that name a second journal, which is deleted once they are played."""
+LIMITS = {
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 4096,
+    sqlite3.SQLITE_LIMIT_COLUMN: 16,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 16,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 2,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+}
+"""More than our own statements need."""
 
 
 class Store:
@@ -58,18 +89,33 @@ class Store:
         self.write = write
         self._lock: Lock | None = None
         self._connection: sqlite3.Connection | None = None
-        if self.path.is_dir():
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._file: tuple[int, int] | None = None
+        """Device and number of the file that is being written: a name may come to lead to another one."""
+        self._token: str | None = None
+        """What this session has put into the file to know it again."""
+        there = found(self.path)
+        if there is not None and stat.S_ISDIR(there.st_mode):
             raise StoreError(f"{self.path} is a directory: give the name of a file in it, as in {self.path}/run.db")
-        if write and not self.path.absolute().parent.is_dir():
+        if write and found(self.path.absolute().parent) is None:
             raise StoreError(f"{self.path}: the directory {self.path.absolute().parent} does not exist: make it first")
-        if not write and not self.path.exists():
+        if not write and there is None:
             raise StoreError(f"{self.path} does not exist: there is no run to read")
-        if write and self.path.exists() and not os.access(self.path, os.W_OK):
+        if there is not None and not os.access(self.path, os.R_OK):
+            raise StoreError(f"{self.path} cannot be read: you have no permission to")
+        if write and there is not None and not os.access(self.path, os.W_OK):
             raise StoreError(f"{self.path} is read-only: make it writable to continue, or read it with od.load")
+        self._real = self.path.resolve()
+        """The file itself, whatever links lead to it."""
+        _check_length(self._real, self.path)
+        if write and there is not None and there.st_nlink > 1:
+            raise StoreError(
+                f"{self.path} has {there.st_nlink} names (hard links), under each of which it could be written: remove "
+                "the others, or copy it and continue the copy"
+            )
         try:
             if write:
                 self._lock = Lock(self.path)
-            self._connect()
             self._check_identity()
         except BaseException:
             self.close()
@@ -77,43 +123,92 @@ class Store:
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
-            mode = "rwc" if self.write else "rw"
-            patience = WRITE_PATIENCE if self.write else READ_PATIENCE
+            place = self._real if self._copy is None else Path(self._copy.name) / "copy.db"
+            self._check_surroundings(place)
+            self._check_ours()
+            mode = "rwc" if self.write and self._file is None else "rw" if self.write or self._copy else "ro"
             try:
-                # Not mode=ro: a reader must be able to undo the half-written commit of a process that was killed.
-                # Without write permission SQLite falls back to reading by itself.
-                connection = sqlite3.connect(
-                    f"file:{quote(str(self.path.absolute()))}?mode={mode}",
-                    uri=True,
-                    isolation_level=None,
-                    timeout=patience,
-                )
+                connection = _connected(place, mode, WRITE_PATIENCE if self.write else READ_PATIENCE)
                 self._connection = connection
-                # The file may come from anyone: its schema gets no trust.
-                connection.execute("PRAGMA trusted_schema = OFF")
-                connection.execute("PRAGMA cell_size_check = ON")
                 connection.execute("PRAGMA query_only = OFF" if self.write else "PRAGMA query_only = ON")
                 if self.write:
+                    _check_tables(connection, TABLES, self.path)
                     connection.execute(f"PRAGMA page_size = {PAGE}")
                     connection.execute("PRAGMA journal_mode = DELETE")
                     connection.execute("PRAGMA synchronous = FULL")
-            except sqlite3.Error as error:
+                    there = self._real.stat()
+                    self._file = self._file or (there.st_dev, there.st_ino)
+                    _WRITTEN_HERE.add(self._file)
+            except (sqlite3.Error, OSError) as error:
                 raise self._broken(error) from error
         return self._connection
 
-    def _check_identity(self) -> None:
+    def _check_ours(self) -> None:
+        """A LostFile where the name leads no longer to the file that this run has begun to write."""
+        if self._file is None:
+            return
+        there = found(self._real)
+        if there is None:
+            raise LostFile(f"{self.path} was deleted or moved while the run was writing it")
+        if (there.st_dev, there.st_ino) != self._file:
+            raise LostFile(f"{self.path} was replaced by another file while the run was writing it")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, in a file that is still that of this session."""
+        self._check_ours()
         connection = self._connect()
+        with _transaction(connection):
+            if self._token is not None and self.meta("token") != self._token:
+                raise LostFile(f"{self.path} was continued by another process while the run was writing it")
+            yield connection
+
+    def _check_surroundings(self, place: Path) -> None:
+        """What must be known of a file, and of what lies beside it, before SQLite may see it."""
+        _check_beside(place, self.path, play=self.write)
         try:
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            there = found(place)
+            if there is None:
+                return
+            if not stat.S_ISREG(there.st_mode):
+                raise StoreError(f"{self.path} is not a file: give the name of one")
+            # To close a file ends all locks that this process has on it: one that is written here was checked before.
+            if (there.st_dev, there.st_ino) in _WRITTEN_HERE:
+                return
+            with place.open("rb") as file:
+                start = file.read(20)
+        except OSError as error:
+            raise self._broken(error) from error
+        if start and not start.startswith(b"SQLite format 3\0"):
+            raise self._broken(ValueError("it is not a database"))
+        if len(start) == 20 and start[18:] != b"\1\1":
+            raise StoreError(
+                f"{self.path} is no run of onedraw, or its first page is damaged: it asks for another kind of journal"
+            )
+
+    def _query(self, statement: str, *values: Any) -> list[Any]:
+        """All rows; of the file as it was before a commit that a killed process has left half-written."""
+        try:
+            return self._connect().execute(statement, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if self.write or self._copy or error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+                raise
+        self._disconnect()
+        self._copy = _copied(self._real, self.path)
+        return self._connect().execute(statement, values).fetchall()
+
+    def _check_identity(self) -> None:
+        try:
+            ((application,),) = self._query("PRAGMA application_id")
+            ((version,),) = self._query("PRAGMA user_version")
+            tables = _check_tables(self._connect(), TABLES, self.path)
         except sqlite3.Error as error:
             raise self._broken(error) from error
         # A process that was killed while it made the file leaves an empty one.
         self.empty = application == 0 and not tables
         if self.empty and not self.write:
             raise StoreError(f"{self.path} is empty: no run was begun in it")
-        if not self.empty and (application != APPLICATION_ID or not {"meta", "record"} <= tables):
+        if not self.empty and (application != APPLICATION_ID or not tables):
             raise StoreError(f"{self.path} is an SQLite file, but not a run of onedraw: give another name")
         if not self.empty and version > FORMAT:
             raise StoreError(f"{self.path} has format {version}, this onedraw reads format {FORMAT}: update onedraw")
@@ -137,32 +232,30 @@ class Store:
 
     def set_meta(self, values: Mapping[str, Any]) -> None:
         """Put plain values under their keys, all in one transaction; makes the tables in a new file."""
-        connection = self._connect()
+        token = secrets.token_hex(8)
         try:
-            with _transaction(connection):
+            with self._writing() as connection:
                 if self.empty:
-                    for statement in SCHEMA.split(";")[:-1]:
+                    for statement in TABLES:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                     connection.execute(f"PRAGMA user_version = {FORMAT}")
                     _write_meta(connection, "records", 0)
-                for key, value in values.items():
+                for key, value in {**values, "token": token}.items():
                     _write_meta(connection, key, value)
         except sqlite3.Error as error:
             raise self._broken(error) from error
-        self.empty = False
+        self.empty, self._token = False, token
 
     def meta(self, key: str) -> Any:
         """The plain value under a key, None where there is none."""
         if self.empty:
             return None
         try:
-            row = self._connect().execute("SELECT value, crc FROM meta WHERE key = ?", (key,)).fetchone()
+            rows = self._query("SELECT value, crc FROM meta WHERE key = ?", key)
         except sqlite3.Error as error:
             raise self._broken(error) from error
-        if row is None:
-            return None
-        return self._value(key, *row)
+        return self._value(key, *rows[0]) if rows else None
 
     def _value(self, key: str, text: Any, crc: Any) -> Any:
         if not isinstance(text, str) or _crc(f"{key}:{text}") != crc:
@@ -176,7 +269,7 @@ class Store:
         try:
             # One query, since a writer may commit between two.
             query = "SELECT value, crc, (SELECT max(sequence) FROM record) FROM meta WHERE key = 'records'"
-            text, crc, last = self._connect().execute(query).fetchone() or ("null", None, None)
+            text, crc, last = next(iter(self._query(query)), ("null", None, None))
         except sqlite3.Error as error:
             raise self._located(error) from error
         written = self._value("records", text, crc)
@@ -186,23 +279,15 @@ class Store:
 
     def put(self, *records: tuple[str, Mapping[str, Any], Mapping[str, Array]]) -> None:
         """Append records (name, values, arrays), in one transaction; an sqlite3.Error leaves the file as it was."""
-        connection = self._connect()
         try:
-            with _transaction(connection):
+            with self._writing() as connection:
                 (last,) = connection.execute("SELECT max(sequence) FROM record").fetchone()
-                for sequence, (name, scalars, arrays) in enumerate(records, start=(last or 0) + 1):
-                    header, parts = _packed(scalars, arrays)
-                    body_crc = 0
-                    for part in parts:
-                        body_crc = zlib.crc32(part, body_crc)
-                    row = (sequence, name, header, _crc(f"{sequence}:{name}:{header}"), body_crc, sum(map(len, parts)))
-                    connection.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?, zeroblob(?))", row)
-                    if row[-1]:
-                        # Written in place, large arrays take half the time of an INSERT, and no copy.
-                        with connection.blobopen("record", "body", sequence) as body:
-                            for part in parts:
-                                body.write(part)
-                _write_meta(connection, "records", (last or 0) + len(records))
+                sequence = last or 0
+                for name, scalars, arrays in records:
+                    for row in _rows(name, scalars, arrays):
+                        sequence += 1
+                        _insert(connection, sequence, *row)
+                _write_meta(connection, "records", sequence)
         except sqlite3.Error:
             # A connection that met a full disk or a lost file is not used again.
             self._disconnect()
@@ -224,29 +309,47 @@ class Store:
         return None
 
     def _record(self, sequence: int, name: str | None) -> Record | None:
-        """One record; None where it has another name, which is told from its header alone."""
+        """One record; None where it has another name, which is told from its header alone, or is part of another."""
         try:
             return self._read(sequence, name)
         except (sqlite3.Error, ValueError) as error:
             raise self._located(error) from error
 
     def _read(self, sequence: int, name: str | None = None) -> Record | None:
-        # One query each, and none for all: a cursor left open would keep the writer from committing.
-        execute = self._connect().execute
-        row = execute("SELECT name, header, header_crc FROM record WHERE sequence = ?", (sequence,)).fetchone()
-        if row is None:
-            raise ValueError(f"record {sequence} is missing")
-        found, header, crc = row
-        if not isinstance(found, str) or not isinstance(header, str):
-            raise ValueError(f"record {sequence} is not made of text and bytes")
-        if _crc(f"{sequence}:{found}:{header}") != crc:
-            raise ValueError(f"the checksum of the header of record {sequence} does not fit")
-        if name is not None and found != name:
+        found, header = self._header(sequence)
+        if found == MORE or (name is not None and found != name):
             return None
-        body, crc = execute("SELECT body, body_crc FROM record WHERE sequence = ?", (sequence,)).fetchone()
+        content = _from_json(header)
+        more = content.get("more", 0) if isinstance(content, dict) else 0
+        if type(more) is not int or not 0 <= more < MOST_ROWS:
+            raise ValueError(f"record {sequence}, {found!r}, does not have the form of one")
+        body = [self._body(sequence, found)]
+        for row in range(sequence + 1, sequence + 1 + more):
+            if self._header(row)[0] != MORE:
+                raise ValueError(f"row {row}, which belongs to record {sequence}, {found!r}, is another record")
+            body.append(self._body(row, found))
+        return _unpacked(sequence, found, content, body[0] if len(body) == 1 else b"".join(body), more)
+
+    def _header(self, sequence: int) -> tuple[str, str]:
+        # One query each, and none for all: a cursor left open would keep the writer from committing.
+        query = "SELECT name, header, header_crc, length(header) FROM record WHERE sequence = ?"
+        rows = self._query(query.replace(" header,", f" substr(header, 1, {LARGEST_HEADER}),", 1), sequence)
+        if not rows:
+            raise ValueError(f"record {sequence} is missing")
+        name, header, crc, length = rows[0]
+        if not isinstance(name, str) or not isinstance(header, str):
+            raise ValueError(f"record {sequence} is not made of text and bytes")
+        if length > LARGEST_HEADER:
+            raise ValueError(f"the header of record {sequence} has {length:,} characters, more than a run writes")
+        if _crc(f"{sequence}:{name}:{header}") != crc:
+            raise ValueError(f"the checksum of the header of record {sequence} does not fit")
+        return name, header
+
+    def _body(self, sequence: int, name: str) -> bytes:
+        ((body, crc),) = self._query("SELECT body, body_crc FROM record WHERE sequence = ?", sequence)
         if not isinstance(body, bytes) or zlib.crc32(body) != crc:
-            raise ValueError(f"the checksum of record {sequence}, {found!r}, does not fit")
-        return _unpacked(sequence, found, header, body)
+            raise ValueError(f"the checksum of record {sequence}, {name!r}, does not fit")
+        return body
 
     def _located(self, error: BaseException) -> StoreError:
         """What is wrong, and up to which record the file is good."""
@@ -266,16 +369,16 @@ class Store:
         with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
             while count is None or good < count:
                 record = self._read(good + 1)
-                assert record is not None
-                good = record.sequence
+                if record is None:
+                    break
+                good = record.sequence + record.more
                 where = f" ({record.name}, {float(record.scalars.get('seconds', 0)):.1f} s into the run)"
         return good, count, where
 
     def drop_after(self, good: int) -> None:
         """Remove the records after number `good`."""
-        connection = self._connect()
         try:
-            with _transaction(connection):
+            with self._writing() as connection:
                 connection.execute("DELETE FROM record WHERE sequence > ?", (good,))
                 _write_meta(connection, "records", good)
         except sqlite3.Error as error:
@@ -290,6 +393,10 @@ class Store:
     def close(self) -> None:
         """Let go of the file."""
         self._disconnect()
+        if self._file is not None:
+            _WRITTEN_HERE.discard(self._file)
+        if self._copy is not None:
+            self._copy.cleanup()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -305,105 +412,301 @@ class Lock:
     """The right to write a run's file, held until it is released or the process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.with_name(path.name + ".lock")
+        self.path = _lock_of(path)
+        self._token = secrets.token_hex(8)
         for _ in range(3):
             if self._taken(path):
                 return
         raise StoreError(f"{path}: the lock {self.path} keeps changing hands; try again later")
 
     def _taken(self, path: Path) -> bool:
+        _check_lock(self.path, path)
         try:
-            self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.1)
-            # What this file says ends with the process, so it need not outlive the machine.
-            self._connection.execute("PRAGMA synchronous = OFF")
+            self._connection = _connected(self.path, "rwc", 0.1)
         except sqlite3.Error as error:
             raise StoreError(f"{path} cannot be locked for writing ({self.path}: {error})") from error
         try:
+            # What this file says ends with the process, so it need not outlive the machine.
+            self._connection.execute("PRAGMA synchronous = OFF")
             self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.execute("CREATE TABLE IF NOT EXISTS holder (process, host, since, token)")
+            if not _check_tables(self._connection, (HOLDER,), self.path):
+                self._connection.execute(HOLDER)
             self._connection.execute("DELETE FROM holder")
-            token, since = secrets.token_hex(8), time.strftime("%Y-%m-%d %H:%M:%S")
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
             # Not needed to read, and slow to import.
             import socket
 
-            holder = (os.getpid(), socket.gethostname(), since, token)
+            holder = (os.getpid(), socket.gethostname(), since, self._token)
             self._connection.execute("INSERT INTO holder VALUES (?, ?, ?, ?)", holder)
             self._connection.execute("COMMIT")
-            self._connection.execute("BEGIN IMMEDIATE")
+            # Exclusive, so that others who only read can tell.
+            self._connection.execute("BEGIN EXCLUSIVE")
+        except StoreError:
+            self._connection.close()
+            raise
         except sqlite3.Error as error:
-            who = self._holder()
             self._connection.close()
             if "locked" in str(error) or "busy" in str(error):
                 raise StoreError(
-                    f"{path} is being written by {who}: wait for it or stop it; od.load reads the file meanwhile"
+                    f"{path} is being written by {_described(_holder(self.path))}: wait for it or stop it; od.load "
+                    "reads the file meanwhile"
                 ) from None
             raise StoreError(f"{path} cannot be locked for writing ({self.path}: {error})") from error
-        # The last holder may have removed its lock file while we opened it: then what we hold is not there for others.
-        with contextlib.suppress(sqlite3.Error):
-            there = sqlite3.connect(f"file:{quote(str(self.path.absolute()))}?mode=rw", uri=True, timeout=0.1)
-            with contextlib.closing(there):
-                if there.execute("SELECT token FROM holder").fetchone() == (token,):
-                    return True
+        if self._is_there():
+            return True
         self._connection.close()
         return False
 
-    def _holder(self) -> str:
-        with contextlib.suppress(sqlite3.Error):
-            row = self._connection.execute("SELECT process, host, since FROM holder").fetchone()
-            if row is not None:
-                return f"process {row[0]} on {row[1]} since {row[2]}"
-        return "another process"
+    def _is_there(self) -> bool:
+        """Whether what we hold is what others find: its last holder may have removed it while we opened it."""
+        holder = _holder(self.path)
+        return holder is not None and holder[3] == self._token
 
     def release(self) -> None:
         """Let others write."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()
+        with contextlib.suppress(OSError, StoreError):
+            if self._is_there():
+                self.path.unlink()
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
 
 
 def writer(path: str | os.PathLike[str]) -> str | None:
     """Who writes a run's file at this moment, in words; None where nobody does."""
-    lock = Path(path).with_name(Path(path).name + ".lock")
-    if not lock.exists():
-        return None
     try:
-        there = sqlite3.connect(
-            f"file:{quote(str(lock.absolute()))}?mode=rw", uri=True, isolation_level=None, timeout=0
-        )
-        with contextlib.closing(there):
-            row = there.execute("SELECT process, host, since FROM holder").fetchone()
-            try:
-                # A lock that can be had was left by a process that was killed.
-                there.execute("BEGIN IMMEDIATE")
-                there.execute("ROLLBACK")
-                return None
-            except sqlite3.OperationalError:
-                return "another process" if row is None else f"process {row[0]} on {row[1]} since {row[2]}"
-    except sqlite3.Error:
-        # Just made, or just removed.
+        lock = _lock_of(Path(path))
+        if found(lock) is None:
+            return None
+        _check_lock(lock, Path(path))
+        with contextlib.closing(_connected(lock, "ro", 0.0)) as there:
+            # What can be read was left by a process that was killed.
+            there.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            return _described(_holder(lock))
+    except (sqlite3.Error, StoreError):
+        # Just made, just removed, or not a lock.
+        pass
+    return None
+
+
+def found(path: Path) -> os.stat_result | None:
+    """What lies under a name, None where nothing does; a StoreError where that cannot be told."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{str(path)[:300]!r} cannot be opened: {reason}. Give another name") from error
+
+
+def _check_length(real: Path, path: Path) -> None:
+    """A StoreError where a name leaves no room for those of the files beside it."""
+    beside = len(".lock-journal")
+    if len(os.fsencode(real.name)) + beside > LONGEST_NAME or len(os.fsencode(real)) + beside > LONGEST_PATH:
+        raise StoreError(
+            f"{path} is too long a name for a run: at most {LONGEST_NAME - beside} bytes, and {LONGEST_PATH - beside} "
+            "with all its folders"
+        )
+
+
+def _lock_of(path: Path) -> Path:
+    real = path.resolve()
+    return real.with_name(real.name + ".lock")
+
+
+def _check_lock(lock: Path, path: Path) -> None:
+    _check_beside(lock, lock, play=True)
+    with contextlib.suppress(FileNotFoundError):
+        _check_plain(lock, f"{path} cannot be locked for writing")
+
+
+def _holder(lock: Path) -> tuple[Any, ...] | None:
+    """What a lock file says of its holder, read as it is: its holder lets nobody else in."""
+    try:
+        with contextlib.closing(_connected(lock, "ro&immutable=1", 0)) as there:
+            if not _check_tables(there, (HOLDER,), lock):
+                return None
+            row: tuple[Any, ...] | None = there.execute("SELECT process, host, since, token FROM holder").fetchone()
+            return row
+    except (sqlite3.Error, StoreError):
+        return None
+
+
+def _described(holder: tuple[Any, ...] | None) -> str:
+    if holder is None or not all(isinstance(one, str | int) for one in holder[:3]):
+        return "another process"
+    process, host, since = (str(one)[:100].encode("ascii", "replace").decode() for one in holder[:3])
+    text = f"process {process} on {host} since {since}"
+    return text if text.isprintable() else "another process"
+
+
+_WRITTEN_HERE: set[tuple[int, int]] = set()
+"""Device and number of the files that this process has open for writing."""
+
+
+def _connected(place: Path, mode: str, patience: float) -> sqlite3.Connection:
+    """A connection that gives a file no trust: nothing in its schema is called, and nothing outside it is reached."""
+    uri = f"file:{quote(str(place.absolute()))}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=patience)
+    for limit, value in LIMITS.items():
+        connection.setlimit(limit, value)
+    if sys.version_info >= (3, 12):
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_TRIGGER, False)
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_VIEW, False)
+    # Neither of them reads the file.
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    return connection
+
+
+def _check_tables(connection: sqlite3.Connection, statements: Sequence[str], path: Path) -> bool:
+    """Whether a file has these very tables (True) or none at all (False); a StoreError where it has others."""
+    # Only an index that SQLite makes for a primary key has no SQL.
+    query = "SELECT type, sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT 9"
+    found = sorted(connection.execute(query).fetchall(), key=repr)
+    if found and found != sorted((("table", statement) for statement in statements), key=repr):
+        raise StoreError(
+            f"{path} is an SQLite file, but not a run of onedraw: its tables are not those of a run. Give another name"
+        )
+    return bool(found)
+
+
+def _check_plain(path: Path, what: str) -> None:
+    """A StoreError unless this is a file of its own, reached by no link."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise StoreError(f"{what}: {path} is a link or no file, which no run makes: remove it")
+
+
+def _check_beside(place: Path, path: Path, *, play: bool) -> None:
+    """A StoreError where SQLite would meet something beside a file that no run has put there."""
+    log = place.with_name(place.name + "-wal")
+    if os.path.lexists(log):
+        raise StoreError(f"{path} cannot be opened: a run has no write-ahead log, and {log} is there: remove it")
+    journal = place.with_name(place.name + "-journal")
+    with contextlib.suppress(FileNotFoundError):
+        _check_plain(journal, f"{path} cannot be opened")
+        if play:
+            _check_journal(journal, journal, path)
+
+
+def _check_journal(journal: Path, named: Path, path: Path) -> None:
+    """A StoreError where a journal ends with the name of a second one, as those of several databases do."""
+    with journal.open("rb") as file:
+        if file.seek(0, os.SEEK_END) >= 16:
+            file.seek(-8, os.SEEK_END)
+            if file.read(8) == JOURNAL_MAGIC:
+                raise StoreError(
+                    f"{path} cannot be opened: the journal {named} was not written by a run, since it names another "
+                    "file, which SQLite would delete. Do not use files from this source; nothing was changed"
+                )
+
+
+def _copied(place: Path, path: Path) -> "tempfile.TemporaryDirectory[str] | None":
+    """A private copy of a file and its journal, in which the half-written commit of a killed process can be undone.
+
+    None where the journal is gone meanwhile.
+    """
+    journal = place.with_name(place.name + "-journal")
+    folder = tempfile.TemporaryDirectory(prefix="onedraw-")
+    try:
+        copy = Path(folder.name) / "copy.db"
+        mine = copy.with_name("copy.db-journal")
+        for _ in range(20):
+            size, room = place.stat().st_size + journal.stat().st_size, shutil.disk_usage(folder.name).free
+            if size > room:
+                raise StoreError(
+                    f"{path} was left in the middle of a save and is read from a copy, for which {folder.name} has no "
+                    f"room ({size:,} bytes): set TMPDIR to a larger disk, or continue the run with od.resume"
+                )
+            _check_plain(journal, f"{path} cannot be opened")
+            shutil.copyfile(journal, mine)
+            _check_journal(mine, journal, path)
+            shutil.copyfile(place, copy)
+            # While the journal stays as it is, it turns whatever was copied into the state before the commit.
+            if filecmp.cmp(journal, mine, shallow=False):
+                return folder
+        raise StoreError(f"{path} is being changed too often to be read: try again later")
+    except FileNotFoundError:
+        folder.cleanup()
+        return None
+    except OSError as error:
+        folder.cleanup()
+        raise StoreError(f"{path} cannot be read: {error}") from error
+    except BaseException:
+        folder.cleanup()
+        raise
 
 
 def _good_of_a_cut(path: Path) -> str:
-    """Up to which record a file is good of which SQLite reads nothing, because it is shorter than it says.
-
-    A copy is filled up with zeros to its full length; then the pages that are there can be read.
-    """
-    with contextlib.suppress(OSError, sqlite3.Error, ValueError), tempfile.TemporaryDirectory() as folder:
+    """Up to which record a file is good of which SQLite reads nothing, because it is shorter than it says."""
+    with contextlib.suppress(OSError, sqlite3.Error, ValueError):
         if path.stat().st_size > LARGEST_COPY:
-            return "what of it is good was not looked for, since it is large"
-        content = path.read_bytes()
-        full = int.from_bytes(content[16:18], "big") * int.from_bytes(content[28:32], "big")
-        if full > len(content):
-            copy = Path(folder) / "copy.db"
-            copy.write_bytes(content)
-            os.truncate(copy, full)
-            with Store(copy) as store:
-                good, count, where = store.good()
-            if good:
-                return f"the file is good up to record {good} of {count}{where}"
+            return "what of it is good was not looked for, since it is large; od.resume(..., force=True) does"
+        with _filled_up(path) as store:
+            good, count, where = (0, None, "") if store is None else store.good()
+        if good:
+            return f"the file is good up to record {good} of {count}{where}"
     return "no record of it can be read"
+
+
+@contextlib.contextmanager
+def _filled_up(path: Path) -> Iterator[Store | None]:
+    """A copy of a file that is shorter than it says, filled up with zeros: then the pages that are there can be read.
+
+    None where the file is as long as it says, or is not only cut: a journal is to be played first.
+    """
+    with tempfile.TemporaryDirectory(prefix="onedraw-") as folder:
+        copy, size = Path(folder) / "copy.db", path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(32)
+        # One stands for the largest page, of 65,536 bytes.
+        page = int.from_bytes(start[16:18], "big")
+        full = (65_536 if page == 1 else page) * int.from_bytes(start[28:32], "big")
+        if not size < full <= LONGEST_CUT + 2 * size or os.path.lexists(path.with_name(path.name + "-journal")):
+            yield None
+            return
+        shutil.copyfile(path, copy)
+        os.truncate(copy, full)
+        with Store(copy) as store:
+            yield store
+
+
+def mend(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """Write a file that was cut short anew, with the records that are whole.
+
+    Returns their number and that of all records that it held; None where the file is not cut, or nothing is whole.
+    """
+    real = Path(path).resolve()
+    if found(real) is None or (found(real.with_name(real.name + "-journal")) is not None):
+        return None
+    lock = Lock(Path(path))
+    try:
+        with _filled_up(real) as cut:
+            if cut is None:
+                return None
+            good, count, _ = cut.good()
+            if not good or count is None:
+                return None
+            kept = {key: cut.meta(key) for key in ("specification", "sessions")}
+            with tempfile.TemporaryDirectory(prefix=".onedraw-", dir=real.parent) as folder:
+                fresh = Path(folder) / "mended.db"
+                with Store(fresh, write=True) as whole:
+                    whole.set_meta(kept)
+                    for sequence in range(1, good + 1):
+                        record = cut._read(sequence)
+                        if record is not None:
+                            whole.put((record.name, record.scalars, record.arrays))
+                shutil.copymode(real, fresh)
+                os.replace(fresh, real)
+            return good, count
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"{path} is cut short and cannot be mended: {error}") from error
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -428,8 +731,43 @@ def _write_meta(connection: sqlite3.Connection, key: str, value: Any) -> None:
     connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, _crc(f"{key}:{text}")))
 
 
-def _packed(scalars: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[str, list[memoryview]]:
-    """Header and body of a record, the body in parts."""
+def _rows(
+    name: str, scalars: Mapping[str, Any], arrays: Mapping[str, Array]
+) -> Iterator[tuple[str, str, list[memoryview]]]:
+    """A record as name, header and body of a row; where its body is too large for one, of several."""
+    described, parts = _packed(arrays)
+    pieces: list[list[memoryview]] = [[]]
+    room = LARGEST_BODY
+    for part in parts:
+        while len(part) > room:
+            pieces[-1].append(part[:room])
+            part, room = part[room:], LARGEST_BODY
+            pieces.append([])
+        pieces[-1].append(part)
+        room -= len(part)
+    more = {"more": len(pieces) - 1} if len(pieces) > 1 else {}
+    header = json.dumps({"scalars": dict(scalars), "arrays": described, **more})
+    if len(header) > LARGEST_HEADER:
+        raise TypeError(f"record {name!r} has {len(header):,} characters of plain values, more than a store keeps")
+    for number, piece in enumerate(pieces):
+        yield (MORE, str(number), piece) if number else (name, header, piece)
+
+
+def _insert(connection: sqlite3.Connection, sequence: int, name: str, header: str, parts: list[memoryview]) -> None:
+    body_crc = 0
+    for part in parts:
+        body_crc = zlib.crc32(part, body_crc)
+    row = (sequence, name, header, _crc(f"{sequence}:{name}:{header}"), body_crc, sum(map(len, parts)))
+    connection.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?, zeroblob(?))", row)
+    if row[-1]:
+        # Written in place, large arrays take half the time of an INSERT, and no copy.
+        with connection.blobopen("record", "body", sequence) as body:
+            for part in parts:
+                body.write(part)
+
+
+def _packed(arrays: Mapping[str, Array]) -> tuple[list[list[Any]], list[memoryview]]:
+    """Arrays as a header describes them, and their bytes."""
     described: list[list[Any]] = []
     parts: list[memoryview] = []
     for name, array in arrays.items():
@@ -441,12 +779,11 @@ def _packed(scalars: Mapping[str, Any], arrays: Mapping[str, Array]) -> tuple[st
         described.append([name, little.dtype.str, list(little.shape), order])
         flat = np.ascontiguousarray(little.T if order == "F" else little).reshape(-1)
         parts.append(memoryview(flat.view(np.uint8).data))
-    return json.dumps({"scalars": dict(scalars), "arrays": described}), parts
+    return described, parts
 
 
-def _unpacked(sequence: int, name: str, header: str, body: bytes) -> Record:
+def _unpacked(sequence: int, name: str, content: Any, body: bytes, more: int) -> Record:
     """A Record from its header and body; a ValueError where they are not those of one."""
-    content = _from_json(header)
     try:
         scalars, arrays, offset = dict(content["scalars"]), {}, 0
         for key, dtype, shape, order in content["arrays"]:
@@ -465,7 +802,7 @@ def _unpacked(sequence: int, name: str, header: str, body: bytes) -> Record:
             raise ValueError
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(f"record {sequence}, {name!r}, does not have the form of one") from error
-    return Record(sequence, name, scalars, arrays)
+    return Record(sequence, name, scalars, arrays, more)
 
 
 def _from_json(text: str) -> Any:
