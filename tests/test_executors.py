@@ -16,6 +16,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.cost import Cost
+from onedraw.engines.children import Limited
 from onedraw.run import pool as pool_module
 from onedraw.run.blocks import Deadline, cut, in_chain_blocks, in_order
 from onedraw.run.pool import WorkerPool, opened_pool
@@ -479,3 +480,45 @@ class TestTimeouts:
         time.sleep(0.2)
         left = [one for one in psutil.Process().children() if "engines.children" in " ".join(_command(one))]
         assert not left
+
+    def test_a_run_that_ends_leaves_the_children_of_others_alone(self):
+        """Runs in several threads, and processes that were forked from one with children."""
+
+        def simulate(rng, theta):
+            time.sleep(0.5)
+            return rng.normal(theta, 1.0)
+
+        model, found = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0), []
+        slow = threading.Thread(
+            target=lambda: found.append(od.rejection(model, od.uniform(9.0), budget=3, seed=1, timeout=20.0))
+        )
+        slow.start()
+        while slow.is_alive():
+            od.rejection(plain_model(), od.uniform(0.5), draws=1, seed=1)
+            time.sleep(0.02)
+        assert found[0].cost.failed == 0
+        assert same(found[0]) == same(od.rejection(model, od.uniform(9.0), budget=3, seed=1))
+
+    def test_threads_of_an_executor_end_their_children_with_the_run(self, threads):
+        before = len(_helpers())
+        model = od.Model(od.Prior(theta=stats.norm()), lambda rng, theta: rng.normal(theta), 2.0)
+        od.rejection(model, od.uniform(0.5), budget=60, seed=1, timeout=10.0, executor=threads)
+        time.sleep(0.2)
+        assert len(_helpers()) <= before
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_forked_process_does_not_share_children(self):
+        limited = Limited(lambda rng: rng.normal(), 20.0)
+        alone = [limited(np.random.default_rng(seed)) for seed in range(3)]
+        before = limited._mine.child
+        pid = os.fork()
+        if pid == 0:
+            os._exit(not (limited(np.random.default_rng(7)) and limited._mine.child is not before))
+        _, status = os.waitpid(pid, 0)
+        assert status == 0
+        assert [limited(np.random.default_rng(seed)) for seed in range(3)] == alone
+        assert limited._mine.child is before
+
+
+def _helpers():
+    return [one for one in psutil.Process().children() if "engines.children" in " ".join(_command(one))]

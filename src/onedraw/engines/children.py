@@ -107,7 +107,7 @@ class Child:
         )
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
-        _children.add(self)
+        _family().add(self)
         self._send(packed(function))
         if self._answers.get() is None:
             raise ChildDied(f"no process could be started for the simulator ({self.exit_reason()})")
@@ -214,14 +214,61 @@ def _read(pipe: BinaryIO | Any) -> bytes | None:
     return message if len(message) == int.from_bytes(size, "little") else None
 
 
-def end_children() -> None:
-    """End the children of this process, at the end of a run."""
-    for child in list(_children):
-        child.kill()
+class Family:
+    """The children that one run has started in this process, from whichever thread."""
+
+    def __init__(self) -> None:
+        self._children: weakref.WeakSet[Child] = weakref.WeakSet()
+        self._lock, self._ended = threading.Lock(), False
+
+    def add(self, child: Child) -> None:
+        """Take in a child; one that comes after the end, from a thread whose work was dropped, ends at once."""
+        with self._lock:
+            self._children.add(child)
+            late = self._ended
+        if late:
+            child.kill()
+
+    def end(self) -> None:
+        """End all children."""
+        with self._lock:
+            self._ended = True
+            children = list(self._children)
+        for child in children:
+            child.kill()
 
 
-_children: "weakref.WeakSet[Child]" = weakref.WeakSet()
 _of_thread = threading.local()
+
+
+def _family() -> Family:
+    """That of this thread; children of worker processes have none, and end when they are idle."""
+    family: Family | None = getattr(_of_thread, "family", None)
+    return Family() if family is None else family
+
+
+@contextmanager
+def family_of_run() -> Iterator[Family]:
+    """The children that the work in here starts, which end with it; a run inside another run shares its family."""
+    outer: Family | None = getattr(_of_thread, "family", None)
+    family = Family() if outer is None else outer
+    try:
+        with working_for(family):
+            yield family
+    finally:
+        if outer is None:
+            family.end()
+
+
+@contextmanager
+def working_for(family: Family | None) -> Iterator[None]:
+    """Children that this thread starts in here belong to this family."""
+    before = getattr(_of_thread, "family", None)
+    _of_thread.family = family
+    try:
+        yield
+    finally:
+        _of_thread.family = before
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from onedraw.arguments import whole_number
-from onedraw.engines.children import end_children, isolated, packed
+from onedraw.engines.children import Family, family_of_run, isolated, packed, working_for
 from onedraw.engines.threads import one_blas_thread
 from onedraw.run.signals import current_guard
 
@@ -107,6 +107,8 @@ class WorkerPool:
 
     def __init__(self, executor: Any, renew: Callable[[], Any] | None = None) -> None:
         self._executor, self._renew = executor, renew
+        self.family: Family | None = None
+        """To whom children of worker threads belong."""
         self._client: Any = None
         if not isinstance(executor, Executor):
             self._client = executor
@@ -165,7 +167,7 @@ class WorkerPool:
         # Code that has killed workers will do so again: from then on every simulation runs in a process of its own.
         self._isolated = alone = self._isolated or self._deaths.get(ticket, 0) >= DEATHS
         if self._shared:
-            call = partial(_run, task, list(items), alone)
+            call = partial(_run, task, list(items), alone, self.family)
         else:
             digest, body = self._pack(task)
             call = partial(_unpack_and_run, digest, body, packed(list(items)), alone)
@@ -338,11 +340,13 @@ def _unpack_and_run(digest: bytes, body: bytes, items: bytes, alone: bool) -> tu
     return _run(task, pickle.loads(items), alone)
 
 
-def _run(task: Callable[[Any], Any], items: list[Any], alone: bool) -> tuple[list[Any], Any, float]:
+def _run(
+    task: Callable[[Any], Any], items: list[Any], alone: bool, family: Family | None = None
+) -> tuple[list[Any], Any, float]:
     began = time.perf_counter()
     results = []
     error: Exception | None = None
-    with one_blas_thread(), isolated(alone):
+    with one_blas_thread(), isolated(alone), working_for(family):
         for item in items:
             try:
                 results.append(task(item))
@@ -415,18 +419,19 @@ def opened_pool(workers: Any, executor: Any, threads: bool = False) -> Iterator[
     if before is not None and workers is None and executor is None:
         yield before
         return
-    _of_thread.pool = pool
-    try:
-        yield pool
-    except BaseException:
-        pool.drop(kill=True)
-        raise
-    finally:
-        _of_thread.pool = before
-        if threads and isinstance(pool, WorkerPool) and executor is None:
-            pool.shut_down()
-        if before is None:
-            end_children()
+    with family_of_run() as family:
+        if isinstance(pool, WorkerPool):
+            pool.family = family
+        _of_thread.pool = pool
+        try:
+            yield pool
+        except BaseException:
+            pool.drop(kill=True)
+            raise
+        finally:
+            _of_thread.pool = before
+            if threads and isinstance(pool, WorkerPool) and executor is None:
+                pool.shut_down()
 
 
 def _chosen_pool(workers: Any, executor: Any, threads: bool) -> InProcess | WorkerPool:
