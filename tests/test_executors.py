@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -522,3 +523,85 @@ class TestTimeouts:
 
 def _helpers():
     return [one for one in psutil.Process().children() if "engines.children" in " ".join(_command(one))]
+
+
+class Mute(Exception):
+    """Says nothing, not even what it is."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def leaves(theta):
+    """Four ways for the user's code to go wrong that are no usual exceptions."""
+    if theta > 1.6:
+        sys.exit(0)
+    if theta < -1.6:
+        raise Mute
+
+
+def leaving_model(kind):
+    prior = od.Prior(theta=stats.norm())
+    if kind == "summary":
+        return od.Model(
+            prior, lambda rng, theta: [rng.normal(theta), theta], [2.0, 0.0], lambda y: leaves(y[1]) or y[0]
+        )
+    if kind == "staged":
+        return od.Model(
+            prior, od.staged(lambda theta: leaves(theta) or theta, lambda rng, x, m: rng.normal(x, 1, m)), 2.0
+        )
+
+    def simulate(rng, theta):
+        value = rng.normal(theta)
+        leaves(theta)
+        return value
+
+    return od.Model(prior, simulate, 2.0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "staged", "summary"])
+@pytest.mark.parametrize("there", [{}, {"workers": 2}, {"timeout": 20.0}], ids=str)
+def test_a_simulation_that_calls_exit_is_a_failed_one(kind, there):
+    if kind != "plain" and "timeout" in there:
+        pytest.skip("children are for plain simulators")
+    post = od.rejection(leaving_model(kind), od.uniform(9.0), budget=150, seed=1, **there)
+    told = [failure.message.removeprefix("Failed: ") for failure in post.failures]
+    assert post.cost.simulations == 150 and len(told) > 2
+    assert post.shape[1] == 150 - post.cost.failed and np.abs(post.draws["theta"]).max() < 1.6
+    assert set(told) == {"SystemExit: 0", "Mute: (its text cannot be read: RuntimeError)"}
+    with pytest.raises(od.SimulationError, match=r"simulation failed at .*theta.*(SystemExit|Mute)"):
+        od.rejection(leaving_model(kind), od.uniform(9.0), budget=150, seed=1, on_error="raise", **there)
+
+
+@pytest.mark.parametrize("there", [{}, {"workers": 2}], ids=str)
+def test_exit_where_no_single_simulation_is_at_fault_is_an_error(there):
+    prior = od.Prior(theta=stats.norm())
+    batched = od.Model(prior, od.batched(lambda rng, theta: sys.exit(3)), 2.0)
+    with pytest.raises(od.SimulationError, match=r"the batched simulator failed.*SystemExit: 3"):
+        od.rejection(batched, od.uniform(0.5), budget=100, seed=1, **there)
+    own = od.unbiased(lambda rng, theta: sys.exit(4), prior)
+    with pytest.raises(od.SimulationError, match=r"called sys\.exit\(4\)"):
+        od.pseudo_marginal(estimator=own, start={"theta": 0.0}, draws=5, seed=1, proposal=od.random_walk(1.0), **there)
+
+
+def test_a_summary_that_exits_on_the_data_is_refused():
+    with pytest.raises(ValueError, match=r"summary failed on the observed data: SystemExit: 5"):
+        od.Model(od.Prior(theta=stats.norm()), lambda rng, theta: theta, 2.0, summary=lambda y: sys.exit(5))
+
+
+def test_a_child_that_the_simulator_ends_is_a_failure_with_any_status():
+    """An idle child ends with status 0 too, and is started again."""
+    model = od.Model(od.Prior(theta=stats.norm()), lambda rng, theta: os._exit(0) if theta > 1 else rng.normal(), 2.0)
+    post = od.rejection(model, od.uniform(9.0), budget=8, seed=1, timeout=20.0)
+    assert 0 < post.cost.failed < 8
+    assert "killed its process 3 times in a row (exit status 0)" in post.failures[0].message
+
+
+def test_ctrl_c_in_a_simulator_still_interrupts():
+    def simulate(rng, theta):
+        if theta > 1.6:
+            raise KeyboardInterrupt
+        return rng.normal(theta)
+
+    post = od.rejection(od.Model(od.Prior(theta=stats.norm()), simulate, 2.0), od.uniform(9.0), budget=300, seed=1)
+    assert post.status.reason == "interrupted" and post.cost.failed == 0

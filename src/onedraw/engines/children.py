@@ -20,12 +20,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from onedraw.failures import FAULTS, told
+
 ATTEMPTS = 3
 """Children that one simulation may kill, one after another, before it counts as failed."""
 IDLE_SECONDS = 60.0
 """A child without a request for this long ends."""
-IDLE_EXIT = "exit status 0"
-"""The exit reason of an idle child."""
+IDLE = "idle"
+"""What a child says before it ends because of that: a simulator may end it with any exit status."""
 
 
 class TimedOut(Exception):
@@ -48,7 +50,7 @@ def packed(value: Any) -> bytes:
         made: bytes = cloudpickle.dumps(value)
     except Exception as error:
         raise ValueError(
-            f"the model cannot be sent to workers ({type(error).__name__}: {error}): make locks, open files and "
+            f"the model cannot be sent to workers ({told(error)}): make locks, open files and "
             "connections inside the simulator, or run without workers"
         ) from error
     return made
@@ -78,7 +80,7 @@ class Limited:
                 child.kill()
                 self._mine.child = None
                 raise TimedOut(f"not finished after timeout = {self.timeout:g} s, and killed") from None
-            if answer is not None:
+            if answer is not None and answer != IDLE:
                 value, used, error = answer
                 if used:
                     rng.bit_generator.random_raw()
@@ -86,7 +88,7 @@ class Limited:
                     raise Failed(error[0]) from RuntimeError(error[1])
                 return value
             self._mine.child = None
-            if child.exit_reason() != IDLE_EXIT:
+            if answer is None:
                 died.append(child.exit_reason())
         raise ChildDied(f"the simulation killed its process {ATTEMPTS} times in a row ({died[-1]})")
 
@@ -179,6 +181,7 @@ def serve() -> None:
         try:
             request = requests.get(timeout=IDLE_SECONDS)
         except queue.Empty:
+            _write(answers, pickle.dumps(IDLE))
             os._exit(0)
         bit_generator, args, kwargs = pickle.loads(request)
         before = pickle.dumps(bit_generator.state)
@@ -186,13 +189,13 @@ def serve() -> None:
         try:
             with one_blas_thread():
                 value = function(np.random.Generator(bit_generator), *args, **kwargs)
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}", "".join(traceback.format_exception(raised))
+        except FAULTS as raised:
+            error = told(raised), "".join(traceback.format_exception(raised))
         used = pickle.dumps(bit_generator.state) != before
         try:
             answer = pickle.dumps((value, used, error))
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}", f"the simulator's result cannot be handed over: {raised}"
+        except FAULTS as raised:
+            error = told(raised), f"the simulator's result cannot be handed over: {told(raised)}"
             answer = pickle.dumps((None, used, error))
         _write(answers, answer)
 

@@ -14,6 +14,7 @@ from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import Limited
 from onedraw.engines.numba import BLOCK_ROWS, Compiled, distances_of
 from onedraw.engines.streams import Rng
+from onedraw.failures import told
 from onedraw.model.distance import Distance, Euclidean
 from onedraw.model.external import Command
 from onedraw.model.layout import Layout
@@ -85,7 +86,10 @@ class Model:
                 raise ValueError(f"{name} must be a function or None, got {value!r}")
         observed = _as_data(self.observed, raw_allowed=self.summary is not None)
         with _precisely(self.simulate):
-            summarised = summarise_observed(self.summary, observed)
+            try:
+                summarised = summarise_observed(self.summary, observed)
+            except SystemExit as error:
+                raise ValueError(f"the summary failed on the observed data: {told(error)}") from error
         word = "observed" if self.summary is None else "summary"
         try:
             layout = Layout.of(summarised)

@@ -18,7 +18,7 @@ from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import kept_apart
 from onedraw.engines.numba import NOT_FINITE, Compiled, LoopReport, draw_rows, drawn_layout
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.failures import Failure, SimulationError
+from onedraw.failures import FAULTS, Failure, SimulationError, told
 from onedraw.model.layout import Layout
 from onedraw.model.prior import Prior
 
@@ -236,7 +236,7 @@ def _plain_rows(
                 elif type(value) not in SCALARS:
                     value = flatten(value)[0]
                 drawn.append(value)
-            except Exception as error:
+            except FAULTS as error:
                 drawn.append(missing)
                 _note_failure(recipe, rng, theta[row], place, first + m, error, failures, on_error)
                 used = True
@@ -259,7 +259,7 @@ def _staged_rows(
         try:
             drawn = both_stages(rng.single(place, first), shape[1], dict(zip(names, values, strict=True)))
             rows[row] = _summaries(recipe, drawn, shape[1])
-        except Exception as error:
+        except FAULTS as error:
             rows[row] = np.nan
             _note_failure(recipe, rng, theta[row], place, first, error, failures, on_error)
     return rows
@@ -276,10 +276,10 @@ def _batched_rows(
     try:
         values = kept_apart(recipe.simulator)(generator, **recipe.prior.columns(repeated))
         rows = _summaries(recipe, values, n)
-    except Exception as error:
+    except FAULTS as error:
         raise SimulationError(
             f"the batched simulator failed on {n} rows of parameters, the first of them "
-            f"{recipe.prior.named(theta[0])}: {type(error).__name__}: {error}. Which row is to blame cannot be told: "
+            f"{recipe.prior.named(theta[0])}: {told(error)}. Which row is to blame cannot be told: "
             "return NaN for rows that cannot be simulated"
         ) from error
     ignored = before is not None and np.array_equal(before, generator.bit_generator.state["state"]["state"])
@@ -308,9 +308,9 @@ def _compiled_rows(
         try:
             data = drawn_layout(recipe).restore(values)
             rows[good] = _summaries(recipe, data, len(data)) if len(data) else np.empty((0, shape[2]))
-        except Exception as error:
+        except FAULTS as error:
             raise SimulationError(
-                f"the summary failed on data of a compiled simulator: {type(error).__name__}: {error}. Return NaN for "
+                f"the summary failed on data of a compiled simulator: {told(error)}. Return NaN for "
                 "data that cannot be summarised"
             ) from error
         bad = ~np.isfinite(rows).all(axis=2)
@@ -393,19 +393,19 @@ def _note_failure(
     theta: Array,
     place: int,
     m: int,
-    error: Exception,
+    error: BaseException,
     failures: list[Failure],
     on_error: str,
 ) -> None:
     if on_error == "raise" or not failures:
-        failure = _failure(recipe, rng, theta, place, m, f"{type(error).__name__}: {error}", error)
+        failure = _failure(recipe, rng, theta, place, m, told(error), error)
         if on_error == "raise":
             raise SimulationError(f"simulation failed {failure}") from error
         failures.append(failure)
 
 
 def _failure(
-    recipe: Recipe, rng: Rng, theta: Array, place: int, m: int, message: str, error: Exception | None = None
+    recipe: Recipe, rng: Rng, theta: Array, place: int, m: int, message: str, error: BaseException | None = None
 ) -> Failure:
     text = "" if error is None else "".join(traceback.format_exception(error))
     return Failure(recipe.prior.named(theta), rng.seed, rng.phase, rng.first + place, rng.step, m, message, text)

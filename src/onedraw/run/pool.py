@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from onedraw.arguments import whole_number
 from onedraw.engines.children import Family, family_of_run, isolated, packed, working_for
 from onedraw.engines.threads import one_blas_thread
+from onedraw.failures import FAULTS, SimulationError, told
 from onedraw.run.signals import current_guard
 
 PATIENCE = 300.0
@@ -91,7 +92,10 @@ class InProcess:
         ticket, task, items = self._queue.pop(0)
         began = time.perf_counter()
         call = current_guard().call
-        results = [call(partial(task, item)) for item in items]
+        try:
+            results = [call(partial(task, item)) for item in items]
+        except SystemExit as error:
+            raise _exited(error) from error
         return Done(ticket, results, None, time.perf_counter() - began)
 
     def drop(self, kill: bool = False) -> int:
@@ -350,10 +354,18 @@ def _run(
         for item in items:
             try:
                 results.append(task(item))
-            except Exception as raised:
-                error = _sendable(raised)
+            except FAULTS as raised:
+                error = _sendable(raised if isinstance(raised, Exception) else _exited(raised))
                 break
     return results, error, time.perf_counter() - began
+
+
+def _exited(error: BaseException) -> SimulationError:
+    """`sys.exit` in code that makes no single simulation, such as an estimator or a prior of the user's own."""
+    code = getattr(error, "code", None)
+    return SimulationError(
+        f"a function of the model called sys.exit({code!r}): raise an exception that says what failed"
+    )
 
 
 def _sendable(error: Exception) -> Exception:
@@ -366,7 +378,7 @@ def _sendable(error: Exception) -> Exception:
         if type(again) is not type(error):
             raise TypeError
     except Exception:
-        error = RuntimeError(f"{type(error).__name__}: {error}")
+        error = RuntimeError(told(error))
     error.add_note(f"In the worker:\n{where}")
     return error
 
