@@ -399,8 +399,12 @@ def test_a_summary_in_python_that_fails_says_so():
     problem = od.Model(TWO, SIMULATE, OBSERVED, summary=summary)
     result = problem.simulate_rows(Rng(1, Phase.RUN), np.array([[0.6, 60.0], [-9.0, 60.0]]))
     assert result.cost.failed == 1 and result.failures[0].message == "the output is not finite"
-    with pytest.raises(od.SimulationError, match="the summary failed on data of a compiled simulator: KeyError"):
-        problem.simulate_rows(Rng(1, Phase.RUN), np.array([[0.99, 6000.0]]))
+    beyond = np.array([[-9.0, 60.0], [0.99, 6000.0]])
+    result = problem.simulate_rows(Rng(1, Phase.RUN), beyond)
+    assert result.cost.failed == 1 and result.failures[0].message == "KeyError: 'no such thing'"
+    assert result.failures[0].chain == 1 and list(result.failures[0].theta.values()) == [0.99, 6000.0]
+    with pytest.raises(od.SimulationError, match=r"simulation failed at .*KeyError: 'no such thing'"):
+        problem.simulate_rows(Rng(1, Phase.RUN), beyond, on_error="raise")
 
 
 def test_a_simulator_that_draws_nothing_is_told():

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.cost import Cost
+from onedraw.engines.children import Limited
 from onedraw.run import pool as pool_module
 from onedraw.run.blocks import Deadline, cut, in_chain_blocks, in_order
 from onedraw.run.pool import WorkerPool, opened_pool
@@ -479,3 +481,127 @@ class TestTimeouts:
         time.sleep(0.2)
         left = [one for one in psutil.Process().children() if "engines.children" in " ".join(_command(one))]
         assert not left
+
+    def test_a_run_that_ends_leaves_the_children_of_others_alone(self):
+        """Runs in several threads, and processes that were forked from one with children."""
+
+        def simulate(rng, theta):
+            time.sleep(0.5)
+            return rng.normal(theta, 1.0)
+
+        model, found = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0), []
+        slow = threading.Thread(
+            target=lambda: found.append(od.rejection(model, od.uniform(9.0), budget=3, seed=1, timeout=20.0))
+        )
+        slow.start()
+        while slow.is_alive():
+            od.rejection(plain_model(), od.uniform(0.5), draws=1, seed=1)
+            time.sleep(0.02)
+        assert found[0].cost.failed == 0
+        assert same(found[0]) == same(od.rejection(model, od.uniform(9.0), budget=3, seed=1))
+
+    def test_threads_of_an_executor_end_their_children_with_the_run(self, threads):
+        before = len(_helpers())
+        model = od.Model(od.Prior(theta=stats.norm()), lambda rng, theta: rng.normal(theta), 2.0)
+        od.rejection(model, od.uniform(0.5), budget=60, seed=1, timeout=10.0, executor=threads)
+        time.sleep(0.2)
+        assert len(_helpers()) <= before
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_forked_process_does_not_share_children(self):
+        limited = Limited(lambda rng: rng.normal(), 20.0)
+        alone = [limited(np.random.default_rng(seed)) for seed in range(3)]
+        before = limited._mine.child
+        pid = os.fork()
+        if pid == 0:
+            os._exit(not (limited(np.random.default_rng(7)) and limited._mine.child is not before))
+        _, status = os.waitpid(pid, 0)
+        assert status == 0
+        assert [limited(np.random.default_rng(seed)) for seed in range(3)] == alone
+        assert limited._mine.child is before
+
+
+def _helpers():
+    return [one for one in psutil.Process().children() if "engines.children" in " ".join(_command(one))]
+
+
+class Mute(Exception):
+    """Says nothing, not even what it is."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def leaves(theta):
+    """Four ways for the user's code to go wrong that are no usual exceptions."""
+    if theta > 1.6:
+        sys.exit(0)
+    if theta < -1.6:
+        raise Mute
+
+
+def leaving_model(kind):
+    prior = od.Prior(theta=stats.norm())
+    if kind == "summary":
+        return od.Model(
+            prior, lambda rng, theta: [rng.normal(theta), theta], [2.0, 0.0], lambda y: leaves(y[1]) or y[0]
+        )
+    if kind == "staged":
+        return od.Model(
+            prior, od.staged(lambda theta: leaves(theta) or theta, lambda rng, x, m: rng.normal(x, 1, m)), 2.0
+        )
+
+    def simulate(rng, theta):
+        value = rng.normal(theta)
+        leaves(theta)
+        return value
+
+    return od.Model(prior, simulate, 2.0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "staged", "summary"])
+@pytest.mark.parametrize("there", [{}, {"workers": 2}, {"timeout": 20.0}], ids=str)
+def test_a_simulation_that_calls_exit_is_a_failed_one(kind, there):
+    if kind != "plain" and "timeout" in there:
+        pytest.skip("children are for plain simulators")
+    post = od.rejection(leaving_model(kind), od.uniform(9.0), budget=150, seed=1, **there)
+    told = [failure.message.removeprefix("Failed: ") for failure in post.failures]
+    assert post.cost.simulations == 150 and len(told) > 2
+    assert post.shape[1] == 150 - post.cost.failed and np.abs(post.draws["theta"]).max() < 1.6
+    assert set(told) == {"SystemExit: 0", "Mute: (its text cannot be read: RuntimeError)"}
+    with pytest.raises(od.SimulationError, match=r"simulation failed at .*theta.*(SystemExit|Mute)"):
+        od.rejection(leaving_model(kind), od.uniform(9.0), budget=150, seed=1, on_error="raise", **there)
+
+
+@pytest.mark.parametrize("there", [{}, {"workers": 2}], ids=str)
+def test_exit_where_no_single_simulation_is_at_fault_is_an_error(there):
+    prior = od.Prior(theta=stats.norm())
+    batched = od.Model(prior, od.batched(lambda rng, theta: sys.exit(3)), 2.0)
+    with pytest.raises(od.SimulationError, match=r"the batched simulator failed.*SystemExit: 3"):
+        od.rejection(batched, od.uniform(0.5), budget=100, seed=1, **there)
+    own = od.unbiased(lambda rng, theta: sys.exit(4), prior)
+    with pytest.raises(od.SimulationError, match=r"called sys\.exit\(4\)"):
+        od.pseudo_marginal(estimator=own, start={"theta": 0.0}, draws=5, seed=1, proposal=od.random_walk(1.0), **there)
+
+
+def test_a_summary_that_exits_on_the_data_is_refused():
+    with pytest.raises(ValueError, match=r"summary failed on the observed data: SystemExit: 5"):
+        od.Model(od.Prior(theta=stats.norm()), lambda rng, theta: theta, 2.0, summary=lambda y: sys.exit(5))
+
+
+def test_a_child_that_the_simulator_ends_is_a_failure_with_any_status():
+    """An idle child ends with status 0 too, and is started again."""
+    model = od.Model(od.Prior(theta=stats.norm()), lambda rng, theta: os._exit(0) if theta > 1 else rng.normal(), 2.0)
+    post = od.rejection(model, od.uniform(9.0), budget=8, seed=1, timeout=20.0)
+    assert 0 < post.cost.failed < 8
+    assert "killed its process 3 times in a row (exit status 0)" in post.failures[0].message
+
+
+def test_ctrl_c_in_a_simulator_still_interrupts():
+    def simulate(rng, theta):
+        if theta > 1.6:
+            raise KeyboardInterrupt
+        return rng.normal(theta)
+
+    post = od.rejection(od.Model(od.Prior(theta=stats.norm()), simulate, 2.0), od.uniform(9.0), budget=300, seed=1)
+    assert post.status.reason == "interrupted" and post.cost.failed == 0

@@ -1,5 +1,7 @@
 """Model, simulators and distances: every form gives the same rows, and bad input is named."""
 
+import sys
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -159,10 +161,140 @@ def test_bad_scales_are_refused(scale):
         od.Model(PRIOR, lambda rng, mu, sigma: rng.normal(mu, sigma, 2), [0, 0], distance=od.scaled(scale=scale))
 
 
-@pytest.mark.parametrize("distance", [lambda a, b: -1.0, lambda a, b: np.nan, od.batched(lambda a, b: 1.0)])
-def test_bad_distances_are_refused(distance):
-    with pytest.raises(ValueError, match="one number of at least 0 for each"):
+@pytest.mark.parametrize(
+    ("distance", "error"),
+    [
+        (lambda a, b: -1.0, ValueError),
+        (lambda a, b: "far", ValueError),
+        (lambda a, b: [1.0, 2.0], ValueError),
+        (od.batched(lambda a, b: 1.0), ValueError),
+        (lambda a, b: np.nan, od.SimulationError),
+    ],
+)
+def test_bad_distances_are_refused(distance, error):
+    with pytest.raises(error, match="one number of at least 0 for each"):
         od.rejection(od.Model(PRIOR, simulate, DATA, distance=distance), od.uniform(1), draws=10, seed=1)
+
+
+@pytest.mark.parametrize("name", ["euclidean", "scaled", "mahalanobis"])
+def test_a_distance_that_is_not_called_is_refused(name):
+    with pytest.raises(ValueError, match=rf"distance = od\.{name} makes a distance.*call it, as in od\.{name}\(\)"):
+        od.Model(PRIOR, simulate, DATA, distance=getattr(od, name))
+
+
+LIMIT = 1.0
+
+
+def nan_beyond(a, b):
+    return np.nan if a > LIMIT else abs(a - b)
+
+
+def raises_beyond(a, b):
+    if a > LIMIT:
+        raise RuntimeError("too far")
+    return abs(a - b)
+
+
+def exits_beyond(a, b):
+    return sys.exit(0) if a > LIMIT else abs(a - b)
+
+
+def raises_beyond_in_batches(a, b):
+    if (a > LIMIT).any():
+        raise RuntimeError("too far")
+    return np.abs(a - b)
+
+
+class Learning:
+    """A distance that learns, of the user's own."""
+
+    pilot = 0
+
+    def learnt(self, rows, labels):
+        return self
+
+    def __call__(self, rows, observed):
+        return raises_beyond_in_batches(rows[:, 0], observed[0])
+
+
+NO_DISTANCE = {
+    "NaN": nan_beyond,
+    "raises": raises_beyond,
+    "exits": exits_beyond,
+    "batched NaN": od.batched(lambda a, b: np.where(a > LIMIT, np.nan, np.abs(a - b))),
+    "batched raises": od.batched(raises_beyond_in_batches),
+    "learning": Learning(),
+    "compiled NaN": od.compiled(nan_beyond),
+    "compiled raises": od.compiled(raises_beyond),
+}
+ONE = od.Prior(theta=stats.norm())
+
+
+def one(rng, theta):
+    return theta + rng.standard_normal()
+
+
+def in_batches(rng, theta):
+    return theta + rng.standard_normal(len(theta))
+
+
+def several(rng, theta, m):
+    return theta + rng.standard_normal(m)
+
+
+SIMULATORS = {
+    "plain": one,
+    "batched": od.batched(in_batches),
+    "staged": od.staged(lambda theta: theta, several),
+    "compiled": od.compiled(one),
+}
+
+
+@pytest.mark.parametrize("kind", SIMULATORS)
+@pytest.mark.parametrize("name", NO_DISTANCE)
+def test_a_simulation_without_a_distance_is_a_failed_one(name, kind):
+    model = od.Model(ONE, SIMULATORS[kind], 0.0, distance=NO_DISTANCE[name])
+    sound = od.Model(ONE, SIMULATORS[kind], 0.0, distance=lambda a, b: np.inf if a > LIMIT else abs(a - b))
+    post, expected = (od.rejection(one, od.uniform(0.8), budget=200, seed=1) for one in (model, sound))
+    assert post.draws["theta"].tolist() == expected.draws["theta"].tolist()
+    assert 20 < post.cost.failed < 100 and post.cost.simulations == 200
+    failure = post.failures[0]
+    assert set(failure.theta) == {"theta"} and failure.message.startswith(
+        "the distance is nan" if "NaN" in name else "SystemExit: 0" if name == "exits" else "RuntimeError: too far"
+    )
+    with pytest.raises(od.SimulationError, match=r"simulation failed at \{'theta'"):
+        od.rejection(model, od.uniform(0.8), budget=200, seed=1, on_error="raise")
+
+
+@pytest.mark.parametrize("sampler", [od.pseudo_marginal, od.r_hit, od.smc, od.infer])
+def test_samplers_go_on_without_some_distances(sampler):
+    model = od.Model(ONE, one, 0.0, distance=raises_beyond)
+    sound = od.Model(ONE, one, 0.0, distance=lambda a, b: np.inf if a > LIMIT else abs(a - b))
+    given = {"kernel": od.uniform(0.8), "draws": 50} if sampler in (od.pseudo_marginal, od.r_hit) else {"budget": 400}
+    if sampler is od.pseudo_marginal:
+        given["pseudo_samples"] = 3
+    post, expected = (sampler(one, seed=1, **given) for one in (model, sound))
+    assert post.cost.failed > 5 and "too far" in post.failures[0].message
+    if sampler is not od.infer:
+        assert post.draws["theta"].tolist() == expected.draws["theta"].tolist()
+
+
+def fussy(y):
+    if y > LIMIT:
+        raise RuntimeError("no summary")
+    return y
+
+
+@pytest.mark.parametrize("kind", SIMULATORS)
+def test_a_simulation_without_a_summary_is_a_failed_one(kind):
+    post = od.rejection(od.Model(ONE, SIMULATORS[kind], 0.0, summary=fussy), od.uniform(0.8), budget=200, seed=1)
+    expected = od.rejection(
+        od.Model(ONE, SIMULATORS[kind], 0.0, distance=nan_beyond), od.uniform(0.8), budget=200, seed=1
+    )
+    assert post.draws["theta"].tolist() == expected.draws["theta"].tolist()
+    assert post.cost == expected.cost._replace(seconds=post.cost.seconds)
+    assert post.failures[0].message == "RuntimeError: no summary" and "in fussy" in post.failures[0].traceback
+    assert post.failures[0].theta == expected.failures[0].theta
 
 
 # Bad models

@@ -10,6 +10,23 @@ ALL_FAILED = 100
 """Simulations that may all fail before a run stops."""
 
 
+FAULTS = (Exception, SystemExit)
+"""What the user's code may raise and a run counts as a failure: `sys.exit` too. Ctrl-C is none."""
+
+
+def told(error: BaseException) -> str:
+    """What was raised, in words, whatever the exception does when it is asked.
+
+    >>> told(ValueError("too large"))
+    'ValueError: too large'
+    """
+    try:
+        text = str(error)
+    except FAULTS as another:
+        text = f"(its text cannot be read: {type(another).__name__})"
+    return f"{type(error).__name__}: {text}"
+
+
 class SimulationError(RuntimeError):
     """A simulation failed and the run could not go on; the message names theta and the stream.
 

@@ -20,12 +20,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from onedraw.failures import FAULTS, told
+
 ATTEMPTS = 3
 """Children that one simulation may kill, one after another, before it counts as failed."""
 IDLE_SECONDS = 60.0
 """A child without a request for this long ends."""
-IDLE_EXIT = "exit status 0"
-"""The exit reason of an idle child."""
+IDLE = "idle"
+"""What a child says before it ends because of that: a simulator may end it with any exit status."""
 
 
 class TimedOut(Exception):
@@ -48,7 +50,7 @@ def packed(value: Any) -> bytes:
         made: bytes = cloudpickle.dumps(value)
     except Exception as error:
         raise ValueError(
-            f"the model cannot be sent to workers ({type(error).__name__}: {error}): make locks, open files and "
+            f"the model cannot be sent to workers ({told(error)}): make locks, open files and "
             "connections inside the simulator, or run without workers"
         ) from error
     return made
@@ -78,7 +80,7 @@ class Limited:
                 child.kill()
                 self._mine.child = None
                 raise TimedOut(f"not finished after timeout = {self.timeout:g} s, and killed") from None
-            if answer is not None:
+            if answer is not None and answer != IDLE:
                 value, used, error = answer
                 if used:
                     rng.bit_generator.random_raw()
@@ -86,7 +88,7 @@ class Limited:
                     raise Failed(error[0]) from RuntimeError(error[1])
                 return value
             self._mine.child = None
-            if child.exit_reason() != IDLE_EXIT:
+            if answer is None:
                 died.append(child.exit_reason())
         raise ChildDied(f"the simulation killed its process {ATTEMPTS} times in a row ({died[-1]})")
 
@@ -107,7 +109,7 @@ class Child:
         )
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
-        _children.add(self)
+        _family().add(self)
         self._send(packed(function))
         if self._answers.get() is None:
             raise ChildDied(f"no process could be started for the simulator ({self.exit_reason()})")
@@ -179,6 +181,7 @@ def serve() -> None:
         try:
             request = requests.get(timeout=IDLE_SECONDS)
         except queue.Empty:
+            _write(answers, pickle.dumps(IDLE))
             os._exit(0)
         bit_generator, args, kwargs = pickle.loads(request)
         before = pickle.dumps(bit_generator.state)
@@ -186,13 +189,13 @@ def serve() -> None:
         try:
             with one_blas_thread():
                 value = function(np.random.Generator(bit_generator), *args, **kwargs)
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}", "".join(traceback.format_exception(raised))
+        except FAULTS as raised:
+            error = told(raised), "".join(traceback.format_exception(raised))
         used = pickle.dumps(bit_generator.state) != before
         try:
             answer = pickle.dumps((value, used, error))
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}", f"the simulator's result cannot be handed over: {raised}"
+        except FAULTS as raised:
+            error = told(raised), f"the simulator's result cannot be handed over: {told(raised)}"
             answer = pickle.dumps((None, used, error))
         _write(answers, answer)
 
@@ -214,14 +217,61 @@ def _read(pipe: BinaryIO | Any) -> bytes | None:
     return message if len(message) == int.from_bytes(size, "little") else None
 
 
-def end_children() -> None:
-    """End the children of this process, at the end of a run."""
-    for child in list(_children):
-        child.kill()
+class Family:
+    """The children that one run has started in this process, from whichever thread."""
+
+    def __init__(self) -> None:
+        self._children: weakref.WeakSet[Child] = weakref.WeakSet()
+        self._lock, self._ended = threading.Lock(), False
+
+    def add(self, child: Child) -> None:
+        """Take in a child; one that comes after the end, from a thread whose work was dropped, ends at once."""
+        with self._lock:
+            self._children.add(child)
+            late = self._ended
+        if late:
+            child.kill()
+
+    def end(self) -> None:
+        """End all children."""
+        with self._lock:
+            self._ended = True
+            children = list(self._children)
+        for child in children:
+            child.kill()
 
 
-_children: "weakref.WeakSet[Child]" = weakref.WeakSet()
 _of_thread = threading.local()
+
+
+def _family() -> Family:
+    """That of this thread; children of worker processes have none, and end when they are idle."""
+    family: Family | None = getattr(_of_thread, "family", None)
+    return Family() if family is None else family
+
+
+@contextmanager
+def family_of_run() -> Iterator[Family]:
+    """The children that the work in here starts, which end with it; a run inside another run shares its family."""
+    outer: Family | None = getattr(_of_thread, "family", None)
+    family = Family() if outer is None else outer
+    try:
+        with working_for(family):
+            yield family
+    finally:
+        if outer is None:
+            family.end()
+
+
+@contextmanager
+def working_for(family: Family | None) -> Iterator[None]:
+    """Children that this thread starts in here belong to this family."""
+    before = getattr(_of_thread, "family", None)
+    _of_thread.family = family
+    try:
+        yield
+    finally:
+        _of_thread.family = before
 
 
 @contextmanager

@@ -36,7 +36,7 @@ BLOCK_ROWS = 2_048
 SHARES, FEWEST_CHAINS, MOST_CHAINS = 4, 256, 4_096
 """Number of blocks of chains, and the least and most chains in each: a step of a block costs about as much as a
 thousand cheap simulations besides its own."""
-FINE, NOT_FINITE, WRONG_SHAPE, RAISED, BAD_DISTANCE = range(5)
+FINE, NOT_FINITE, WRONG_SHAPE, RAISED, BAD_DISTANCE, NO_DISTANCE = range(6)
 """What became of a pseudo-sample."""
 PROFILES = ("flat", "gaussian", "epanechnikov", "triangular", "laplace")
 """What a kernel may name as its `formula`. Kernels are numbers to a loop, so that one loop serves them all."""
@@ -148,6 +148,8 @@ class LoopReport(NamedTuple):
         """What went wrong with the first that failed."""
         if self.raised is not None:
             return f"{type(self.raised).__name__}: {self.raised}"
+        if self.code == NO_DISTANCE:
+            return "the distance is nan: it must give one number of at least 0 for each simulation"
         return "the output is not finite" if self.code == NOT_FINITE else f"the output does not have shape {shape}"
 
 
@@ -572,10 +574,27 @@ def _own_distance(numba: Any, own: Compiled, layout: Any) -> Any:
     return function
 
 
+def _guarded(numba: Any, distance: Any) -> Any:
+    """A distance that is -inf where the user's raises."""
+
+    @numba.njit
+    def guarded(row, observed, extra):  # type: ignore[no-untyped-def]
+        apart = -np.inf
+        try:
+            apart = float(distance(row, observed, extra))
+        except Exception:
+            apart = -np.inf
+        return apart
+
+    return guarded
+
+
 def _average_loop(numba: Any, recipe: Any, formula: str, own: Compiled | None, careful: bool) -> Any:
     """The loop over rows and draws that returns log averages."""
     attempt = _attempt(recipe, careful)
     distance = _built_in(formula) if own is None else _own_distance(numba, own, recipe.layout)
+    if own is not None and careful:
+        distance = _guarded(numba, distance)
     log_kernel = _built_in("_log_kernel")
     width, users = recipe.layout.size, own is not None
     infinity = math.inf
@@ -596,8 +615,14 @@ def _average_loop(numba: Any, recipe: Any, formula: str, own: Compiled | None, c
                 if code == FINE:
                     apart = distance(row, observed, extra)
                     if users and not apart >= 0.0:
-                        return failed, i, m, BAD_DISTANCE
-                else:
+                        if careful and apart == -infinity:
+                            code = RAISED
+                        elif apart < 0.0:
+                            return failed, i, m, BAD_DISTANCE
+                        else:
+                            code = NO_DISTANCE
+                        apart = infinity
+                if code != FINE:
                     if failed == 0:
                         first_row, first_draw, first_code = i, m, code
                     failed += 1

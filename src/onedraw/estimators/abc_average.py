@@ -160,7 +160,8 @@ class AbcAverage:
         width = min(draws, most) if self.model.batched else draws
         height = max(1, most // width)
         if n <= height and width == draws:
-            return self._compared(self.model.simulate_rows(rng, theta, rows, draws, on_error=self.on_error))
+            part = self.model.simulate_rows(rng, theta, rows, draws, on_error=self.on_error)
+            return self._compared(part, rng, theta, rows, 0)
         parts: list[Evaluation] = []
         lefts = range(0, draws, width)
         for top in range(0, n, height):
@@ -171,13 +172,13 @@ class AbcAverage:
             for place, left in enumerate(lefts):
                 m = min(width, draws - left)
                 part = self.model.simulate_rows(rng, theta[some], places, m, left, chunk + place, self.on_error)
-                across.append((m / draws, self._compared(part)))
+                across.append((m / draws, self._compared(part, rng, theta[some], places, left)))
             parts.append(across[0][1] if len(across) == 1 else _averaged(across))
         return _stacked(parts)
 
-    def _compared(self, part: Simulated) -> Evaluation:
+    def _compared(self, part: Simulated, rng: Rng, theta: Array, places: Array | None, first: int) -> Evaluation:
         """The averages over pseudo-samples, as an evaluation by themselves."""
-        distances = self.model.distances(part.rows, part.cost.failed)
+        part, distances = self.model.measured(part, rng, theta, places, first, self.on_error)
         return Evaluation(
             self.kernel.log_average(distances), distances if self.keep_distances else NO_DISTANCES, part.cost,
             part.failures, part.ignored_rng, part.rows if self.keep_rows else None,
@@ -212,7 +213,8 @@ class AbcAverage:
         for m in range(draws):
             places = still if rows is None else rows[still]
             part = self.model.simulate_rows(rng, theta[still], places, 1, m, 0, self.on_error)
-            distances[still, m] = self.model.distances(part.rows, part.cost.failed)[:, 0]
+            part, measured = self.model.measured(part, rng, theta[still], places, m, self.on_error)
+            distances[still, m] = measured[:, 0]
             total[still] += np.exp(self.kernel.log_weight(distances[still, m]))
             parts.append(part._replace(rows=NO_DISTANCES))
             still = still[total[still] + (draws - 1 - m) >= needed[still] * (1.0 - 1e-12)]
@@ -239,8 +241,10 @@ class AbcAverage:
         ]
         parts = self.map_draws(self._draw, asked)
         together = np.concatenate([part.rows for part in parts], axis=1).reshape(n, draws, -1)
-        distances = self.model.distances(together)
-        return self._of_parts(self.kernel.log_average(distances), distances, parts)
+        first = first_failures(*(part.failures for part in parts))[:1]
+        whole = Simulated(together, Cost.total(part.cost for part in parts), first, parts[0].ignored_rng)
+        whole, distances = self.model.measured(whole, rng, theta, places, 0, self.on_error)
+        return self._of_parts(self.kernel.log_average(distances), distances, [whole])
 
     def _of_parts(self, log_estimate: Array, distances: Array, parts: list[Simulated]) -> Evaluation:
         cost = Cost.total(part.cost for part in parts)

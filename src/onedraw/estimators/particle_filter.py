@@ -30,7 +30,7 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import NO_DISTANCES, Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.estimators.protocol import Evaluation, from_device, public_estimate
-from onedraw.failures import Failure, SimulationError
+from onedraw.failures import FAULTS, Failure, SimulationError, told
 from onedraw.model.prior import Prior
 
 CHUNK_PARTICLES = 32_768
@@ -258,10 +258,10 @@ class ParticleFilter:
             parameters["t"] = time  # type: ignore[assignment]
         try:
             return np.asarray(function(*given, **parameters), dtype=float)
-        except Exception as error:
+        except FAULTS as error:
             rows = len(next(iter(parameters.values())))
             raise SimulationError(
-                f"{name} failed at time {time} on {rows} rows of parameters: {type(error).__name__}: {error}. It is "
+                f"{name} failed at time {time} on {rows} rows of parameters: {told(error)}. It is "
                 f"called as {self._form(name)}"
             ) from error
 

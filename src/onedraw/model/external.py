@@ -16,6 +16,7 @@ import numpy as np
 
 from onedraw.arguments import positive
 from onedraw.engines.children import TimedOut
+from onedraw.failures import FAULTS, told
 
 KEPT = 2000
 """Characters of a failed program's standard error that are kept."""
@@ -115,11 +116,11 @@ class Command:
             if isinstance(value, dict):
                 return {key: np.asarray(part, dtype=float) for key, part in value.items()}
             return np.asarray(value, dtype=float) if isinstance(value, list) else value
-        except Exception as error:
+        except FAULTS as error:
             start = said[:200].decode(errors="replace")
             name = "parse" if callable(self.parse) else self.parse
             raise CommandFailed(
-                f"the output of {self.arguments[0]} cannot be read as {name} ({error}): {start!r}"
+                f"the output of {self.arguments[0]} cannot be read as {name} ({told(error)}): {start!r}"
             ) from error
 
 

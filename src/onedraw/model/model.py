@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,23 +14,32 @@ from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import Limited
 from onedraw.engines.numba import BLOCK_ROWS, Compiled, distances_of
 from onedraw.engines.streams import Rng
-from onedraw.model.distance import Distance, Euclidean
+from onedraw.failures import FAULTS, told
+from onedraw.model.distance import Distance, Euclidean, Mahalanobis, Scaled, euclidean, mahalanobis, scaled
 from onedraw.model.external import Command
 from onedraw.model.layout import Layout
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import (
     CHUNK_ROWS,
     Batched,
+    Fault,
     JaxSimulator,
     Recipe,
     Simulated,
     Staged,
+    one_by_one,
     simulate_rows,
     summarise_observed,
+    without,
 )
 
 DEVICE_ROWS, DEVICE_VALUES = 2**17, 2**25
 """Simulations per block on a device, and the numbers that they may hold."""
+
+BUILT_IN = (Euclidean, Scaled, Mahalanobis)
+"""Distances that need no look at what they give."""
+ONE_NUMBER = "it must give one number of at least 0 for each, never NaN"
+NO_NUMBER = "the distance is nan: it must give one number of at least 0 for each simulation"
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +92,16 @@ class Model:
         for name, value in (("summary", self.summary), ("distance", self.distance)):
             if value is not None and not callable(value):
                 raise ValueError(f"{name} must be a function or None, got {value!r}")
+        for makes in (euclidean, scaled, mahalanobis):
+            if self.distance is makes:
+                name = makes.__name__
+                raise ValueError(f"distance = od.{name} makes a distance and is none: call it, as in od.{name}()")
         observed = _as_data(self.observed, raw_allowed=self.summary is not None)
         with _precisely(self.simulate):
-            summarised = summarise_observed(self.summary, observed)
+            try:
+                summarised = summarise_observed(self.summary, observed)
+            except SystemExit as error:
+                raise ValueError(f"the summary failed on the observed data: {told(error)}") from error
         word = "observed" if self.summary is None else "summary"
         try:
             layout = Layout.of(summarised)
@@ -177,38 +193,87 @@ class Model:
         """Summaries of pseudo-samples at rows of theta: see `onedraw.model.simulator.simulate_rows`."""
         return simulate_rows(self.recipe, rng, theta, index, pseudo_samples, first_pseudo_sample, chunk, on_error)
 
-    def distances(self, rows: Array, failed: int | None = None) -> Array:
-        """Distances (n, M) of simulated summaries (n, M, s) from the observed one; inf if a simulation failed.
+    def measured(
+        self,
+        found: Simulated,
+        rng: Rng,
+        theta: Array,
+        index: Sequence[int] | Array | None,
+        first_pseudo_sample: int,
+        on_error: str,
+    ) -> tuple[Simulated, Array]:
+        """Simulations (n, M, s) with their distances (n, M), inf if one failed: those without a distance have, too.
 
-        A failed one is a row of NaN. `failed` says how many there are, if that is known.
+        The other arguments are those with which they were simulated.
         """
+        distances, fault = self._distances(found.rows, found.cost.failed)
+        if type(self.distance) not in BUILT_IN and np.isnan(distances).any():
+            bad = np.isnan(distances)
+            message, error = (NO_NUMBER, None) if fault is None else (told(fault.error), fault.error)
+            found = without(
+                self.recipe, found, rng, theta, index, first_pseudo_sample, bad, message, error, on_error
+            )  # fmt: skip
+            distances[bad] = np.inf
+        return found, distances
+
+    def distances(self, rows: Array, failed: int | None = None) -> Array:
+        """Distances (n, M) of simulated summaries (n, M, s) from the observed one; inf if there is none.
+
+        A failed simulation is a row of NaN. `failed` says how many there are, if that is known.
+        """
+        distances, _ = self._distances(rows, failed)
+        if type(self.distance) not in BUILT_IN:
+            distances[np.isnan(distances)] = np.inf
+        return distances
+
+    def _distances(self, rows: Array, failed: int | None) -> tuple[Array, Fault | None]:
+        """Distances (n, M), inf if a simulation failed and NaN if the distance did, and what it raised first."""
         n, draws, width = rows.shape
         rows = rows.reshape(n * draws, width)
         good = None if failed == 0 else ~np.isnan(rows[:, 0])
         if good is None or good.all():
-            return self._distance(rows).reshape(n, draws)
-        distance = np.full(n * draws, np.inf)
+            distance, fault = self._distance(rows, self.observed_row)
+            return distance.reshape(n, draws), fault
+        distance, fault = np.full(n * draws, np.inf), None
         if good.any():
-            distance[good] = self._distance(rows[good])
-        return distance.reshape(n, draws)
+            distance[good], fault = self._distance(rows[good], self.observed_row)
+        return distance.reshape(n, draws), fault
 
-    def _distance(self, rows: Array) -> Array:
+    def apart(self, rows: Array, observed: Array) -> Array:
+        """Distances (n,) of summaries (n, s) from any other (s,); inf where there is none."""
+        values, _ = self._distance(rows, observed)
+        return np.where(np.isnan(values), np.inf, values)
+
+    def _distance(self, rows: Array, observed: Array) -> tuple[Array, Fault | None]:
+        """Distances (n,) of summaries (n, s), NaN where there is none, and what was raised at the first such row."""
         distance, restore = self.distance, self.recipe.layout.restore
+        if type(distance) in BUILT_IN:
+            return distance(rows, observed), None
         if hasattr(distance, "learnt"):
-            return distance(rows, self.observed_row)
+            return _together_or_one_by_one(lambda some: np.asarray(distance(some, observed), dtype=float), rows)
         if isinstance(distance, Compiled):
-            values = distances_of(distance, self.recipe.layout, rows, self.observed_row)
+            layout = self.recipe.layout
+            # What cannot be compiled is no simulation's fault.
+            distances_of(distance, layout, rows[:0], observed)
+            values, fault = _together_or_one_by_one(lambda some: distances_of(distance, layout, some, observed), rows)
         elif isinstance(distance, Batched):
-            values = np.asarray(distance(restore(rows), restore(self.observed_row)), dtype=float)
+            given = restore(observed)
+            values, fault = _together_or_one_by_one(
+                lambda some: np.asarray(distance(restore(some), given), dtype=float), rows
+            )
         else:
-            observed = restore(self.observed_row)
-            values = np.array([distance(restore(row), observed) for row in rows], dtype=float)
-        if values.shape != (len(rows),) or not values.min() >= 0:
+            given = restore(observed)
+            each, fault = one_by_one(lambda row: distance(restore(row), given), rows, np.nan)
+            try:
+                values = np.array(each, dtype=float)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"distance returned {each[0]!r} ({error}): {ONE_NUMBER}") from error
+        if values.shape != (len(rows),) or (values < 0).any():
             raise ValueError(
                 f"distance returned {values.min() if values.size else 'nothing'} in shape {values.shape} for "
-                f"{len(rows)} simulations: it must give one number of at least 0 for each, never NaN"
+                f"{len(rows)} simulations: {ONE_NUMBER}"
             )
-        return values
+        return values, fault
 
     def with_distance(self, distance: Distance) -> "Model":
         """The same model with another distance."""
@@ -219,6 +284,15 @@ class Model:
         kind = "value" if self.summary is None else "summary"
         plural = kind if count == 1 else ("values" if kind == "value" else "summaries")
         return f"Model({', '.join(self.prior.names)} -> {count} {plural})"
+
+
+def _together_or_one_by_one(distances: Callable[[Array], Array], rows: Array) -> tuple[Array, Fault | None]:
+    """Distances (n,) of rows (n, s), measured one by one if together they raise, which shows whose fault it is."""
+    try:
+        return distances(rows), None
+    except FAULTS:
+        values, fault = one_by_one(lambda row: distances(row[None]).item(), rows, np.nan)
+        return np.array(values, dtype=float), fault
 
 
 def _check_simulator(simulate: Any, prior: Prior, observed: Any) -> None:

@@ -6,7 +6,7 @@ parameter arrays from one stream. A staged one prepares once for a theta and the
 """
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import kept_apart
 from onedraw.engines.numba import NOT_FINITE, Compiled, LoopReport, draw_rows, drawn_layout
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.failures import Failure, SimulationError
+from onedraw.failures import FAULTS, Failure, SimulationError, told
 from onedraw.model.layout import Layout
 from onedraw.model.prior import Prior
 
@@ -175,7 +175,11 @@ def simulate_rows(
         chunk = chunk << 16 | first_pseudo_sample
         rows, surplus = device.simulate_rows(recipe, rng, theta, pseudo_samples, chunk)
     elif isinstance(recipe.simulator, Batched):
-        rows, ignored_rng = _batched_rows(recipe, rng, theta, shape, chunk, watch)
+        rows, ignored_rng, fault = _batched_rows(recipe, rng, theta, shape, chunk, watch)
+        if fault is not None:
+            row, m = divmod(fault.row, pseudo_samples)
+            m += first_pseudo_sample
+            _note_failure(recipe, rng, theta[row], places[row], m, fault.error, failures, on_error)
     elif isinstance(recipe.simulator, Staged):
         setups = len(theta)
         rows = _staged_rows(recipe, rng, theta, places, shape, first_pseudo_sample, failures, on_error)
@@ -236,7 +240,7 @@ def _plain_rows(
                 elif type(value) not in SCALARS:
                     value = flatten(value)[0]
                 drawn.append(value)
-            except Exception as error:
+            except FAULTS as error:
                 drawn.append(missing)
                 _note_failure(recipe, rng, theta[row], place, first + m, error, failures, on_error)
                 used = True
@@ -258,35 +262,36 @@ def _staged_rows(
     for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         try:
             drawn = both_stages(rng.single(place, first), shape[1], dict(zip(names, values, strict=True)))
-            rows[row] = _summaries(recipe, drawn, shape[1])
-        except Exception as error:
-            rows[row] = np.nan
-            _note_failure(recipe, rng, theta[row], place, first, error, failures, on_error)
+            rows[row], fault = _summaries(recipe, drawn, shape[1])
+        except FAULTS as error:
+            rows[row], fault = np.nan, Fault(0, error)
+        if fault is not None:
+            _note_failure(recipe, rng, theta[row], place, first + fault.row, fault.error, failures, on_error)
     return rows
 
 
 def _batched_rows(
     recipe: Recipe, rng: Rng, theta: Array, shape: tuple[int, int, int], chunk: int, watch: bool
-) -> tuple[Array, bool]:
-    """Rows (n, M, s), and whether the simulator ignored its generator; False unless that is watched."""
+) -> tuple[Array, bool, "Fault | None"]:
+    """Rows (n, M, s), whether the simulator ignored its generator (False unless that is watched), and a fault."""
     repeated = theta if shape[1] == 1 else np.repeat(theta, shape[1], axis=0)
     n = len(repeated)
     generator = rng.bulk(Purpose.SIMULATE, chunk)
     before = generator.bit_generator.state["state"]["state"] if watch else None
     try:
         values = kept_apart(recipe.simulator)(generator, **recipe.prior.columns(repeated))
-        rows = _summaries(recipe, values, n)
-    except Exception as error:
+        rows, fault = _summaries(recipe, values, n)
+    except FAULTS as error:
         raise SimulationError(
             f"the batched simulator failed on {n} rows of parameters, the first of them "
-            f"{recipe.prior.named(theta[0])}: {type(error).__name__}: {error}. Which row is to blame cannot be told: "
+            f"{recipe.prior.named(theta[0])}: {told(error)}. Which row is to blame cannot be told: "
             "return NaN for rows that cannot be simulated"
         ) from error
     ignored = before is not None and np.array_equal(before, generator.bit_generator.state["state"]["state"])
     shaped = rows.reshape(shape)
     if not shaped.flags.writeable or np.shares_memory(rows, theta):
         shaped = shaped.copy()
-    return shaped, bool(ignored)
+    return shaped, bool(ignored), fault
 
 
 def _compiled_rows(
@@ -305,19 +310,27 @@ def _compiled_rows(
     if recipe.summary is not None and not isinstance(recipe.summary, Compiled):
         good = ~np.isnan(rows[:, :, 0])
         values, rows = rows[good], np.full(shape, np.nan)
+        fault = None
         try:
             data = drawn_layout(recipe).restore(values)
-            rows[good] = _summaries(recipe, data, len(data)) if len(data) else np.empty((0, shape[2]))
-        except Exception as error:
+            if len(data):
+                rows[good], fault = _summaries(recipe, data, len(data))
+        except FAULTS as error:
             raise SimulationError(
-                f"the summary failed on data of a compiled simulator: {type(error).__name__}: {error}. Return NaN for "
+                f"the summary failed on data of a compiled simulator: {told(error)}. Return NaN for "
                 "data that cannot be summarised"
             ) from error
         bad = ~np.isfinite(rows).all(axis=2)
         rows[bad] = np.nan
         if np.count_nonzero(bad) > report.failed:
             row, m = (int(k) for k in np.argwhere(bad)[0])
-            report = LoopReport(int(np.count_nonzero(bad)), row, m, NOT_FINITE, None, report.ignored_rng)
+            failed = int(np.count_nonzero(bad))
+            if fault is not None and not failures:
+                row, m = (int(k) for k in np.argwhere(good)[fault.row])
+                noted: list[Failure] = []
+                _note_failure(recipe, rng, theta[row], places[row], first + m, fault.error, noted, on_error)
+                failures = tuple(noted)
+            report = LoopReport(failed, row, m, NOT_FINITE, None, report.ignored_rng)
             failures = failures or loop_failures(recipe, rng, theta, places, first, report, on_error)
     return Simulated(rows, Cost(shape[0] * shape[1], failed=report.failed), failures, report.ignored_rng)
 
@@ -342,15 +355,59 @@ def loop_failures(
     return (failure,)
 
 
-def _summaries(recipe: Recipe, values: Any, n: int) -> Array:
-    """Raw values stacked along a first axis -> summary rows (n, s)."""
-    summary = recipe.summary
+class Fault(NamedTuple):
+    """What the user's summary or distance has raised at one of several rows."""
+
+    row: int
+    error: BaseException
+
+
+def one_by_one(function: Callable[[Any], Any], items: Iterable[Any], missing: Any) -> tuple[list[Any], Fault | None]:
+    """What a function gives for each item, `missing` where it raises, and the first fault."""
+    values, fault = [], None
+    for row, item in enumerate(items):
+        try:
+            values.append(function(item))
+        except FAULTS as error:
+            values.append(missing)
+            fault = fault or Fault(row, error)
+    return values, fault
+
+
+def _summaries(recipe: Recipe, values: Any, n: int) -> tuple[Array, Fault | None]:
+    """Raw values stacked along a first axis -> summary rows (n, s), NaN where the summary of one raises."""
+    summary, flatten = recipe.summary, recipe.layout.flatten
     if summary is not None:
-        if isinstance(summary, Batched):
-            values = summary(values)
-        else:
-            return np.array([recipe.layout.flatten(summary(one)) for one in _unstacked(values, n)]).reshape(n, -1)
-    return recipe.layout.flatten_batch(values, n)
+        if not isinstance(summary, Batched):
+            missing = np.full(recipe.layout.size, np.nan)
+            rows, fault = one_by_one(lambda one: flatten(summary(one)), _unstacked(values, n), missing)
+            return np.array(rows).reshape(n, -1), fault
+        values = summary(values)
+    return recipe.layout.flatten_batch(values, n), None
+
+
+def without(
+    recipe: Recipe,
+    found: Simulated,
+    rng: Rng,
+    theta: Array,
+    index: Sequence[int] | Array | None,
+    first_pseudo_sample: int,
+    bad: Array,
+    message: str,
+    error: BaseException | None,
+    on_error: str,
+) -> Simulated:
+    """Simulations some of which turn out to be of no use: where `bad` (n, M), they count as failed."""
+    failures = found.failures
+    if on_error == "raise" or not failures:
+        row, m = (int(k) for k in np.argwhere(bad)[0])
+        place = row if index is None else int(index[row])
+        failures = (_failure(recipe, rng, theta[row], place, first_pseudo_sample + m, message, error),)
+        if on_error == "raise":
+            raise SimulationError(f"simulation failed {failures[0]}") from error
+    cost = found.cost._replace(failed=found.cost.failed + int(np.count_nonzero(bad)))
+    return found._replace(rows=np.where(bad[:, :, None], np.nan, found.rows), cost=cost, failures=failures)
 
 
 def _unstacked(values: Any, n: int) -> list[Any]:
@@ -393,19 +450,19 @@ def _note_failure(
     theta: Array,
     place: int,
     m: int,
-    error: Exception,
+    error: BaseException,
     failures: list[Failure],
     on_error: str,
 ) -> None:
     if on_error == "raise" or not failures:
-        failure = _failure(recipe, rng, theta, place, m, f"{type(error).__name__}: {error}", error)
+        failure = _failure(recipe, rng, theta, place, m, told(error), error)
         if on_error == "raise":
             raise SimulationError(f"simulation failed {failure}") from error
         failures.append(failure)
 
 
 def _failure(
-    recipe: Recipe, rng: Rng, theta: Array, place: int, m: int, message: str, error: Exception | None = None
+    recipe: Recipe, rng: Rng, theta: Array, place: int, m: int, message: str, error: BaseException | None = None
 ) -> Failure:
     text = "" if error is None else "".join(traceback.format_exception(error))
     return Failure(recipe.prior.named(theta), rng.seed, rng.phase, rng.first + place, rng.step, m, message, text)

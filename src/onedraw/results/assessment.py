@@ -9,7 +9,6 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.model.distance import Euclidean
 from onedraw.model.model import Model
-from onedraw.model.simulator import Batched
 from onedraw.results.learned_summary import learn, terms_for
 from onedraw.results.regression import AdjustedDraws, Method, Neighbourhood, distances_from, estimate, with_clusters
 from onedraw.results.trial import TrialResult, choose_method, held_out_count, near_data
@@ -55,12 +54,7 @@ class Assessment(NamedTuple):
 
 def own_distance(model: Model) -> Callable[[Array, Array], Array] | None:
     """The user's distance on flat rows; None if it is a built-in one."""
-    if hasattr(model.distance, "learnt"):
-        return None
-    restore, distance = model.recipe.layout.restore, model.distance
-    if isinstance(distance, Batched):
-        return lambda rows, observed: np.asarray(distance(restore(rows), restore(observed)), dtype=float)
-    return lambda rows, observed: np.array([distance(restore(row), restore(observed)) for row in rows], dtype=float)
+    return None if hasattr(model.distance, "learnt") else model.apart
 
 
 def spread_of(rows: Array) -> Array:

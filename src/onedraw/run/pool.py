@@ -20,8 +20,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from onedraw.arguments import whole_number
-from onedraw.engines.children import end_children, isolated, packed
+from onedraw.engines.children import Family, family_of_run, isolated, packed, working_for
 from onedraw.engines.threads import one_blas_thread
+from onedraw.failures import FAULTS, SimulationError, told
 from onedraw.run.signals import current_guard
 
 PATIENCE = 300.0
@@ -91,7 +92,10 @@ class InProcess:
         ticket, task, items = self._queue.pop(0)
         began = time.perf_counter()
         call = current_guard().call
-        results = [call(partial(task, item)) for item in items]
+        try:
+            results = [call(partial(task, item)) for item in items]
+        except SystemExit as error:
+            raise _exited(error) from error
         return Done(ticket, results, None, time.perf_counter() - began)
 
     def drop(self, kill: bool = False) -> int:
@@ -107,6 +111,8 @@ class WorkerPool:
 
     def __init__(self, executor: Any, renew: Callable[[], Any] | None = None) -> None:
         self._executor, self._renew = executor, renew
+        self.family: Family | None = None
+        """To whom children of worker threads belong."""
         self._client: Any = None
         if not isinstance(executor, Executor):
             self._client = executor
@@ -165,7 +171,7 @@ class WorkerPool:
         # Code that has killed workers will do so again: from then on every simulation runs in a process of its own.
         self._isolated = alone = self._isolated or self._deaths.get(ticket, 0) >= DEATHS
         if self._shared:
-            call = partial(_run, task, list(items), alone)
+            call = partial(_run, task, list(items), alone, self.family)
         else:
             digest, body = self._pack(task)
             call = partial(_unpack_and_run, digest, body, packed(list(items)), alone)
@@ -338,18 +344,28 @@ def _unpack_and_run(digest: bytes, body: bytes, items: bytes, alone: bool) -> tu
     return _run(task, pickle.loads(items), alone)
 
 
-def _run(task: Callable[[Any], Any], items: list[Any], alone: bool) -> tuple[list[Any], Any, float]:
+def _run(
+    task: Callable[[Any], Any], items: list[Any], alone: bool, family: Family | None = None
+) -> tuple[list[Any], Any, float]:
     began = time.perf_counter()
     results = []
     error: Exception | None = None
-    with one_blas_thread(), isolated(alone):
+    with one_blas_thread(), isolated(alone), working_for(family):
         for item in items:
             try:
                 results.append(task(item))
-            except Exception as raised:
-                error = _sendable(raised)
+            except FAULTS as raised:
+                error = _sendable(raised if isinstance(raised, Exception) else _exited(raised))
                 break
     return results, error, time.perf_counter() - began
+
+
+def _exited(error: BaseException) -> SimulationError:
+    """`sys.exit` in code that makes no single simulation, such as an estimator or a prior of the user's own."""
+    code = getattr(error, "code", None)
+    return SimulationError(
+        f"a function of the model called sys.exit({code!r}): raise an exception that says what failed"
+    )
 
 
 def _sendable(error: Exception) -> Exception:
@@ -362,7 +378,7 @@ def _sendable(error: Exception) -> Exception:
         if type(again) is not type(error):
             raise TypeError
     except Exception:
-        error = RuntimeError(f"{type(error).__name__}: {error}")
+        error = RuntimeError(told(error))
     error.add_note(f"In the worker:\n{where}")
     return error
 
@@ -415,18 +431,19 @@ def opened_pool(workers: Any, executor: Any, threads: bool = False) -> Iterator[
     if before is not None and workers is None and executor is None:
         yield before
         return
-    _of_thread.pool = pool
-    try:
-        yield pool
-    except BaseException:
-        pool.drop(kill=True)
-        raise
-    finally:
-        _of_thread.pool = before
-        if threads and isinstance(pool, WorkerPool) and executor is None:
-            pool.shut_down()
-        if before is None:
-            end_children()
+    with family_of_run() as family:
+        if isinstance(pool, WorkerPool):
+            pool.family = family
+        _of_thread.pool = pool
+        try:
+            yield pool
+        except BaseException:
+            pool.drop(kill=True)
+            raise
+        finally:
+            _of_thread.pool = before
+            if threads and isinstance(pool, WorkerPool) and executor is None:
+                pool.shut_down()
 
 
 def _chosen_pool(workers: Any, executor: Any, threads: bool) -> InProcess | WorkerPool:

@@ -104,9 +104,10 @@ class Tries:
         found = model.simulate_rows(
             self.rng, theta[rows], rows, 1, number, chunk=number, on_error=self.estimator.on_error
         )
+        found, measured = model.measured(found, self.rng, theta[rows], rows, number, self.estimator.on_error)
         self.ignored_rng |= found.ignored_rng
         self.failures = first_failures(self.failures, found.failures)[:1]
-        distances[rows] = model.distances(found.rows, found.cost.failed)[:, 0]
+        distances[rows] = measured[:, 0]
         return distances, Spent(found.cost)
 
     def repeated(self, body: Callable[[Any], Any], going: Callable[[Any], Any], carry: Any) -> Any:
