@@ -27,15 +27,16 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from onedraw.arguments import optional_whole_number, positive, whole_number
+from onedraw.arguments import MOST_AT_ONCE, optional_whole_number, positive, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.model.kernels import Kernel, uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import JaxSimulator
+from onedraw.run.chains import check_proposal
 from onedraw.run.driver import drive
-from onedraw.run.options import Options, RunOptions, check_model
+from onedraw.run.options import Options, RunOptions, check_model, on_engine
 from onedraw.run.pilot import learned, pilot_round
 from onedraw.run.plan import Outcome, Plan
 from onedraw.run.prior_draws import block_size
@@ -529,8 +530,10 @@ def tolerance_for(
     check_model(model)
     target = _checked_rate(acceptance_rate)
     kernel = _checked_kernel(kernel)
-    pseudo_samples = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
-    chains = optional_whole_number("chains", chains, "the number of chains run side by side")
+    pseudo_samples = whole_number(
+        "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
+    )
+    chains = optional_whole_number("chains", chains, "the number of chains run side by side", MOST_AT_ONCE)
     budget = optional_whole_number("budget", budget, "the largest number of simulations")
     if precision is not None:
         precision = positive("precision", precision, "the relative standard error of eps at which the search may end")
@@ -556,6 +559,7 @@ def tolerance_for(
         "timeout": checked.timeout,
     }  # fmt: skip
     average = AbcAverage(model, kernel.with_eps(1.0))
+    check_proposal(proposal, on_engine(average.with_model(model.limited(checked.timeout)), checked), fewest)
     with measurement(checked, budget, lambda: specify("tolerance_for", average, arguments, proposal=proposal)) as runs:
         if model.pilot:
             model = learned(model, runs.recorded("pilot", lambda: _pilot(model, checked))["rows"])
