@@ -162,3 +162,14 @@ def test_numpy_scalars_work_with_a_store(function, arguments, tmp_path):
     assert call(function, model, store=tmp_path / "run.db", **arguments) is not None
     if function not in ("tolerance_for", "advise"):
         assert od.load(tmp_path / "run.db").cost.simulations > 0
+
+
+@pytest.mark.parametrize("seed", [3, 12, 19, 29, 30, 43])
+def test_a_tolerance_is_found_where_the_verifying_run_lies_at_an_end_of_the_bracket(seed):
+    """The root is kept inside the bracket, so that it may be one of its ends, through which there is no parabola."""
+    prior = od.Prior(theta=stats.norm(0, 1))
+    model = od.Model(prior, lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    found = od.tolerance_for(model, 0.4, chains=1, budget=1000, seed=seed)
+    bracket = [one.eps for one in found.path if one.stage == "bracket"]
+    assert found.verified_eps in (pytest.approx(min(bracket)), pytest.approx(max(bracket)))
+    assert 0 < found.eps < math.inf and 0 < found.std_error < math.inf

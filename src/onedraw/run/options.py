@@ -96,8 +96,7 @@ engine, timeout, store, segment, progress
         """From the options of a call.
 
         Whether workers and executor go together is checked when the pool is opened, the engine when it meets the
-        simulator
-        (`on_engine`), and whether the simulator can be limited in time by the model (`Model.limited`).
+        simulator (`on_engine`), and whether the simulator can be limited in time by the model (`Model.limited`).
         """
         names = [one.name for one in fields(Options)]
         for name in given:

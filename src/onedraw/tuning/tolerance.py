@@ -396,8 +396,13 @@ class ToleranceSearch:
 
     def jump(self) -> ValueError:
         """The error that no eps has the rate, with the runs on both sides of the jump."""
-        below = max((one for one in self.path if one.acceptance_rate < self.target), key=lambda one: one.eps)
-        above = min((one for one in self.path if one.acceptance_rate >= self.target), key=lambda one: one.eps)
+        below = max((one for one in self.path if one.acceptance_rate < self.target), key=_eps_of, default=None)
+        above = min((one for one in self.path if one.acceptance_rate >= self.target), key=_eps_of, default=None)
+        if below is None or above is None:
+            return ValueError(
+                f"no eps for an acceptance rate of {self.target} was found: all {len(self.path)} runs of the search lie "
+                f"{'below' if above is None else 'above'} it; raise budget, or ask for another rate"
+            )
         return ValueError(
             f"no eps gives an acceptance rate of {self.target}: it jumps from {below.acceptance_rate:.3g} at eps = "
             f"{below.eps:.6g} to {above.acceptance_rate:.3g} at eps = {above.eps:.6g}, because distances take few "
@@ -455,6 +460,10 @@ class ToleranceSearch:
         return low, high, float(np.clip(root, math.log(low.eps), math.log(high.eps)))
 
 
+def _eps_of(trial: Trial) -> float:
+    return trial.eps
+
+
 def chord(low: Trial, high: Trial) -> tuple[float, float]:
     """Slope of log r in log eps between two runs, and its standard error."""
     apart = math.log(high.eps / low.eps)
@@ -474,10 +483,12 @@ def parabola(low: Trial, middle: Trial, high: Trial) -> tuple[float, float, floa
 
 def correction(low: Trial, verified: Trial, high: Trial, miss: float) -> tuple[float, float, float]:
     """Step in log eps from the verifying run to the root of the parabola, the slope there and its standard error."""
-    slope, slope_se, bend = parabola(low, verified, high)
-    if not (low.eps < verified.eps < high.eps and slope > SURE_SLOPE * slope_se):
-        # Too near an end of the bracket, or outside it, the line between the ends is better than the parabola.
-        slope, slope_se, bend = *chord(low, high), 0.0
+    slope, slope_se, bend = *chord(low, high), 0.0
+    # At an end of the bracket there is no parabola through three points, and outside it the line is better.
+    if low.eps < verified.eps < high.eps:
+        curved = parabola(low, verified, high)
+        if curved[0] > SURE_SLOPE * curved[1]:
+            slope, slope_se, bend = curved
     step = -miss / slope
     step = -(miss + 0.5 * bend * step**2) / slope
     at_root = slope + bend * step
