@@ -7,10 +7,17 @@ from typing import Any
 import numpy as np
 
 MAX_SEED = 2**63 - 1
+MOST = 2**63 - 1
+"""The largest count: what a file and an array's index can hold."""
+MOST_AT_ONCE = 2**31 - 1
+"""The most chains, particles or pseudo-samples, which are held in memory side by side."""
+QUOTES = "'\""
+LONGEST = 1e9
+"""Seconds, some 30 years: operating systems do not wait longer."""
 
 
-def whole_number(name: str, value: Any, meaning: str, least: int = 1) -> int:
-    """`value` as an int of at least `least`, or a ValueError that says what the argument is for.
+def whole_number(name: str, value: Any, meaning: str, least: int = 1, most: int = MOST) -> int:
+    """`value` as an int from `least` to `most`, or a ValueError that says what the argument is for.
 
     >>> whole_number("draws", 10, "the number of posterior draws")
     10
@@ -24,30 +31,77 @@ def whole_number(name: str, value: Any, meaning: str, least: int = 1) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or number < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}: it is {meaning}")
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}: it is {meaning}")
+    if number > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {shown(value)}: it is {meaning}")
     return number
 
 
-def optional_whole_number(name: str, value: Any, meaning: str) -> int | None:
+def optional_whole_number(name: str, value: Any, meaning: str, most: int = MOST) -> int | None:
     """As `whole_number`, with None let through."""
-    return None if value is None else whole_number(name, value, meaning)
+    return None if value is None else whole_number(name, value, meaning, most=most)
 
 
-def positive(name: str, value: Any, meaning: str) -> float:
-    """`value` as a finite float above zero.
+def positive(name: str, value: Any, meaning: str, most: float = math.inf) -> float:
+    """`value` as a finite float above zero, at most `most`; text is no number.
 
     >>> positive("eps", -0.1, "the largest distance still accepted")
     Traceback (most recent call last):
     ...
     ValueError: eps must be positive, got -0.1: it is the largest distance still accepted
     """
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = number_or_nan(value)
     if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be positive, got {value!r}: it is {meaning}")
+        raise ValueError(f"{name} must be positive, got {shown(value)}: it is {meaning}")
+    if number > most:
+        raise ValueError(f"{name} must be at most {most:g}, got {shown(value)}: it is {meaning}")
     return number
+
+
+def share(name: str, value: Any, meaning: str) -> float:
+    """`value` as a float above zero and below one.
+
+    >>> share("least_acceptance", 1e9, "the acceptance rate at which the run ends")
+    Traceback (most recent call last):
+    ...
+    ValueError: least_acceptance must lie between 0 and 1, got 1000000000.0: it is the acceptance rate at which the \
+run ends
+    """
+    number = number_or_nan(value)
+    if not 0 < number < 1:
+        raise ValueError(f"{name} must lie between 0 and 1, got {shown(value)}: it is {meaning}")
+    return number
+
+
+def true_or_false(name: str, value: Any) -> bool:
+    """`value` as a bool; NumPy's are taken too."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, got {shown(value)}")
+    return bool(value)
+
+
+def shown(value: Any) -> str:
+    """A value in an error message: its repr, cut where it is long.
+
+    >>> shown(10**30), shown("x" * 500)[-20:]
+    ('1000000000000000000000000000000', "xxxxxxxxxxxxxxxx'...")
+    """
+    try:
+        text = repr(value)
+    except Exception as error:
+        # Digits beyond Python's limit on conversions, or a repr that fails.
+        text = f"a {type(value).__name__} ({type(error).__name__} when shown)"
+    return text if len(text) <= 200 else f"{text[:160]}{text[0] if text[0] in QUOTES else ''}..."
+
+
+def number_or_nan(value: Any) -> float:
+    """One number as a float, NaN if it is none: text, truth values, arrays of several."""
+    if isinstance(value, bool | np.bool_ | str | bytes | bytearray) or np.ndim(value) != 0:
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def seed_or_fresh(seed: Any) -> int:
@@ -77,12 +131,12 @@ def seed_or_fresh(seed: Any) -> int:
     except TypeError:
         number = -1
     if isinstance(seed, bool) or not 0 <= number <= MAX_SEED:
-        raise ValueError(f"seed must be a whole number from 0 to {MAX_SEED}, a SeedSequence or None, got {seed!r}")
+        raise ValueError(f"seed must be a whole number from 0 to {MAX_SEED}, a SeedSequence or None, got {shown(seed)}")
     return number
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """`value` if it is one of the words allowed."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
     return str(value)

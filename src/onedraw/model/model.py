@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import positive
+from onedraw.arguments import LONGEST, positive
 from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import Limited
 from onedraw.engines.numba import BLOCK_ROWS, Compiled, distances_of
@@ -165,7 +165,7 @@ class Model:
         """The model with each simulation given up after `timeout` seconds; itself if that is None."""
         if timeout is None:
             return self
-        timeout = positive("timeout", timeout, "the number of seconds that one simulation may take")
+        timeout = positive("timeout", timeout, "the number of seconds that one simulation may take", LONGEST)
         if not self.plain:
             raise ValueError(
                 f"timeout = {timeout:g} is for plain simulators and od.command, which draw one pseudo-sample per call: "

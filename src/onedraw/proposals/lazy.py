@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from onedraw.arguments import number_or_nan, shown
 from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.model.prior import Prior
 from onedraw.proposals.protocol import Proposed
@@ -47,6 +48,7 @@ def lazy(proposal: Any = None, hold: float = 0.5) -> Lazy:
     >>> post.settings["proposal"]["hold"]
     0.5
     """
-    if not 0.0 <= hold < 1.0:
-        raise ValueError(f"hold must be at least 0 and below 1, got {hold!r}: it is the chance to stay")
-    return Lazy(proposal, float(hold))
+    chance = number_or_nan(hold)
+    if not 0.0 <= chance < 1.0:
+        raise ValueError(f"hold must be at least 0 and below 1, got {shown(hold)}: it is the chance to stay")
+    return Lazy(proposal, chance)

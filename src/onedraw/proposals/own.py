@@ -30,13 +30,13 @@ class FunctionProposal:
             given.flags.writeable = False
         try:
             proposed, log_q_ratio = self.function(rng, given)
+            proposed = xp.array(proposed, dtype=theta.dtype)
+            log_q_ratio = xp.asarray(log_q_ratio, dtype=theta.dtype)
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"the proposal failed ({error}): it is called as proposal(rng, theta) with theta of shape "
                 f"{theta.shape} and returns (theta', log q(theta | theta') - log q(theta' | theta))"
             ) from error
-        proposed = xp.array(proposed, dtype=theta.dtype)
-        log_q_ratio = xp.asarray(log_q_ratio, dtype=theta.dtype)
         if proposed.shape != theta.shape or log_q_ratio.shape not in ((), (len(theta),)):
             raise ValueError(
                 f"the proposal returned shapes {proposed.shape} and {log_q_ratio.shape}: expected {theta.shape} "

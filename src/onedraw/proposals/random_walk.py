@@ -35,6 +35,10 @@ class RandomWalk:
             # Increments of discrete parameters are rounded, and smaller ones would hardly ever move.
             cov = cov + np.diag(np.where(prior.discrete, np.maximum(0.25 / scale**2 - np.diag(cov), 0.0), 0.0))
         elif cov.ndim < 2:
+            if cov.size not in (1, prior.dim):
+                raise ValueError(
+                    f"cov has {cov.size} variances for {prior.dim} parameters {list(prior.names)}: give one for each"
+                )
             cov = np.diag(np.broadcast_to(cov, prior.dim))
         if cov.shape != (prior.dim, prior.dim):
             raise ValueError(

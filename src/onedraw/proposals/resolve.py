@@ -13,8 +13,8 @@ def resolve(proposal: Any, prior: Prior, spread: Callable[[], Array]) -> Any:
     """A proposal ready for use in a run; None is a random walk."""
     if proposal is None:
         proposal = random_walk()
-    elif not hasattr(proposal, "propose"):
-        if not callable(proposal):
+    elif not hasattr(proposal, "propose") or isinstance(proposal, type):
+        if not callable(proposal) or isinstance(proposal, type):
             raise ValueError(
                 f"proposal must be od.random_walk(), od.independence(), od.lazy(...) or a function, got {proposal!r}"
             )

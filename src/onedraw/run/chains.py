@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import one_of, optional_whole_number, whole_number
+from onedraw.arguments import MOST_AT_ONCE, one_of, optional_whole_number, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
@@ -38,7 +38,7 @@ from onedraw.run.saving import Specification
 from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
 from onedraw.run.specification import specify
-from onedraw.run.starts import Start, chains_per_block, keeps_distances, points_in, starting_states
+from onedraw.run.starts import Start, chains_per_block, check_start, keeps_distances, points_in, starting_states
 
 PLAIN_CHAINS, BATCHED_CHAINS = 4, 1024
 STEPS_PER_SIMULATION = 200
@@ -90,7 +90,7 @@ class Chains:
 
 def chains_for(start: Any, chains: Any, model: Model | None) -> int:
     """The number of chains: as asked for, as starting points were given, or by what the simulator is."""
-    asked = optional_whole_number("chains", chains, "the number of chains run side by side")
+    asked = optional_whole_number("chains", chains, "the number of chains run side by side", MOST_AT_ONCE)
     if asked is not None:
         return asked
     return points_in(start) or (BATCHED_CHAINS if model is not None and model.batched else PLAIN_CHAINS)
@@ -117,11 +117,14 @@ def run_chains(
     draws, budget = checked_ends(draws, budget, "the number of draws kept of each chain")
     model, _ = _model_and_kernel(estimator)
     estimator = on_engine(_in_time(estimator, options.timeout), options)
-    _check_proposal(proposal, estimator)
+    number = chains_for(start, chains, model)
+    thin = whole_number("thin", thin, "the number of steps between kept draws")
+    one_of("layout", layout, ("chains", "draws"))
+    check_start(start, estimator, number)
+    check_proposal(proposal, estimator, number)
     return Chains(
-        algorithm, options, estimator, make_sampler, make_state, worst, draws,
-        chains_for(start, chains, model), budget, whole_number("thin", thin, "the number of steps between kept draws"),
-        start, proposal, arguments, one_of("layout", layout, ("chains", "draws")),
+        algorithm, options, estimator, make_sampler, make_state, worst, draws, number, budget, thin, start, proposal,
+        arguments, layout,
     ).posterior()  # fmt: skip
 
 
@@ -304,13 +307,21 @@ def _in_time(estimator: Any, timeout: float | None) -> Any:
     return estimator.with_model(inner.model.limited(timeout))
 
 
-def _check_proposal(proposal: Any, estimator: Any) -> None:
-    """A ValueError if a proposal draws from what an engine on a device has no formulas for."""
-    inner = proposal.proposal if isinstance(proposal, Lazy) else proposal
-    if getattr(estimator, "engine", None) is None or not isinstance(inner, Independence) or inner.distribution is None:
+def check_proposal(proposal: Any, estimator: Any, chains: int) -> None:
+    """A ValueError, before anything is simulated, if a proposal does not fit the parameters or the engine.
+
+    It is resolved with a stand-in for the covariance that starts would give, and moves prior draws once, as many as
+    there are chains in a block. On a device only its distribution is looked at: its program is built there.
+    """
+    prior = estimator.prior
+    resolved = resolve(proposal, prior, lambda: np.eye(prior.dim))
+    if getattr(estimator, "engine", None) is None:
+        rng = np.random.Generator(np.random.SFC64(0))
+        theta = prior.sample(rng, min(chains, chains_per_block(estimator, chains)))
+        resolved.propose(rng, theta, prior.logpdf(theta))
         return
-    distribution = inner.resolved(estimator.prior, lambda: np.empty(0)).distribution
-    if not distribution.on_device:
+    inner = resolved.proposal if isinstance(resolved, Lazy) else resolved
+    if isinstance(inner, Independence) and not inner.distribution.on_device:
         raise ValueError(
             f"engine='{estimator.engine}' has no JAX form of the proposal's distribution {inner.distribution!r}: it "
             f"takes {', '.join(FAMILIES)} with bounded densities, or write the proposal as a function with jax.numpy"

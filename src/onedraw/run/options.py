@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from numpy.random import SeedSequence
 
-from onedraw.arguments import one_of, optional_whole_number, positive, seed_or_fresh
+from onedraw.arguments import LONGEST, one_of, optional_whole_number, positive, seed_or_fresh
 from onedraw.estimators.placement import placed
 from onedraw.model.model import Model
 from onedraw.run.progress import Progress, Show
@@ -15,6 +15,9 @@ from onedraw.run.saving import Continue, Part, checked_segment, recorded_seed
 
 IDENTITY = ("seed", "on_error", "timeout")
 """Options that a run's numbers depend on; its file holds them. The others belong to a session."""
+
+MOST_WORKERS = 10_000
+"""The most processes on this machine."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -92,20 +95,27 @@ engine, timeout, store, segment, progress
     def checked(given: Mapping[str, Any]) -> "Options":
         """From the options of a call.
 
-        Workers and executor are checked when the pool is opened, the time limit and the engine when they meet the
-        simulator (`on_engine`).
+        Whether workers and executor go together is checked when the pool is opened, the engine when it meets the
+        simulator (`on_engine`), and whether the simulator can be limited in time by the model (`Model.limited`).
         """
         names = [one.name for one in fields(Options)]
         for name in given:
             if name not in names:
                 raise TypeError(f"there is no option {name!r}: the options of a run are {', '.join(names)}")
         asked = Options(**{"seed": None, **given})
-        max_seconds = asked.max_seconds
+        max_seconds, timeout = asked.max_seconds, asked.timeout
         if max_seconds is not None:
             max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")
+        if timeout is not None:
+            timeout = positive("timeout", timeout, "the number of seconds that one simulation may take", LONGEST)
         return replace(
             asked,
             max_seconds=max_seconds,
+            timeout=timeout,
+            workers=optional_whole_number(
+                "workers", asked.workers, "the number of workers that simulate side by side", MOST_WORKERS
+            ),
+            executor=_checked_executor(asked.executor),
             on_error=one_of("on_error", asked.on_error, ("reject", "raise")),
             seed=seed_or_fresh(recorded_seed(asked.store, asked.seed)),
             segment=checked_segment(asked.segment),
@@ -117,6 +127,16 @@ engine, timeout, store, segment, progress
         engine = getattr(estimator, "engine", None)
         named = {name: getattr(self, name) for name in IDENTITY}
         return named if engine is None else {**named, "engine": str(engine)}
+
+
+def _checked_executor(executor: Any) -> Any:
+    """The executor; a ValueError for a Dask client that waits for nobody."""
+    if getattr(executor, "asynchronous", False) is True:
+        raise ValueError(
+            "executor is an asynchronous dask.distributed.Client, whose results are coroutines: make the client with "
+            "asynchronous=False, and call from a thread of its own inside an event loop (asyncio.to_thread)"
+        )
+    return executor
 
 
 def on_engine(estimator: Any, options: Options) -> Any:

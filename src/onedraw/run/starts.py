@@ -54,8 +54,8 @@ class Start(NamedTuple):
         )
 
 
-def starting_states(start: Any, estimator: Any, chains: int, seed: int, budget: int | None) -> Plan[Start]:
-    """The starting states asked for."""
+def check_start(start: Any, estimator: Any, chains: int) -> None:
+    """A ValueError, before anything is simulated, if chains cannot start there."""
     if isinstance(start, str):
         if start != "rejection":
             raise ValueError(f"start must be 'rejection', points or a Posterior, got {start!r}")
@@ -64,10 +64,20 @@ def starting_states(start: Any, estimator: Any, chains: int, seed: int, budget: 
                 "start='rejection' needs an estimator with a known log_bound: give starting points, as in "
                 f"start={{{', '.join(f'{name!r}: ...' for name in estimator.prior.names)}}}"
             )
-        return (yield from _by_rejection(estimator, chains, seed, budget))
-    if isinstance(start, Posterior):
+    elif isinstance(start, Posterior):
         if start.names != estimator.prior.names:
             raise ValueError(f"start holds draws of {list(start.names)}, the model has {list(estimator.prior.names)}")
+        if not math.prod(start.shape):
+            raise ValueError(f"start is a Posterior without draws ({start.status.message}): chains cannot start there")
+    else:
+        given_points(start, estimator.prior, chains)
+
+
+def starting_states(start: Any, estimator: Any, chains: int, seed: int, budget: int | None) -> Plan[Start]:
+    """The starting states asked for, of a start that `check_start` has let through."""
+    if isinstance(start, str):
+        return (yield from _by_rejection(estimator, chains, seed, budget))
+    if isinstance(start, Posterior):
         return (yield from _from_posterior(start, estimator, chains, seed, budget))
     points = given_points(start, estimator.prior, chains)
     return (yield from _at_points(points, points, estimator, seed, budget, "given"))
@@ -282,11 +292,15 @@ def keeps_distances(estimator: Any) -> bool:
 
 def points_in(start: Any) -> int | None:
     """How many starting points are given, if that can be seen: then there are as many chains."""
-    if isinstance(start, Mapping):
-        lengths = [len(values) for values in start.values() if np.ndim(values) == 1]
-        return max(lengths, default=None)
-    if isinstance(start, list | tuple | np.ndarray):
-        return len(start) if np.ndim(start) == 2 else None
+    try:
+        if isinstance(start, Mapping):
+            lengths = [len(values) for values in start.values() if np.ndim(values) == 1]
+            return max(lengths, default=None)
+        if isinstance(start, list | tuple | np.ndarray):
+            return len(start) if np.ndim(start) == 2 else None
+    except ValueError:
+        # Rows of different lengths: `check_start` says so.
+        return None
     return None
 
 
@@ -295,7 +309,7 @@ def given_points(start: Any, prior: Prior, chains: int) -> Array:
     try:
         if isinstance(start, Mapping):
             if set(start) != set(prior.names):
-                raise ValueError(f"start names {sorted(start)}, the model has {sorted(prior.names)}")
+                raise ValueError(f"start names {sorted(map(str, start))}, the model has {sorted(prior.names)}")
             columns = [np.broadcast_to(np.asarray(start[name], dtype=float), chains) for name in prior.names]
             points = np.column_stack(columns)
         else:

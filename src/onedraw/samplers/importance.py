@@ -21,7 +21,7 @@ from typing import Unpack
 
 import numpy as np
 
-from onedraw.arguments import one_of, positive, whole_number
+from onedraw.arguments import MOST_AT_ONCE, one_of, positive, share, whole_number
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
@@ -287,13 +287,14 @@ def importance(
     check_model(model)
     kernel = kernel_asked(kernel)
     budget = whole_number("budget", budget, "the largest number of simulations")
-    pseudo_samples = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
+    pseudo_samples = whole_number(
+        "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
+    )
     check_pays(budget, pseudo_samples)
     if ess is not None:
         ess = positive("ess", ess, "the effective number of draws wanted")
-    if not (isinstance(defensive, int | float) and 0 < defensive < 1):
-        raise ValueError(f"defensive must lie between 0 and 1, got {defensive!r}: it is the share from the prior")
-    design = Design(kernel.eps, ess, float(defensive), one_of("keep", keep, ("distances", "all")), checked.seed)
+    defensive = share("defensive", defensive, "the share from the prior")
+    design = Design(kernel.eps, ess, defensive, one_of("keep", keep, ("distances", "all")), checked.seed)
     estimator = AbcAverage(
         model.limited(checked.timeout), kernel.with_eps(1.0), pseudo_samples, on_error=checked.on_error, early=False,
         keep_rows=keep == "all" or is_adaptive(model),

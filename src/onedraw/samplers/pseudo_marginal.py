@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 
 import numpy as np
 
-from onedraw.arguments import one_of, whole_number
+from onedraw.arguments import MOST_AT_ONCE, one_of, true_or_false, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose, Rng
@@ -200,8 +200,11 @@ def pseudo_marginal(
     (64, 100)
     """
     checked = Options.checked(options)
-    draws_each = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
-    check_early(early)
+    draws_each = whole_number(
+        "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
+    )
+    early = true_or_false("early", early)
+    one_of("layout", layout, ("chains", "draws"))
     if keep is not None:
         one_of("keep", keep, ("draws", "distances"))
     if estimator is None:
@@ -227,9 +230,3 @@ def pseudo_marginal(
         arguments={"pseudo_samples": draws_each, "early": early, "keep": keep}, draws=draws, budget=budget,
         chains=chains, thin=thin, start=start, proposal=proposal, layout=layout,
     )  # fmt: skip
-
-
-def check_early(early: Any) -> None:
-    """A ValueError if `early` is not True or False."""
-    if not isinstance(early, bool):
-        raise ValueError(f"early must be True or False, got {early!r}")

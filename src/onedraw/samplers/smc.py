@@ -26,7 +26,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from onedraw.arguments import optional_whole_number, positive, whole_number
+from onedraw.arguments import MOST_AT_ONCE, optional_whole_number, positive, share, whole_number
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
@@ -289,8 +289,12 @@ def smc(
     check_model(model)
     kernel = kernel_asked(kernel)
     budget = optional_whole_number("budget", budget, "the largest number of simulations")
-    particles = optional_whole_number("particles", particles, "the number of chains that run side by side")
-    pseudo_samples = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
+    particles = optional_whole_number(
+        "particles", particles, "the number of chains that run side by side", MOST_AT_ONCE
+    )
+    pseudo_samples = whole_number(
+        "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
+    )
     if budget is None and kernel.eps is None:
         raise ValueError("give budget=, a kernel with a tolerance or both: one of them must end the run")
     left = None if budget is None else budget - model.pilot
@@ -301,7 +305,8 @@ def smc(
             f"budget = {budget} does not pay for particles = {particles} of pseudo_samples = {pseudo_samples} "
             "simulations each: raise it, or ask for fewer particles"
         )
-    least_acceptance = positive("least_acceptance", least_acceptance, "the acceptance rate at which the run ends")
+    meaning = "the acceptance rate at which the run ends"
+    least_acceptance = share("least_acceptance", positive("least_acceptance", least_acceptance, meaning), meaning)
     family = kernel.with_eps(1.0)
     estimator = AbcAverage(model.limited(checked.timeout), family, pseudo_samples, on_error=checked.on_error)
     estimator = on_engine(estimator, checked)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
+from onedraw.arguments import true_or_false
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
@@ -25,7 +26,7 @@ from onedraw.run.lockstep import Info
 from onedraw.run.options import Options, RunOptions
 from onedraw.run.registry import sampler
 from onedraw.run.starts import Start
-from onedraw.samplers.pseudo_marginal import accept, check_early, info_of, moved, wanted
+from onedraw.samplers.pseudo_marginal import accept, info_of, moved, wanted
 
 
 class State(NamedTuple):
@@ -94,7 +95,7 @@ def wilkinson(
     """
     checked = Options.checked(options)
     check_model_and_kernel(model, kernel)
-    check_early(early)
+    early = true_or_false("early", early)
     estimator = AbcAverage(model, kernel, 1, on_error=checked.on_error)
     return run_chains(
         "wilkinson", checked, estimator, lambda ready, proposal: Wilkinson(ready, proposal, early), starting_state,

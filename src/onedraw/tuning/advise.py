@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from onedraw.arguments import optional_whole_number, whole_number
+from onedraw.arguments import MOST_AT_ONCE, optional_whole_number, true_or_false, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
@@ -44,12 +44,12 @@ from onedraw.results.efficiency import TURNS, Function, chain_simulations
 from onedraw.results.plain import as_json
 from onedraw.results.posterior import Posterior, function_values, points
 from onedraw.results.variances import Interval, Variances, exactly, interval, variances
-from onedraw.run.chains import BATCHED_CHAINS, PLAIN_CHAINS
-from onedraw.run.options import Options, RunOptions
+from onedraw.run.chains import BATCHED_CHAINS, PLAIN_CHAINS, check_proposal
+from onedraw.run.options import Options, RunOptions, on_engine
 from onedraw.run.specification import specify
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.rejection import rejection
-from onedraw.tuning.particles import Tuning, tune
+from onedraw.tuning.particles import Tuning, check_functions, tune
 from onedraw.tuning.prices import Prices, Stages, Timed, time_stages, time_steps
 from onedraw.tuning.runs import CannotTell, Runs, measurement
 
@@ -377,7 +377,7 @@ def advise(
     1
     """
     checked = Options.checked(options)
-    most = whole_number("max_pseudo_samples", max_pseudo_samples, "the largest number considered", least=2)
+    most = whole_number("max_pseudo_samples", max_pseudo_samples, "the largest number considered", 2, MOST_AT_ONCE)
     if estimator is not None:
         if model is not None or kernel is not None:
             raise ValueError("give a model and a kernel, or an estimator, not both")
@@ -391,9 +391,10 @@ def advise(
     assert model is not None and kernel is not None
     default = BATCHED_BUDGET if model.batched else PLAIN_BUDGET
     budget = default if budget is None else whole_number("budget", budget, "the largest number of simulations")
-    chains = optional_whole_number("chains", chains, "the number of chains of the run to come")
+    chains = optional_whole_number("chains", chains, "the number of chains of the run to come", MOST_AT_ONCE)
     chains = (BATCHED_CHAINS if model.batched else PLAIN_CHAINS) if chains is None else chains
-    processors = whole_number("processors", processors, "the number of processors")
+    processors = whole_number("processors", processors, "the number of processors", most=MOST_AT_ONCE)
+    early = true_or_false("early", early)
     if budget <= model.pilot:
         raise ValueError(
             f"budget = {budget} leaves nothing after the {model.pilot} pilot simulations of the distance: raise it"
@@ -404,6 +405,8 @@ def advise(
         "seed": checked.seed, "on_error": checked.on_error, "engine": checked.engine, "timeout": checked.timeout,
     }  # fmt: skip
     average = AbcAverage(model, kernel)
+    check_proposal(proposal, on_engine(average.with_model(model.limited(checked.timeout)), checked), chains)
+    check_functions(functions, model.prior.names)
     found = Evidence()
     answers: dict[str, Any] = {}
     with measurement(checked, budget, lambda: specify("advise", average, arguments, proposal=proposal)) as runs:

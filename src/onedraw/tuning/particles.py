@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import whole_number
+from onedraw.arguments import shown, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
@@ -29,9 +29,10 @@ from onedraw.results.efficiency import Function, chain_simulations
 from onedraw.results.plain import as_json
 from onedraw.results.posterior import Posterior, function_values, points
 from onedraw.results.variances import Interval, interval, variances
-from onedraw.run.options import Options
+from onedraw.run.chains import check_proposal
+from onedraw.run.options import Options, on_engine
 from onedraw.run.specification import specify
-from onedraw.run.starts import given_points, pseudo_samples_of
+from onedraw.run.starts import check_start, pseudo_samples_of
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.tuning.runs import CannotTell, Runs, measurement
 
@@ -203,10 +204,11 @@ def tune(
     if start is None:
         names = ", ".join(f"{name!r}: ..." for name in sample.prior.names)
         raise ValueError(f"advise(estimator=...) needs starting points, as od.pseudo_marginal does: start={{{names}}}")
-    if not isinstance(start, Posterior):
-        given_points(start, sample.prior, CHAINS)
+    check_start(start, sample, CHAINS)
     budget = ESTIMATES * pseudo_samples_of(sample) if budget is None else budget
     budget = whole_number("budget", budget, "the largest number of simulations")
+    check_proposal(proposal, on_engine(sample, options), CHAINS)
+    check_functions(functions, sample.prior.names)
     arguments = {
         "simulations": budget, "most": most, "seed": options.seed, "on_error": options.on_error,
         "engine": options.engine, "timeout": options.timeout,
@@ -230,6 +232,17 @@ def tune(
         except (CannotTell, TimeoutError) as reason:
             verdict = f"cannot tell: {reason}"
         return Tuning(verdict, runs.cost, budget, runs.seed, **found)
+
+
+def check_functions(functions: Any, names: tuple[str, ...]) -> None:
+    """A ValueError, before anything is simulated, if `functions` are not functions of draws, by name."""
+    if functions is None:
+        return
+    if not isinstance(functions, Mapping):
+        raise ValueError(f"functions must be a dict of functions of the parameters by name, got {shown(functions)}")
+    for name, function in functions.items():
+        if not callable(function):
+            raise ValueError(f"functions[{name!r}] must be a function of {', '.join(names)}, got {shown(function)}")
 
 
 def family_of(estimator: Any) -> tuple[Callable[[int], Any], int]:

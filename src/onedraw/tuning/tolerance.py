@@ -27,15 +27,16 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from onedraw.arguments import optional_whole_number, positive, whole_number
+from onedraw.arguments import MOST_AT_ONCE, optional_whole_number, positive, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.model.kernels import Kernel, uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import JaxSimulator
+from onedraw.run.chains import check_proposal
 from onedraw.run.driver import drive
-from onedraw.run.options import Options, RunOptions, check_model
+from onedraw.run.options import Options, RunOptions, check_model, on_engine
 from onedraw.run.pilot import learned, pilot_round
 from onedraw.run.plan import Outcome, Plan
 from onedraw.run.prior_draws import block_size
@@ -395,8 +396,13 @@ class ToleranceSearch:
 
     def jump(self) -> ValueError:
         """The error that no eps has the rate, with the runs on both sides of the jump."""
-        below = max((one for one in self.path if one.acceptance_rate < self.target), key=lambda one: one.eps)
-        above = min((one for one in self.path if one.acceptance_rate >= self.target), key=lambda one: one.eps)
+        below = max((one for one in self.path if one.acceptance_rate < self.target), key=_eps_of, default=None)
+        above = min((one for one in self.path if one.acceptance_rate >= self.target), key=_eps_of, default=None)
+        if below is None or above is None:
+            return ValueError(
+                f"no eps for an acceptance rate of {self.target} was found: all {len(self.path)} runs of the search lie "
+                f"{'below' if above is None else 'above'} it; raise budget, or ask for another rate"
+            )
         return ValueError(
             f"no eps gives an acceptance rate of {self.target}: it jumps from {below.acceptance_rate:.3g} at eps = "
             f"{below.eps:.6g} to {above.acceptance_rate:.3g} at eps = {above.eps:.6g}, because distances take few "
@@ -454,6 +460,10 @@ class ToleranceSearch:
         return low, high, float(np.clip(root, math.log(low.eps), math.log(high.eps)))
 
 
+def _eps_of(trial: Trial) -> float:
+    return trial.eps
+
+
 def chord(low: Trial, high: Trial) -> tuple[float, float]:
     """Slope of log r in log eps between two runs, and its standard error."""
     apart = math.log(high.eps / low.eps)
@@ -473,10 +483,12 @@ def parabola(low: Trial, middle: Trial, high: Trial) -> tuple[float, float, floa
 
 def correction(low: Trial, verified: Trial, high: Trial, miss: float) -> tuple[float, float, float]:
     """Step in log eps from the verifying run to the root of the parabola, the slope there and its standard error."""
-    slope, slope_se, bend = parabola(low, verified, high)
-    if not (low.eps < verified.eps < high.eps and slope > SURE_SLOPE * slope_se):
-        # Too near an end of the bracket, or outside it, the line between the ends is better than the parabola.
-        slope, slope_se, bend = *chord(low, high), 0.0
+    slope, slope_se, bend = *chord(low, high), 0.0
+    # At an end of the bracket there is no parabola through three points, and outside it the line is better.
+    if low.eps < verified.eps < high.eps:
+        curved = parabola(low, verified, high)
+        if curved[0] > SURE_SLOPE * curved[1]:
+            slope, slope_se, bend = curved
     step = -miss / slope
     step = -(miss + 0.5 * bend * step**2) / slope
     at_root = slope + bend * step
@@ -529,8 +541,10 @@ def tolerance_for(
     check_model(model)
     target = _checked_rate(acceptance_rate)
     kernel = _checked_kernel(kernel)
-    pseudo_samples = whole_number("pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta")
-    chains = optional_whole_number("chains", chains, "the number of chains run side by side")
+    pseudo_samples = whole_number(
+        "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
+    )
+    chains = optional_whole_number("chains", chains, "the number of chains run side by side", MOST_AT_ONCE)
     budget = optional_whole_number("budget", budget, "the largest number of simulations")
     if precision is not None:
         precision = positive("precision", precision, "the relative standard error of eps at which the search may end")
@@ -556,6 +570,7 @@ def tolerance_for(
         "timeout": checked.timeout,
     }  # fmt: skip
     average = AbcAverage(model, kernel.with_eps(1.0))
+    check_proposal(proposal, on_engine(average.with_model(model.limited(checked.timeout)), checked), fewest)
     with measurement(checked, budget, lambda: specify("tolerance_for", average, arguments, proposal=proposal)) as runs:
         if model.pilot:
             model = learned(model, runs.recorded("pilot", lambda: _pilot(model, checked))["rows"])

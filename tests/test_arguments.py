@@ -1,0 +1,175 @@
+"""What users give is checked before anything is simulated: a typed error that names the argument, or a right result."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+
+PRIOR = od.Prior(a=stats.norm(0, 1), b=stats.uniform(0, 2))
+
+
+class Counting:
+    """A simulator that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, rng, a, b):
+        self.calls += 1
+        return rng.normal(a, 0.1 + b)
+
+
+def counted() -> tuple[Counting, od.Model]:
+    simulate = Counting()
+    return simulate, od.Model(PRIOR, simulate, observed=2.0, distance=od.scaled(pilot=50))
+
+
+def text_of_wrong_type(rng, theta):
+    return [["x", "y"]] * len(theta), 0.0
+
+
+def wrong_shape(rng, theta):
+    return theta[:, :1], 0.0
+
+
+def one_value_only(rng, theta):
+    return theta
+
+
+WRONG_PROPOSALS = [
+    ("x", "proposal must be"),
+    (7, "proposal must be"),
+    (od.random_walk, "the proposal failed"),
+    (od.random_walk(np.eye(3)), "cov has shape"),
+    (od.random_walk([1.0, 2.0, 3.0]), "cov has 3 variances for 2 parameters"),
+    (od.random_walk([[1.0, 1.0], [1.0, 1.0]]), "not positive definite"),
+    (od.independence(stats.norm(0, 1)), "independence"),
+    (od.independence(od.Prior(c=stats.norm(0, 1))), "distribution of"),
+    (od.independence("x"), "independence"),
+    (od.lazy("x"), "proposal must be"),
+    (od.lazy(od.random_walk(np.eye(3))), "cov has shape"),
+    (text_of_wrong_type, "the proposal failed"),
+    (wrong_shape, "the proposal returned shapes"),
+    (one_value_only, "the proposal"),
+    (lambda rng: 0, "the proposal failed"),
+]
+
+
+@pytest.mark.parametrize(("proposal", "words"), WRONG_PROPOSALS, ids=[str(n) for n in range(len(WRONG_PROPOSALS))])
+@pytest.mark.parametrize("function", ["pseudo_marginal", "wilkinson", "r_hit", "tolerance_for", "advise"])
+def test_a_wrong_proposal_costs_no_simulation(proposal, words, function):
+    simulate, model = counted()
+    second = 0.2 if function == "tolerance_for" else od.uniform(0.01)
+    with pytest.raises(ValueError, match=words):
+        getattr(od, function)(model, second, proposal=proposal, budget=100_000, seed=1)
+    assert simulate.calls == 0
+
+
+@pytest.mark.parametrize(
+    "start", ["x", {"a": 1.0}, {"a": 1.0, "b": 9.0}, [1.0, 2.0, 3.0], [[1.0], [2.0, 3.0]], {1: 2.0, "b": 1.0}, None, 3j]
+)
+def test_a_wrong_start_costs_no_simulation(start):
+    simulate, model = counted()
+    with pytest.raises(ValueError, match="start"):
+        od.pseudo_marginal(model, od.uniform(0.5), start=start, budget=1000, seed=1)
+    assert simulate.calls == 0
+
+
+HUGE = 10**30
+WRONG = [
+    ("rejection", "draws", [HUGE, "10", 1.5, True, np.inf, [1], -1, np.float64(3)]),
+    ("rejection", "budget", [HUGE, "10", np.array([10, 20])]),
+    ("rejection", "pseudo_samples", [HUGE, "1", 0]),
+    ("rejection", "keep", ["x", 3, np.array(["all", "draws"]), ["all"]]),
+    ("rejection", "timeout", [1e300, "1", 0, math.nan, HUGE, True]),
+    ("rejection", "max_seconds", ["1", -1, [1.0], 10**400]),
+    ("rejection", "segment", ["1", None]),
+    ("rejection", "workers", [HUGE, "2", 1.5, 0]),
+    ("rejection", "seed", ["1", HUGE, 1.5, -1, 10**5000]),
+    ("rejection", "on_error", ["x", 1, np.array(["reject", "raise"])]),
+    ("rejection", "engine", ["x", 3]),
+    ("rejection", "executor", ["x", 3]),
+    ("rejection", "store", [3, "", 1.5]),
+    ("pseudo_marginal", "chains", [HUGE, "4", 0]),
+    ("pseudo_marginal", "thin", [HUGE, "4", 0]),
+    ("pseudo_marginal", "early", ["x", 1, None]),
+    ("pseudo_marginal", "layout", ["x", 1, np.array(["chains", "draws"])]),
+    ("pseudo_marginal", "keep", ["x", 1, np.array(["all", "draws"])]),
+    ("wilkinson", "early", ["x", 1]),
+    ("r_hit", "hits", [HUGE, "x", 0]),
+    ("r_hit", "max_draws", [HUGE, "x", 0]),
+    ("smc", "least_acceptance", [1e9, "0.1", 0, 1, math.nan]),
+    ("smc", "particles", [HUGE, "x"]),
+    ("importance", "defensive", [1e9, "0.1", 0, 1]),
+    ("importance", "ess", ["x", -1]),
+    ("importance", "keep", ["x", np.array(["all", "distances"])]),
+    ("infer", "coverage", ["x", -1, HUGE]),
+    ("infer", "draws", ["x", 0, HUGE]),
+    ("fit_summary", "terms", ["x", 1]),
+    ("tolerance_for", "precision", ["x", 0]),
+    ("tolerance_for", "chains", ["x", 0, HUGE]),
+    ("advise", "processors", ["x", 0, HUGE]),
+    ("advise", "max_pseudo_samples", ["x", 1, HUGE]),
+    ("advise", "early", ["x", 1]),
+    ("advise", "functions", ["x", {"f": 1}]),
+]
+
+
+def call(function: str, model: od.Model, **arguments):
+    second = {"tolerance_for": (0.2,), "smc": (), "importance": (), "infer": (), "fit_summary": ()}
+    given = second.get(function, (od.uniform(0.5),))
+    limit = {} if "budget" in arguments or "draws" in arguments else {"budget": 2000}
+    if function in ("infer", "fit_summary", "importance"):
+        limit = {"budget": 2000} if "budget" not in arguments else {}
+    return getattr(od, function)(model, *given, **{"seed": 1, **limit, **arguments})
+
+
+@pytest.mark.parametrize(("function", "name", "values"), WRONG, ids=[f"{one[0]}-{one[1]}" for one in WRONG])
+def test_a_wrong_argument_is_named_before_the_first_simulation(function, name, values):
+    for value in values:
+        simulate, model = counted()
+        with pytest.raises((ValueError, TypeError), match=name) as caught:
+            call(function, model, **{name: value})
+        assert type(caught.value) in (ValueError, TypeError)
+        assert simulate.calls == 0, value
+
+
+NUMPY_SCALARS = [
+    ("rejection", {"draws": np.int64(20), "budget": np.uint32(3000), "pseudo_samples": np.int8(2)}),
+    (
+        "rejection",
+        {"draws": np.array(20), "seed": np.int32(3), "on_error": np.str_("reject"), "keep": np.str_("draws")},
+    ),
+    ("rejection", {"draws": 20, "timeout": np.float32(5), "max_seconds": np.float64(50), "segment": np.int64(3)}),
+    ("pseudo_marginal", {"draws": np.int64(5), "chains": np.int16(2), "thin": np.int8(2), "early": np.bool_(False)}),
+    ("pseudo_marginal", {"draws": 5, "proposal": od.lazy(od.random_walk(np.float32(0.5)), hold=np.float32(0.25))}),
+    ("pseudo_marginal", {"draws": 5, "layout": np.str_("chains"), "start": {"a": np.float32(1), "b": np.float16(1)}}),
+    ("r_hit", {"draws": np.int64(5), "hits": np.int64(2), "max_draws": np.int64(500), "chains": np.int64(2)}),
+    ("smc", {"budget": np.int64(2000), "particles": np.int64(50), "least_acceptance": np.float32(0.1)}),
+    ("importance", {"budget": np.int64(2000), "ess": np.float32(50), "defensive": np.float32(0.2)}),
+    ("infer", {"budget": np.int64(500), "draws": np.int64(50), "coverage": np.int64(0)}),
+    ("tolerance_for", {"budget": np.int64(20_000), "chains": np.int64(4), "pseudo_samples": np.int64(1)}),
+    ("advise", {"budget": np.int64(3000), "processors": np.int64(2), "early": np.bool_(True)}),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments"), NUMPY_SCALARS, ids=[f"{n}" for n in range(len(NUMPY_SCALARS))])
+def test_numpy_scalars_work_with_a_store(function, arguments, tmp_path):
+    model = od.Model(PRIOR, lambda rng, a, b: rng.normal(a, 0.1 + b), observed=1.0)
+    assert call(function, model, store=tmp_path / "run.db", **arguments) is not None
+    if function not in ("tolerance_for", "advise"):
+        assert od.load(tmp_path / "run.db").cost.simulations > 0
+
+
+@pytest.mark.parametrize("seed", [3, 12, 19, 29, 30, 43])
+def test_a_tolerance_is_found_where_the_verifying_run_lies_at_an_end_of_the_bracket(seed):
+    """The root is kept inside the bracket, so that it may be one of its ends, through which there is no parabola."""
+    prior = od.Prior(theta=stats.norm(0, 1))
+    model = od.Model(prior, lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    found = od.tolerance_for(model, 0.4, chains=1, budget=1000, seed=seed)
+    bracket = [one.eps for one in found.path if one.stage == "bracket"]
+    assert found.verified_eps in (pytest.approx(min(bracket)), pytest.approx(max(bracket)))
+    assert 0 < found.eps < math.inf and 0 < found.std_error < math.inf
