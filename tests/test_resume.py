@@ -21,6 +21,7 @@ from onedraw.cli import models
 from onedraw.cli import run as running
 from onedraw.run import saving
 from onedraw.run.fingerprint import fingerprint
+from onedraw.run.pool import InProcess
 from onedraw.run.store import Store
 from tests.stored_run import KERNEL, RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 
@@ -283,10 +284,26 @@ def test_another_python_does_not_compare_bytecode(tmp_path, monkeypatch):
         od.resume(path, replace(model, simulate=lambda rng, a, b, k: [a, k], observed=[2.0, 4.0]), force=True)
 
 
+def fails_when_used():
+    """A proposal that is tried once before a run begins, and fails in its steps."""
+    calls = []
+
+    def propose(rng, theta):
+        calls.append(1)
+        if len(calls) > 2:
+            raise ZeroDivisionError
+        return theta, 0.0
+
+    return propose
+
+
 def test_a_file_in_which_nothing_was_saved_binds_nobody(tmp_path):
     path = tmp_path / "run.db"
     with pytest.raises(ValueError, match="proposal must be"):
         od.wilkinson(model, KERNEL, draws=5, proposal=3, store=path)
+    assert not path.exists()  # nothing was simulated
+    with pytest.raises(ZeroDivisionError):
+        od.wilkinson(model, KERNEL, draws=5, proposal=fails_when_used(), store=path)
     with pytest.raises(od.StoreError, match="holds a run of wilkinson"):  # its start was simulated
         od.rejection(model, KERNEL, draws=5, store=path)
     path, ready = tmp_path / "other.db", replace(model, distance=None)
@@ -483,17 +500,17 @@ def test_an_exception_loses_nothing(name, tmp_path, whole, monkeypatch):
 
     count = []
 
-    def broken(self, *simulated):
+    def broken(self):
         count.append(1)
         if len(count) == 14:
-            raise ValueError("a bug in the distance")
-        return good(self, *simulated)
+            raise ValueError("a bug")
+        return good(self)
 
-    good = od.Model.distances
-    monkeypatch.setattr(od.Model, "distances", broken)
-    with pytest.raises(ValueError, match="a bug in the distance"):
+    good = InProcess.next
+    monkeypatch.setattr(InProcess, "next", broken)
+    with pytest.raises(ValueError, match="a bug"):
         run(name, path)
-    monkeypatch.setattr(od.Model, "distances", good)
+    monkeypatch.setattr(InProcess, "next", good)
     read = od.load(path)
     assert read.status.reason == "unfinished" and read.cost.simulations > 80
     assert told(od.resume(path, model)) == whole[name]

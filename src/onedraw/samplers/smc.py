@@ -289,9 +289,7 @@ def smc(
     check_model(model)
     kernel = kernel_asked(kernel)
     budget = optional_whole_number("budget", budget, "the largest number of simulations")
-    particles = optional_whole_number(
-        "particles", particles, "the number of chains that run side by side", MOST_AT_ONCE
-    )
+    particles = optional_whole_number("particles", particles, "the number of chains side by side", MOST_AT_ONCE)
     pseudo_samples = whole_number(
         "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
     )

@@ -400,8 +400,8 @@ class ToleranceSearch:
         above = min((one for one in self.path if one.acceptance_rate >= self.target), key=_eps_of, default=None)
         if below is None or above is None:
             return ValueError(
-                f"no eps for an acceptance rate of {self.target} was found: all {len(self.path)} runs of the search lie "
-                f"{'below' if above is None else 'above'} it; raise budget, or ask for another rate"
+                f"no eps for an acceptance rate of {self.target} was found: all {len(self.path)} runs of the search "
+                f"lie {'below' if above is None else 'above'} it; raise budget, or ask for another rate"
             )
         return ValueError(
             f"no eps gives an acceptance rate of {self.target}: it jumps from {below.acceptance_rate:.3g} at eps = "
