@@ -285,8 +285,16 @@ def test_another_python_does_not_compare_bytecode(tmp_path, monkeypatch):
 
 def test_a_file_in_which_nothing_was_saved_binds_nobody(tmp_path):
     path = tmp_path / "run.db"
-    with pytest.raises(ValueError, match="proposal must be"):
-        od.wilkinson(model, KERNEL, draws=5, proposal=3, store=path)
+    calls = []
+
+    def fails_after_its_trial(rng, theta):
+        calls.append(1)
+        if len(calls) > 1:
+            raise ValueError("no more")
+        return theta, 0.0
+
+    with pytest.raises(ValueError, match="proposal failed"):
+        od.wilkinson(model, KERNEL, draws=5, proposal=fails_after_its_trial, store=path)
     with pytest.raises(od.StoreError, match="holds a run of wilkinson"):  # its start was simulated
         od.rejection(model, KERNEL, draws=5, store=path)
     path, ready = tmp_path / "other.db", replace(model, distance=None)
