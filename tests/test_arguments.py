@@ -1,6 +1,7 @@
 """What users give is checked before anything is simulated: a typed error that names the argument, or a right result."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -173,3 +174,83 @@ def test_a_tolerance_is_found_where_the_verifying_run_lies_at_an_end_of_the_brac
     bracket = [one.eps for one in found.path if one.stage == "bracket"]
     assert found.verified_eps in (pytest.approx(min(bracket)), pytest.approx(max(bracket)))
     assert 0 < found.eps < math.inf and 0 < found.std_error < math.inf
+
+
+def normal(rng, theta):
+    return rng.normal(theta, 1.0)
+
+
+PLAIN = od.Model(od.Prior(theta=stats.norm(0, 1)), normal, observed=2.0)
+BATCHED = od.Model(od.Prior(theta=stats.norm(0, 1)), od.batched(normal), observed=2.0)
+
+
+@pytest.mark.parametrize("model", [PLAIN, BATCHED], ids=["plain", "batched"])
+@pytest.mark.parametrize(
+    "arguments", [{"thin": 10**6}, {"pseudo_samples": 10**7}, {"chains": 20_000}], ids=["thin", "M", "chains"]
+)
+def test_time_ends_a_run_whose_single_steps_take_long(model, arguments):
+    if model is BATCHED and "chains" in arguments:
+        arguments = {"chains": 10**6}
+    began = time.perf_counter()
+    post = od.pseudo_marginal(model, od.uniform(1.0), draws=10**9, seed=1, max_seconds=0.5, **arguments)
+    assert time.perf_counter() - began < 5
+    assert post.status.reason == "max_seconds"
+
+
+def test_time_ends_a_proposal_of_rejection_with_many_pseudo_samples():
+    began = time.perf_counter()
+    post = od.rejection(PLAIN, od.uniform(1.0), draws=5, pseudo_samples=10**7, seed=1, max_seconds=0.5)
+    assert time.perf_counter() - began < 5
+    assert post.status.reason == "max_seconds"
+
+
+@pytest.mark.parametrize("model", [PLAIN, BATCHED], ids=["plain", "batched"])
+def test_a_run_that_time_ends_between_kept_draws_goes_on_to_the_same_bytes(model, tmp_path):
+    arguments = {"draws": 3, "chains": 2, "thin": 3001, "seed": 1}
+    whole = od.pseudo_marginal(model, od.uniform(1.0), **arguments)
+    for _ in range(1000):
+        post = od.pseudo_marginal(
+            model, od.uniform(1.0), **arguments, store=tmp_path / "run.db", segment=0.01, max_seconds=0.1
+        )
+        if post.status.complete:
+            break
+    assert post.status.complete
+    assert post.draws["theta"].tobytes() == whole.draws["theta"].tobytes()
+    assert post.cost.simulations == whole.cost.simulations
+    assert post.acceptance_rate == whole.acceptance_rate
+
+
+@pytest.mark.parametrize("function", ["rejection", "pseudo_marginal", "smc", "importance", "tolerance_for", "advise"])
+def test_time_ends_the_pilot_of_a_distance(function):
+    def slow(rng, theta):
+        time.sleep(0.02)
+        return rng.normal(theta, 1.0, 2)
+
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), slow, [2.0, 1.0], distance=od.scaled(pilot=1000))
+    began = time.perf_counter()
+    if function == "tolerance_for":
+        with pytest.raises(TimeoutError, match="max_seconds"):
+            call(function, model, budget=5000, max_seconds=0.2)
+    else:
+        found = call(function, model, budget=5000, max_seconds=0.2)
+        assert "max_seconds" in (str(found) if function == "advise" else found.status.reason)
+    assert time.perf_counter() - began < 4
+
+
+def test_a_step_costs_the_same_however_many_plain_chains_there_are():
+    """A heap of idle blocks: sorting them for each piece of work made the price of a chain grow with their number."""
+    from onedraw.run.blocks import Deadline, in_chain_blocks
+    from onedraw.run.pool import InProcess
+
+    def seconds(blocks: int) -> float:
+        began = time.perf_counter()
+        found = []
+        item = lambda block, segment, last: (block, segment) if segment < 2 else None  # noqa: E731
+        reason = in_chain_blocks(
+            InProcess(), lambda one: one, blocks, item, lambda r, s: found.append(r), Deadline(None)
+        )
+        assert reason == "done" and found == [[(block, segment) for block in range(blocks)] for segment in range(2)]
+        return time.perf_counter() - began
+
+    few, many = min(seconds(1000) for _ in range(3)), seconds(16_000)
+    assert many < 16 * 4 * few

@@ -15,6 +15,7 @@ import numpy as np
 from onedraw.arguments import one_of, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import NO_DISTANCES, Array, DeviceParts, namespace
+from onedraw.engines.clock import look
 from onedraw.engines.numba import CHUNK_ROWS as COMPILED_ROWS
 from onedraw.engines.numba import averages, fusible
 from onedraw.engines.streams import Rng
@@ -189,6 +190,7 @@ class AbcAverage:
         model, n, draws = self.model, len(theta), self.pseudo_samples
         parts: list[Evaluation] = []
         for top in range(0, n, COMPILED_ROWS):
+            look()
             some = slice(top, min(top + COMPILED_ROWS, n))
             places = range(some.start, some.stop) if rows is None else rows[some]
             one = averages(model, self.kernel, rng, theta[some], draws, len(parts), self.keep_distances, self.keep_rows)

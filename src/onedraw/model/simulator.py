@@ -16,6 +16,7 @@ import numpy as np
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import kept_apart
+from onedraw.engines.clock import look
 from onedraw.engines.numba import NOT_FINITE, Compiled, LoopReport, draw_rows, drawn_layout
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.failures import FAULTS, Failure, SimulationError, told
@@ -161,6 +162,7 @@ def simulate_rows(
     `index` (n,) are the rows' places in their block (None: they are the whole block), which name the streams of
     plain and staged simulators; `chunk` names that of a batched one.
     """
+    look()
     places = range(len(theta)) if index is None else index.tolist()
     shape = (len(theta), pseudo_samples, recipe.layout.size)
     watch = rng.first == 0 and rng.step == 0 and chunk == 0 and first_pseudo_sample == 0
@@ -229,6 +231,7 @@ def _plain_rows(
     for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         parameters = dict(zip(names, values, strict=True))
         for m in range(shape[1]):
+            look()
             try:
                 value = simulate(single(place, first + m), **parameters)
                 if not used:

@@ -7,9 +7,11 @@ the order of completion, which would favour fast simulations.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+from onedraw.engines.clock import InTime, OutOfTime
 from onedraw.engines.threads import one_blas_thread
 from onedraw.run.pool import Done, InProcess, WorkerPool, simulations_in
 from onedraw.run.progress import Progress
@@ -19,6 +21,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 16
 """How far work may run ahead of the slowest: pieces of work per slot, or segments."""
+GRACE = 1.0
+"""Seconds after a time limit that work in progress still has; then it is given up and lost."""
 
 
 class Block(NamedTuple):
@@ -54,6 +58,12 @@ class Deadline:
         """Whether the limit is over."""
         return self.max_seconds is not None and self.seconds() >= self.max_seconds
 
+    def limiting(self, task: Callable[[Item], Result]) -> Callable[[Item], Result]:
+        """The task, given up a little after the limit: where a single piece takes long, blocks alone are too coarse."""
+        if self.max_seconds is None:
+            return task
+        return InTime(task, time.time() + self.max_seconds - self.seconds() + GRACE)
+
 
 def in_order(
     pool: InProcess | WorkerPool,
@@ -71,10 +81,13 @@ def in_order(
     """
     with one_blas_thread(), progress:
         try:
-            return _in_order(pool, task, iter(blocks), take, deadline)
+            return _in_order(pool, deadline.limiting(task), iter(blocks), take, deadline)
         except Stopped as stopped:
             pool.drop(kill=True)
             return stopped.reason
+        except OutOfTime:
+            pool.drop(kill=True)
+            return "max_seconds"
 
 
 def _in_order(
@@ -144,43 +157,46 @@ def in_chain_blocks(
     of the blocks once all are there, with the seconds that a block took on average. Returns "done" or "max_seconds";
     Stopped if a signal came.
     """
+    task = deadline.limiting(task)
     waiting: dict[int, dict[int, Done]] = {}
     """By segment, what blocks have done that is not taken yet."""
     first = 0
     """The first segment that is not taken yet."""
-    at = [0] * blocks
-    """The next segment of each block."""
     last: list[Result | None] = [None] * blocks
-    idle, busy = set(range(blocks)), 0
+    idle, busy = [(0, block) for block in range(blocks)], 0
+    """A heap of (next segment, block), so that those behind go first; and how many are not in it."""
+    ahead = 0
+    """The furthest segment that any block has come to."""
     goal: int | None = None
     """When time is up: the segment that the blocks behind still complete."""
     try:
         while True:
-            # Those behind go first; none goes so far ahead that an interruption would waste much.
-            for block in sorted(idle, key=at.__getitem__):
-                if busy >= pool.slots or at[block] - first >= AHEAD:
-                    break
-                piece = item(block, at[block], last[block])
+            # None goes so far ahead that an interruption would waste much.
+            while idle and busy < pool.slots and idle[0][0] - first < AHEAD:
+                segment, block = idle[0]
+                piece = item(block, segment, last[block])
                 if piece is None:
-                    idle.discard(block)
+                    heappop(idle)
                     continue
-                if goal is None and at[block] > 0 and deadline.passed():
-                    goal = first if busy or max(at) > first else first - 1
-                if goal is not None and at[block] > goal:
+                if goal is None and segment > 0 and deadline.passed():
+                    goal = first if busy or ahead > first else first - 1
+                if goal is not None and segment > goal:
                     break
-                pool.submit(at[block] * blocks + block, task, [piece])
-                idle.discard(block)
+                pool.submit(segment * blocks + block, task, [piece])
+                heappop(idle)
                 busy += 1
             if busy == 0:
                 return "done" if goal is None or not idle else "max_seconds"
             done = pool.next()
             busy -= 1
+            if isinstance(done.error, OutOfTime):
+                raise done.error
             segment, block = divmod(done.ticket, blocks)
             waiting.setdefault(segment, {})[block] = done
             if done.error is None:
                 last[block] = done.results[0]
-                at[block] += 1
-                idle.add(block)
+                heappush(idle, (segment + 1, block))
+                ahead = max(ahead, segment + 1)
             while len(waiting.get(first, ())) == blocks:
                 whole = [waiting[first][one] for one in range(blocks)]
                 for one in whole:
@@ -189,6 +205,8 @@ def in_chain_blocks(
                 take([one.results[0] for one in whole], sum(one.seconds for one in whole) / blocks)
                 del waiting[first]
                 first += 1
+    except OutOfTime:
+        return "max_seconds"
     finally:
         pool.surplus += simulations_in(
             one for some in waiting.values() for done in some.values() for one in done.results

@@ -21,6 +21,10 @@ from onedraw.run.progress import Progress
 from onedraw.run.record import Record
 from onedraw.run.signals import Stopped
 
+FIRST_STEPS = 64
+"""The most steps of a first segment, when nobody knows yet how long they take."""
+FIRST_ROOM = 2**30
+"""Bytes of draws for which there is room from the first; twice as much whenever that is full."""
 LOOK_SECONDS = 0.2
 """About how often a run looks at the clock and at Ctrl-C, and shows progress."""
 
@@ -116,9 +120,10 @@ class Advancing:
         self.pool = driver.pool
         if request.in_process:
             self.task, self.pool = _sharing_draws(request.task, driver.pool), InProcess()
-        kept = request.steps // self.thin
-        self.theta = _room(known.theta, kept)
-        self.distances = None if known.distances is None else _room(known.distances, kept)
+        self._most = request.steps // self.thin
+        """Draws of a chain at the end of the round. There may be far fewer: time or a signal may end it."""
+        self.theta, self.distances = known.theta, known.distances
+        self._make_room(0)
         self.accepted, self.proposals = known.accepted, known.proposals
         self.states, self.taken = list(known.states), known.steps
         self.cost, self.capped = known.cost, known.capped
@@ -126,7 +131,7 @@ class Advancing:
         self._unsaved: tuple[Cost, int, tuple[Failure, ...]] = (Cost(), 0, ())
         self._cuts = [known.steps]
         """The step of the round at which each segment begins."""
-        self._length, self._growth = self.thin, 4
+        self._length, self._growth = min(self.thin, FIRST_STEPS), 4
         if self.task.engine is not None:
             # A segment must be worth a call to the device, and the first may well be the last. Starting points are
             # found by short calls, so the pace there is mostly that of the calls.
@@ -170,6 +175,8 @@ class Advancing:
     def _take(self, results: list[SegmentResult], seconds: float) -> None:
         taken, now = self.taken, self.taken + results[0].steps
         rows = slice(taken // self.thin, now // self.thin)
+        if rows.stop > len(self.theta):
+            self._make_room(rows.stop)
         for k, (block, one) in enumerate(zip(self.request.blocks, results, strict=True)):
             columns = slice(block.first, block.first + block.size)
             self.theta[rows, columns] = one.theta
@@ -186,7 +193,18 @@ class Advancing:
             self.save()
         aim = self.pool.piece if self.pool.remote else LOOK_SECONDS / len(results)
         longest = min(aim * (now - taken) / max(seconds, 1e-9), self._growth * (now - taken))
-        self._length = max(1, round(longest / self.thin)) * self.thin
+        # Whole numbers of kept draws, unless the steps between two of them take too long for that.
+        whole = self.task.engine is not None or longest >= self.thin
+        self._length = max(1, round(longest / self.thin)) * self.thin if whole else max(1, round(longest))
+
+    def _make_room(self, rows: int) -> None:
+        """Room for so many draws of each chain: for all of the round if they are not many, else as they come."""
+        width = self.theta.shape[2] + (0 if self.distances is None else self.distances.shape[2])
+        first = FIRST_ROOM // (8 * self.request.chains * width)
+        room = min(self._most, max(rows, 2 * len(self.theta), first, 1))
+        self.theta = _room(self.theta, room)
+        if self.distances is not None:
+            self.distances = _room(self.distances, room)
 
     def _count(self, results: list[SegmentResult], first: bool) -> None:
         driver, tallies = self.driver, [one.tally for one in results]

@@ -135,9 +135,8 @@ class Driver:
             show(gathered)
             return request.enough is not None and request.enough(gathered)
 
-        deadline = self.deadline if request.timed else Deadline(None)
         try:
-            reason = in_order(self.pool, request.task, request.items(gathered), take, deadline, bar)
+            reason = in_order(self.pool, request.task, request.items(gathered), take, self.deadline, bar)
         finally:
             unsaved.save()
         self.pace = (self.deadline.seconds() - began) / max(1, self.cost.simulations - before)
@@ -179,9 +178,9 @@ class Driver:
         return advance_blocks(self, request, draws, number)
 
 
-def drive(plan: Plan[Value]) -> Value:
+def drive(plan: Plan[Value], deadline: Deadline | None = None) -> Value:
     """What a plan returns, carried out without a file by the worker pool of the run around it, if there is one."""
-    return Driver(Saver(), current_pool(), Deadline(None), False, Bar("", None, "")).run(plan)
+    return Driver(Saver(), current_pool(), deadline or Deadline(None), False, Bar("", None, "")).run(plan)
 
 
 class Unsaved:

@@ -11,6 +11,7 @@ import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
+from onedraw.engines.clock import look
 from onedraw.engines.streams import Phase, Rng
 from onedraw.failures import Failure, first_failures
 from onedraw.run.blocks import Block
@@ -63,9 +64,10 @@ def advance(
     batches: int = 1,
     stretch: tuple[int, int] | None = None,
 ) -> tuple[Any, Tally]:
-    """Take `steps` steps from `state`, writing kept states into theta (steps / thin, n, dim) and distances.
+    """Take `steps` steps from `state`, writing kept states into theta (kept, n, dim) and distances.
 
-    Moves are counted in `batches` equal parts of the `stretch` of steps (from, to) that these steps belong to.
+    Moves are counted in `batches` equal parts of the `stretch` of steps (from, to) that these steps belong to, and
+    every `thin`-th step of the stretch is kept.
     """
     begin, end = (first_step, first_step + steps) if stretch is None else stretch
     n = len(state.theta)
@@ -73,7 +75,9 @@ def advance(
     step, counts = sampler.step, tally.accepted
     all_proposed = [0] * batches
     costs: list[Cost] = []
+    kept = 0
     for done in range(steps):
+        look()
         rng.step = first_step + done
         state, info = step(rng, state)
         batch = (first_step + done - begin) * batches // (end - begin)
@@ -89,10 +93,11 @@ def advance(
             tally.failures = first_failures(tally.failures, info.failures)
         if info.ignored_rng:
             tally.ignored_rng = True
-        if (done + 1) % thin == 0:
-            theta[done // thin] = state.theta
+        if (first_step + done + 1 - begin) % thin == 0:
+            theta[kept] = state.theta
             if distances is not None:
-                distances[done // thin] = state.distances
+                distances[kept] = state.distances
+            kept += 1
     tally.proposals += np.array(all_proposed)[:, None]
     tally.cost = Cost.total(costs)._replace(proposals=int(tally.proposals.sum()))
     return state, tally
@@ -151,7 +156,8 @@ class Advance:
     def __call__(self, segment: Segment) -> SegmentResult:
         if self.engine is not None:
             return self._on_device(segment)
-        kept, n = segment.steps // self.thin, segment.block.size
+        n, before = segment.block.size, segment.first_step - self.stretch[0]
+        kept = (before + segment.steps) // self.thin - before // self.thin
         theta = np.empty((kept, n, segment.state.theta.shape[1]))
         distances = np.empty((kept, n, segment.state.distances.shape[1])) if self.keep_distances else None
         rng = Rng(self.seed, Phase.RUN, segment.block.first)

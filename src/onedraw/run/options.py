@@ -29,7 +29,7 @@ class RunOptions(TypedDict, total=False):
     on_error
         "reject" (the default) counts a failed simulation as a miss (K = 0), "raise" stops at the first.
     max_seconds
-        Stop after the block in which this time has passed.
+        Stop after the block in which this time has passed; a block that takes a second longer is given up.
     workers
         Simulate in this many processes on this machine (threads for compiled simulators).
     executor

@@ -57,7 +57,6 @@ def pilot_round(model: Model, seed: int, on_error: str) -> Round:
         lambda gathered: cut(model.pilot, model.block or PLAIN_BLOCK, gathered.done),
         phase="pilot",
         bar=Bar("pilot", model.pilot, "simulations"),
-        timed=False,
     )
 
 

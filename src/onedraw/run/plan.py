@@ -125,8 +125,6 @@ class Round:
     condense: Condense | None = None
     bar: Bar | None = None
     note: Callable[[Gathered], str] = lambda gathered: ""
-    timed: bool = True
-    """Whether `max_seconds` may end it."""
     shown: Callable[[], Result] | None = None
     """The result of the run before this round, to be shown while the round goes on."""
 

@@ -265,7 +265,7 @@ def _estimates(task: Estimates, theta: Array, phase: str) -> Round:
             rows = np.asfortranarray(theta[block.first : block.first + block.size])
             yield Points(block.first, block.size, rows)
 
-    return Round(task, points, phase=phase, bar=Bar("starting points", len(theta), "chains"), timed=False)
+    return Round(task, points, phase=phase, bar=Bar("starting points", len(theta), "chains"))
 
 
 def chains_per_block(estimator: Any, chains: int) -> int:

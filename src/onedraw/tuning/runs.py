@@ -4,18 +4,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import derived_seed
 from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import Deadline
+from onedraw.run.driver import drive
 from onedraw.run.options import Options
+from onedraw.run.plan import Plan
 from onedraw.run.pool import opened_pool
 from onedraw.run.record import StoreError
 from onedraw.run.saving import Part, Saver, Specification, begin
-from onedraw.run.signals import guarded
+from onedraw.run.signals import Stopped, guarded
+
+Value = TypeVar("Value")
 
 
 class CannotTell(Exception):
@@ -64,11 +68,23 @@ class Runs:
         if post.status.reason in ("interrupted", "terminated"):
             raise KeyboardInterrupt(post.status.reason)
         if post.status.reason == "max_seconds":
-            raise TimeoutError(
-                f"max_seconds = {asked.max_seconds:g} passed after {self.cost.simulations:,} simulations, before there "
-                "was an answer: raise it; with store= the same call continues"
-            )
+            raise self._late()
         return post
+
+    def drive(self, plan: Plan[Value]) -> Value:
+        """What a plan returns that makes no Posterior."""
+        try:
+            return drive(plan, self.deadline)
+        except Stopped as stopped:
+            if stopped.reason != "max_seconds":
+                raise
+            raise self._late() from None
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(
+            f"max_seconds = {self.options.max_seconds:g} passed after {self.cost.simulations:,} simulations, before "
+            "there was an answer: raise it; with store= the same call continues"
+        )
 
     def _part(self, arguments: Mapping[str, Any]) -> Part:
         """The next run's part of the file, which must have been asked for the same before."""

@@ -35,7 +35,6 @@ from onedraw.model.kernels import Kernel, uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import JaxSimulator
 from onedraw.run.chains import check_proposal
-from onedraw.run.driver import drive
 from onedraw.run.options import Options, RunOptions, check_model, on_engine
 from onedraw.run.pilot import learned, pilot_round
 from onedraw.run.plan import Outcome, Plan
@@ -400,8 +399,8 @@ class ToleranceSearch:
         above = min((one for one in self.path if one.acceptance_rate >= self.target), key=_eps_of, default=None)
         if below is None or above is None:
             return ValueError(
-                f"no eps for an acceptance rate of {self.target} was found: all {len(self.path)} runs of the search "
-                f"lie {'below' if above is None else 'above'} it; raise budget, or ask for another rate"
+                f"no eps for an acceptance rate of {self.target} was found: all {len(self.path)} runs lie "
+                f"{'below' if above is None else 'above'} it; raise budget, or ask for another rate"
             )
         return ValueError(
             f"no eps gives an acceptance rate of {self.target}: it jumps from {below.acceptance_rate:.3g} at eps = "
@@ -573,20 +572,20 @@ def tolerance_for(
     check_proposal(proposal, on_engine(average.with_model(model.limited(checked.timeout)), checked), fewest)
     with measurement(checked, budget, lambda: specify("tolerance_for", average, arguments, proposal=proposal)) as runs:
         if model.pilot:
-            model = learned(model, runs.recorded("pilot", lambda: _pilot(model, checked))["rows"])
+            model = learned(model, runs.recorded("pilot", lambda: _pilot(model, runs))["rows"])
         search = ToleranceSearch(
             model, kernel, pseudo_samples, proposal, chains, target, runs, fewest, small, least=2 * block
         )
         return found_by(search, precision)
 
 
-def _pilot(model: Model, options: Options) -> tuple[dict[str, Array], Cost]:
+def _pilot(model: Model, runs: Runs) -> tuple[dict[str, Array], Cost]:
     """The simulations from which the distance learns."""
 
     def plan() -> Plan[Outcome]:
-        return (yield pilot_round(model, options.seed, options.on_error))
+        return (yield pilot_round(model, runs.seed, runs.options.on_error))
 
-    outcome = drive(plan())
+    outcome = runs.drive(plan())
     return {"rows": outcome.arrays["rows"]}, outcome.cost
 
 

@@ -1,0 +1,41 @@
+"""The time at which work in progress is given up: loops that may take long look at the clock in between.
+
+Work is given a time limit by `in_time`, on whichever thread or machine it is done. The limit is one of wall-clock
+time, which machines share. Work that is given up leaves nothing behind, so no number depends on the clock.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_of_thread = threading.local()
+
+
+class OutOfTime(Exception):
+    """Raised inside work whose time is up."""
+
+
+def look() -> None:
+    """OutOfTime if the time of the work that this thread does is up."""
+    until = getattr(_of_thread, "until", None)
+    if until is not None and time.time() > until:
+        raise OutOfTime
+
+
+@dataclass(frozen=True, eq=False)
+class InTime:
+    """A task that is given up at a time, in seconds since the epoch."""
+
+    task: Callable[[Any], Any]
+    until: float
+
+    def __call__(self, item: Any) -> Any:
+        before = getattr(_of_thread, "until", None)
+        _of_thread.until = self.until if before is None else min(before, self.until)
+        try:
+            look()
+            return self.task(item)
+        finally:
+            _of_thread.until = before
