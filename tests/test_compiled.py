@@ -432,7 +432,7 @@ def test_workers_are_threads_and_change_nothing(run, monkeypatch):
     def no_processes(*_, **__):
         raise AssertionError("a process was asked for")
 
-    monkeypatch.setattr(pool_module, "_loky_pool", no_processes)
+    monkeypatch.setattr(pool_module, "_new_workers", no_processes)
     monkeypatch.setattr(chains_module, "LOOK_SECONDS", 0.0)
     alone = run(seed=5)
     for workers in (2,) if alone.settings["algorithm"] == "infer" else (1, 2, 3):

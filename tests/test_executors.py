@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -605,3 +606,88 @@ def test_ctrl_c_in_a_simulator_still_interrupts():
 
     post = od.rejection(od.Model(od.Prior(theta=stats.norm()), simulate, 2.0), od.uniform(9.0), budget=300, seed=1)
     assert post.status.reason == "interrupted" and post.cost.failed == 0
+
+
+def in_threads(*works):
+    """What several works give, each in a thread of its own; the first error if there is one."""
+    with ThreadPoolExecutor(len(works)) as several:
+        return [one.result(timeout=60) for one in [several.submit(work) for work in works]]
+
+
+def test_threads_have_workers_of_their_own():
+    """A run that ends drops work and replaces its workers, which is no concern of other threads."""
+
+    def long():
+        return same(od.rejection(slow_model(), od.uniform(0.5), budget=300, seed=1, workers=2))
+
+    def short():
+        for seed in range(4):
+            od.rejection(slow_model(0.02), od.uniform(9.0), draws=1, seed=seed, workers=2, max_seconds=0.3)
+        with pytest.raises(od.SimulationError):
+            od.rejection(od.Model(od.Prior(theta=stats.norm()), lambda rng, theta: 1 / 0, 2.0), od.uniform(0.5),
+                         draws=1, seed=1, workers=2, on_error="raise")  # fmt: skip
+
+    alone = same(od.rejection(slow_model(0.0), od.uniform(0.5), budget=300, seed=1))
+    found, _ = in_threads(long, short)
+    assert found == alone
+    assert sum(len(idle) for idle in pool_module._idle.values()) <= len(pool_module._idle)
+
+
+PROGRAM = """
+import multiprocessing, os, sys, time
+from scipy import stats
+import onedraw as od
+
+def simulate(rng, theta):
+    return rng.normal(theta)
+
+def run(workers=2):
+    model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0)
+    return od.rejection(model, od.uniform(0.5), draws=5, seed=1, workers=workers).draws["theta"].tolist()
+
+def report():
+    try:
+        found = "the same" if run() == run(None) else "other numbers"
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    print(found, flush=True)
+
+if __name__ == "__main__":
+    if sys.argv[1] == "daemon":
+        one = multiprocessing.get_context("spawn").Process(target=report, daemon=True)
+        one.start()
+        one.join()
+    else:
+        run()
+        pid = os.fork()
+        if pid == 0:
+            report()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        report()
+"""
+
+
+def run_program(tmp_path, text, *words, **more):
+    file = tmp_path / "program.py"
+    file.write_text(text)
+    return subprocess.run(
+        [sys.executable, file, *words], capture_output=True, text=True, timeout=60, check=False, **more
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_workers_in_a_fork_of_a_process_with_workers_are_refused(tmp_path):
+    done = run_program(tmp_path, PROGRAM, "fork")
+    forked, parent = done.stdout.splitlines()
+    assert (
+        forked.startswith("ValueError: workers = 2 cannot be started in a process that was forked")
+        and "spawn" in forked
+    )
+    assert parent == "the same"
+
+
+def test_workers_in_a_daemonic_process_are_refused(tmp_path):
+    done = run_program(tmp_path, PROGRAM, "daemon")
+    assert done.stdout.startswith("ValueError: workers = 2 cannot be started in a daemonic process"), done
+    assert "daemon=False" in done.stdout

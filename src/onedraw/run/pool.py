@@ -7,6 +7,7 @@ error instead of an endless wait.
 """
 
 import hashlib
+import multiprocessing
 import os
 import queue
 import threading
@@ -264,8 +265,7 @@ class WorkerPool:
             self._deaths.setdefault(one, 0)
         self._in_flight.clear()
         self._suspects = sorted({*self._suspects, *flying})
-        if self._renew is not None:
-            self._executor = self._renew()
+        self._replace_workers()
         self._send_suspect()
 
     def _give_up_on(self, ticket: int, error: BaseException) -> None:
@@ -301,13 +301,22 @@ class WorkerPool:
                 self.surplus += simulations_in(results)
             except (Exception, CancelledError):
                 lost += 1
-        if lost and self._renew is not None:
+        if lost:
             # Long work that nobody waits for would keep the workers busy.
-            self._executor.shutdown(wait=False, kill_workers=True)
-            self._executor = self._renew()
+            self._replace_workers()
         self._work, self._in_flight, self._suspects, self._waiting, self._deaths = {}, {}, [], [], {}
         self._ended = queue.SimpleQueue()
         return lost
+
+    def _replace_workers(self) -> None:
+        if self._renew is not None:
+            self._executor.shutdown(wait=False, kill_workers=True)
+            self._executor = self._renew()
+
+    def give_back(self) -> None:
+        """Leave the workers to runs to come, if this run has started them."""
+        if self._renew is not None:
+            _given_back(self._executor._max_workers, self._executor)
 
     def shut_down(self) -> None:
         """End the workers without waiting for them."""
@@ -390,25 +399,42 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-_pools: dict[int, Any] = {}
-_pools_lock = threading.Lock()
+_idle: dict[int, list[Any]] = {}
+"""Loky pools that no run has, by their number of workers."""
+_began_in: int | None = None
+"""The process that has started workers: a fork of it cannot, since loky's threads and locks are not there."""
+_idle_lock = threading.Lock()
 IDLE_SECONDS = 120
 """Workers of `workers=N` end after this time without work; a run that comes earlier finds them started."""
 
 
-def _loky_pool(workers: int, renew: bool = False) -> Any:
-    """The loky pool with this number of workers, which runs share."""
+def _new_workers(workers: int) -> Any:
     import loky
 
-    with _pools_lock:
-        pool = _pools.get(workers)
-        if pool is None or renew or pool._flags.broken is not None or pool._flags.shutdown:
-            if pool is not None:
-                pool.shutdown(wait=False, kill_workers=True)
-            pool = _pools[workers] = loky.ProcessPoolExecutor(
-                workers, timeout=IDLE_SECONDS, initializer=_ignore_interrupts
-            )
-        return pool
+    global _began_in
+    _began_in = os.getpid()
+    return loky.ProcessPoolExecutor(workers, timeout=IDLE_SECONDS, initializer=_ignore_interrupts)
+
+
+def _borrowed(workers: int) -> Any:
+    """A loky pool with this number of workers for one run alone: those of an earlier run, or new ones."""
+    with _idle_lock:
+        idle = _idle.get(workers, [])
+        while idle:
+            pool = idle.pop()
+            if pool._flags.broken is None and not pool._flags.shutdown:
+                return pool
+    return _new_workers(workers)
+
+
+def _given_back(workers: int, pool: Any) -> None:
+    """Keep one pool for runs to come."""
+    with _idle_lock:
+        idle = _idle.setdefault(workers, [])
+        if not idle:
+            idle.append(pool)
+            return
+    pool.shutdown(wait=False)
 
 
 _of_thread = threading.local()
@@ -442,8 +468,10 @@ def opened_pool(workers: Any, executor: Any, threads: bool = False) -> Iterator[
             raise
         finally:
             _of_thread.pool = before
-            if threads and isinstance(pool, WorkerPool) and executor is None:
-                pool.shut_down()
+            if isinstance(pool, WorkerPool):
+                if threads and executor is None:
+                    pool.shut_down()
+                pool.give_back()
 
 
 def _chosen_pool(workers: Any, executor: Any, threads: bool) -> InProcess | WorkerPool:
@@ -462,4 +490,14 @@ def _chosen_pool(workers: Any, executor: Any, threads: bool) -> InProcess | Work
         return InProcess()
     if threads:
         return WorkerPool(ThreadPoolExecutor(number))
-    return WorkerPool(_loky_pool(number), partial(_loky_pool, number, renew=True))
+    if multiprocessing.current_process().daemon:
+        raise ValueError(
+            f"workers = {number} cannot be started in a daemonic process, which may have no processes of its own: run "
+            "without workers=, or start this process with daemon=False"
+        )
+    if _began_in not in (None, os.getpid()):
+        raise ValueError(
+            f"workers = {number} cannot be started in a process that was forked from one with workers: run without "
+            "workers=, or start this process anew, as multiprocessing.get_context('spawn') does"
+        )
+    return WorkerPool(_borrowed(number), partial(_new_workers, number))
