@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import random
 import resource
 import shutil
 import signal
@@ -28,6 +29,7 @@ from onedraw.run import store as store_module
 from onedraw.run.record import LostFile
 from onedraw.run.saving import recorded_seed
 from onedraw.run.store import Store, StoreError
+from tests.mutations import mutate
 from tests.stored_run import KERNEL, RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 from tests.test_resume import ROOT, needs_fork
 
@@ -341,6 +343,36 @@ class TestHostileFiles:
             od.load(file)
         with pytest.raises(StoreError):
             od.resume(file, model)
+
+    @pytest.mark.parametrize(
+        "numbers", [range(200), pytest.param(range(200, 2200), marks=pytest.mark.slow)], ids=["some", "many"]
+    )
+    def test_changes_with_valid_checksums(self, tmp_path, numbers):
+        """Whatever was changed: a StoreError, or a posterior that can be shown."""
+        for name in RUNS:
+            run(name, tmp_path / f"{name}.db", segment=1e-3)
+        path, refused = tmp_path / "changed.db", 0
+        for number in numbers:
+            rng = random.Random(number)
+            shutil.copy(tmp_path / f"{rng.choice(list(RUNS))}.db", path)
+            mutate(path, rng)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    post = od.load(path)
+                    assert str(post.summary()) and post.status.message is not None
+                except StoreError:
+                    refused += 1
+                except Exception as error:
+                    raise AssertionError(f"change {number}: {error!r}") from error
+                if number % 4 == 0:
+                    try:
+                        od.resume(path, model, max_seconds=0.1)
+                    except StoreError:
+                        refused += 1
+                    except Exception as error:
+                        raise AssertionError(f"change {number}: {error!r}") from error
+        assert refused > len(numbers) // 4
 
     def test_the_source_never_unpickles(self):
         # Between a run and its own workers, objects travel pickled; no file is ever read that way.

@@ -96,9 +96,7 @@ class _Form:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, KeyError | TypeError | IndexError | AttributeError) or (
-            isinstance(error, ValueError) and not isinstance(error, StoreError)
-        ):
+        if isinstance(error, Exception) and not isinstance(error, StoreError):
             raise StoreError(f"{self.path} does not hold what a run of onedraw holds ({error!r})") from error
 
 
@@ -185,7 +183,16 @@ def resume(
         if raised is not None and key not in entry.parameters:
             raise StoreError(f"{path} holds a run of {name}, which has no {key}=: raise budget")
         given |= {} if raised is None else {key: raised}
-    posterior: Posterior = entry.function(**given, store=Continue(path, force), **options)
+    parts_given = {"draws": draws, "budget": budget, "kernel": kernel, "proposal": proposal, "start": start}
+    asked = {*options, *(key for key, value in parts_given.items() if value is not None)}
+    place = Continue(path, force)
+    try:
+        posterior: Posterior = entry.function(**given, store=place, **options)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        # An argument that is refused is named first; what was not given comes from the file.
+        if isinstance(error, StoreError) or place.reached or str(error).partition(" ")[0] in asked:
+            raise
+        raise StoreError(f"{path} does not hold what a run of onedraw holds, or not of this model ({error})") from error
     return posterior
 
 

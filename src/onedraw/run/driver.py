@@ -7,7 +7,7 @@ number.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class Driver:
         self._records: dict[str, Iterator[Record]] = {}
         self._next: dict[str, Record | None] = {}
         self._warned = False
+        self._taken = False
+        """Whether anything that the plan knows comes from the file."""
 
     def limits(self, draws: int | None, budget: int | None) -> list[Limits]:
         """The limits of earlier sessions, each beyond the one before, and those of this one."""
@@ -62,10 +64,24 @@ class Driver:
                     except Stopped as stopped:
                         request = plan.throw(stopped)
                     else:
-                        request = plan.send(answer)
+                        with self._as_recorded():
+                            request = plan.send(answer)
             except StopIteration as done:
                 value: Value = done.value
                 return value
+
+    @contextmanager
+    def _as_recorded(self) -> Iterator[None]:
+        """Around what is done with recorded results: where they have another form than a run's, the error says so."""
+        try:
+            yield
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if not self._taken or self.saver.store is None or isinstance(error, StoreError):
+                raise
+            raise StoreError(
+                f"the run cannot continue from what {self.saver.store.path} holds ({error!r}): the file was changed or "
+                "written by another version, or a function of yours failed. Give store= another name"
+            ) from error
 
     def _answer(self, request: Any) -> Any:
         if isinstance(request, Decision):
@@ -79,6 +95,7 @@ class Driver:
         if name not in self._records:
             self._records[name] = self.saver.records(name)
             self._next[name] = next(self._records[name], None)
+        self._taken = self._taken or self._next[name] is not None
         found = []
         while (record := self._next[name]) is not None and record.scalars["round"] <= number:
             if record.scalars["round"] < number:
@@ -93,7 +110,9 @@ class Driver:
     def _decide(self, request: Decision) -> Any:
         number = self._numbers[request.name]
         self._numbers[request.name] += 1
-        for record in self._recorded(request.name, number):
+        with self._as_recorded():
+            known = self._recorded(request.name, number)
+        for record in known:
             return record.scalars, {name: array.copy(order="K") for name, array in record.arrays.items()}
         scalars, arrays = request.make()
         self.saver.put(request.name, {**scalars, "round": number}, arrays)
@@ -105,18 +124,21 @@ class Driver:
         number, name = self._numbers[request.phase], f"{request.phase}.segment"
         self._numbers[request.phase] += 1
         gathered = Gathered(request.condense)
-        for record in self._recorded(name, number):
-            outcome = _outcome_of(record)
-            self._count(outcome)
-            gathered.add(int(record.scalars["size"]), outcome)
+        with self._as_recorded():
+            for record in self._recorded(name, number):
+                outcome = _outcome_of(record)
+                self._count(outcome)
+                gathered.add(int(record.scalars["size"]), outcome)
         refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=False)
         reason = "done"
         if self._next[name] is None and not (request.enough is not None and request.enough(gathered)):
             reason = self._compute(request, number, gathered)
+        with self._as_recorded():
+            whole = gathered.outcome()
         if reason not in ("done", "enough"):
-            raise Stopped(reason, gathered.outcome())
+            raise Stopped(reason, whole)
         refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=True)
-        return gathered.outcome()
+        return whole
 
     def _compute(self, request: Round, number: int, gathered: Gathered) -> str:
         unsaved = Unsaved(self.saver, request, number)
@@ -169,10 +191,13 @@ class Driver:
     def _advance(self, request: ChainRound) -> ChainDraws:
         number = self._numbers["run"]
         self._numbers["run"] += 1
-        known = self._recorded("run.segment", number)
-        for record in known:
-            self._count(_outcome_of(record))
-        draws = request.draws_of(known)
+        with self._as_recorded():
+            known = self._recorded("run.segment", number)
+            for record in known:
+                self._count(_outcome_of(record))
+            draws = request.draws_of(known)
+            if draws.steps > request.steps:
+                raise ValueError(f"{draws.steps} steps are recorded of a round of {request.steps}")
         if self._next["run.segment"] is not None or draws.steps == request.steps:
             return draws
         return advance_blocks(self, request, draws, number)

@@ -42,6 +42,8 @@ class Continue:
 
     path: Name
     force: bool = False
+    reached: list[Name] = field(default_factory=list, compare=False)
+    """Filled when the file is opened to be written: all arguments were accepted then."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +253,8 @@ def begin(store: Any, segment: float, make_specification: Callable[[], Specifica
     if isinstance(store, Continue) and found(path) is None:
         raise StoreError(f"{path} does not exist: there is no run to resume")
     specification = make_specification()
+    if isinstance(store, Continue):
+        store.reached.append(store.path)
 
     file = Store(path, write=True)
     try:

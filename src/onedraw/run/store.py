@@ -36,7 +36,15 @@ from urllib.parse import quote
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.run.record import LostFile, Record, StoreError
+from onedraw.run.record import (
+    LostFile,
+    Record,
+    StoreError,
+    check_record,
+    check_sessions,
+    check_specification,
+    is_count,
+)
 
 FORMAT = 2
 APPLICATION_ID = 0x6F6E6564
@@ -79,6 +87,18 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
 }
 """More than our own statements need."""
+
+
+def _any(_: Any) -> None:
+    """Nothing is asked of what a user's own sampler may keep."""
+
+
+def _check_count(value: Any) -> None:
+    if not is_count(value):
+        raise ValueError(f"its number of records is {ascii(value)[:80]}")
+
+
+CHECKS = {"specification": check_specification, "sessions": check_sessions, "records": _check_count}
 
 
 class Store:
@@ -255,7 +275,14 @@ class Store:
             rows = self._query("SELECT value, crc FROM meta WHERE key = ?", key)
         except sqlite3.Error as error:
             raise self._broken(error) from error
-        return self._value(key, *rows[0]) if rows else None
+        if not rows:
+            return None
+        value = self._value(key, *rows[0])
+        try:
+            CHECKS.get(key, _any)(value)
+        except ValueError as error:
+            raise StoreError(f"{self.path} does not hold what a run of onedraw holds ({error})") from error
+        return value
 
     def _value(self, key: str, text: Any, crc: Any) -> Any:
         if not isinstance(text, str) or _crc(f"{key}:{text}") != crc:
@@ -273,7 +300,7 @@ class Store:
         except sqlite3.Error as error:
             raise self._located(error) from error
         written = self._value("records", text, crc)
-        if written != (last or 0):
+        if not is_count(written) or written != (last or 0):
             raise self._located(ValueError(f"it should hold {written} records, the last that is found is {last}"))
         return int(written)
 
@@ -328,7 +355,9 @@ class Store:
             if self._header(row)[0] != MORE:
                 raise ValueError(f"row {row}, which belongs to record {sequence}, {found!r}, is another record")
             body.append(self._body(row, found))
-        return _unpacked(sequence, found, content, body[0] if len(body) == 1 else b"".join(body), more)
+        record = _unpacked(sequence, found, content, body[0] if len(body) == 1 else b"".join(body), more)
+        check_record(record)
+        return record
 
     def _header(self, sequence: int) -> tuple[str, str]:
         # One query each, and none for all: a cursor left open would keep the writer from committing.
@@ -365,7 +394,7 @@ class Store:
         """The last of the records that are whole from the first on, how many there should be, and what that one is."""
         good, where, count = 0, "", None
         with contextlib.suppress(sqlite3.Error, StoreError, TypeError, ValueError):
-            count = int(self.meta("records"))
+            count = self.meta("records")
         with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
             while count is None or good < count:
                 record = self._read(good + 1)
