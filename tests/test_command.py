@@ -13,6 +13,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.engines.children import TimedOut
+from onedraw.model import external
 from onedraw.model.external import CommandFailed
 
 PROGRAM = """
@@ -155,3 +156,41 @@ def test_wrong_commands_are_refused(arguments, more, message):
 def test_a_name_that_the_prior_has_not_is_refused():
     with pytest.raises(ValueError, match=r"the command names \{sigma\}, and the prior has mu"):
         od.Model(od.Prior(mu=stats.norm()), od.command(["a", "{mu}", "{sigma}"]), 1.0)
+
+
+WAITS = "import time; time.sleep(61.75)"
+
+
+def left_behind():
+    return [one for one in psutil.process_iter(["cmdline"]) if "61.75" in " ".join(one.info["cmdline"] or [])]
+
+
+@pytest.mark.parametrize("timeout", [None, 20.0])
+def test_a_program_is_not_waited_for_longer_than_it_runs(timeout):
+    """What it has started may hold its output open; it ends with the program."""
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WAITS!r}]); print(4.5)"
+    began = time.perf_counter()
+    assert python(code, timeout=timeout)(rng()) == 4.5
+    assert time.perf_counter() - began < 8
+    time.sleep(0.1)
+    assert not left_behind()
+
+
+def test_a_program_that_closes_its_output_and_goes_on_is_killed_in_time():
+    code = "import os, time; print(1.0, flush=True); os.close(1); os.close(2); time.sleep(61.75)"
+    began = time.perf_counter()
+    with pytest.raises(TimedOut, match=r"not finished after timeout = 0\.7 s"):
+        python(code, timeout=0.7)(rng())
+    assert time.perf_counter() - began < 8 and not left_behind()
+
+
+def test_output_without_end_is_a_failure(monkeypatch):
+    monkeypatch.setattr(external, "MOST", 2 * 2**20)
+    code = "import sys\nprint('trouble', file=sys.stderr, flush=True)\nwhile True: sys.stdout.write('7' * 65536)"
+    with pytest.raises(CommandFailed, match=r"wrote more than 2 MiB to standard output.*It said: trouble"):
+        python(code)(rng())
+    with pytest.raises(CommandFailed, match=r"wrote more than 2 MiB to \{output\}"):
+        python("import sys; open(sys.argv[1], 'w').write('7' * 2**22)", "{output}")(rng())
+    with pytest.raises(CommandFailed, match=r"status 3: 7*the end$"):
+        python("import sys; sys.stderr.write('7' * 2**22 + 'the end'); sys.exit(3)")(rng())
+    assert python("import sys; sys.stderr.write('7' * 2**22); print(1.5)")(rng()) == 1.5

@@ -691,3 +691,90 @@ def test_workers_in_a_daemonic_process_are_refused(tmp_path):
     done = run_program(tmp_path, PROGRAM, "daemon")
     assert done.stdout.startswith("ValueError: workers = 2 cannot be started in a daemonic process"), done
     assert "daemon=False" in done.stdout
+
+
+ENDLESS = """
+import os, subprocess, sys, time
+import numpy as np
+from scipy import stats
+import onedraw as od
+
+kind, folder = sys.argv[1:]
+prior = od.Prior(theta=stats.norm())
+
+def here():
+    open(os.path.join(folder, str(os.getpid())), "w").close()
+
+def simulate(rng, theta):
+    here()
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM, folder])
+    time.sleep(300)
+
+def endless(rng, theta):
+    here()
+    while True:
+        theta = theta + 1
+
+PROGRAM = "import os, sys, time; open(os.path.join(sys.argv[1], str(os.getpid())), 'w').close(); time.sleep(300)"
+given = {"workers": {"workers": 2}, "batched": {"workers": 2}, "timeout": {"timeout": 250.0},
+         "both": {"timeout": 250.0, "workers": 2}, "command": {}, "command in workers": {"workers": 2}}[kind]
+simulator = od.batched(endless) if kind == "batched" else simulate
+if kind == "workers":
+    simulator = endless
+if "command" in kind:
+    simulator = od.command([sys.executable, "-c", PROGRAM, folder])
+od.rejection(od.Model(prior, simulator, 2.0), od.uniform(1.0), budget=100, seed=1, **given)
+"""
+
+
+def alive(folder):
+    """Processes that have left their number in a folder and are still there."""
+    found = [int(one.name) for one in folder.iterdir()]
+    states = {one.pid: one.info["status"] for one in psutil.process_iter(["status"]) if one.pid in found}
+    return [pid for pid, status in states.items() if status != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize(
+    ("kind", "number", "number_of"),
+    [
+        ("workers", signal.SIGKILL, 2),
+        ("batched", signal.SIGTERM, 1),
+        ("timeout", signal.SIGKILL, 2),
+        ("both", signal.SIGHUP, 4),
+        ("command", signal.SIGKILL, 1),
+        ("command in workers", signal.SIGTERM, 2),
+    ],
+)
+def test_nothing_outlives_a_run_that_is_killed(tmp_path, kind, number, number_of):
+    folder = tmp_path / "alive"
+    folder.mkdir()
+    file = tmp_path / "program.py"
+    file.write_text(ENDLESS)
+    run = subprocess.Popen([sys.executable, file, kind, folder], stderr=subprocess.DEVNULL)
+    give_up = time.monotonic() + 30
+    while len(alive(folder)) < number_of and time.monotonic() < give_up:
+        time.sleep(0.1)
+    assert len(alive(folder)) >= number_of
+    run.send_signal(number)
+    run.wait(10)
+    give_up = time.monotonic() + 5
+    while alive(folder) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    assert not alive(folder)
+
+
+def test_children_of_workers_end_with_the_run():
+    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    for seed in range(3):
+        model = od.Model(od.Prior(theta=stats.norm()), lambda rng, theta: rng.normal(theta), 2.0)
+        od.rejection(model, od.uniform(0.5), budget=40, seed=seed, timeout=20.0, workers=2)
+    give_up = time.monotonic() + 6
+
+    def left():
+        some = [one for one in psutil.Process().children(recursive=True) if one.pid not in before]
+        return [one for one in some if "engines.children" in " ".join(_command(one))]
+
+    while left() and time.monotonic() < give_up:
+        time.sleep(0.2)
+    assert not left()

@@ -8,20 +8,79 @@ import os
 import re
 import signal
 import string
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from onedraw.arguments import positive
-from onedraw.engines.children import TimedOut
+from onedraw.engines.children import TimedOut, end_group, guardian
 from onedraw.failures import FAULTS, told
 
 KEPT = 2000
 """Characters of a failed program's standard error that are kept."""
+MOST = 64 * 2**20
+"""Bytes of output that a program may write."""
+READ_AT_ONCE = 65_536
+LOOK_SECONDS = 0.1
+"""How often a program that has not closed its output is looked at."""
+LAST_OUTPUT = 1.0
+"""Seconds after a program's end in which what it has started may still write."""
 FILES = ("input", "output")
 """Names in braces that stand for files and not for parameters."""
+
+
+class Reader(threading.Thread):
+    """Reads a pipe to its end, whoever holds it open, and keeps no more than it may.
+
+    With `most`, the first bytes are kept, and the reading ends when there are more; without it, the last ones.
+    """
+
+    def __init__(self, pipe: Any, most: int | None) -> None:
+        super().__init__(daemon=True)
+        self._pipe, self._most = pipe, most
+        self.kept, self.over = bytearray(), False
+        self.start()
+
+    def run(self) -> None:
+        with self._pipe, suppress(OSError, ValueError):
+            while piece := self._pipe.read1(READ_AT_ONCE):
+                self.kept += piece
+                if self._most is None:
+                    del self.kept[: -4 * KEPT]
+                elif len(self.kept) > self._most:
+                    self.over = True
+                    return
+
+
+def _finished(process: Any, out: Reader, err: Reader, timeout: float | None) -> bool:
+    """Whether a program has ended in time; what it wrote is read by then, unless there is too much of it."""
+    import subprocess
+
+    began, ended = time.monotonic(), None
+    for reader in (out, err):
+        while reader.is_alive() and not out.over:
+            now = time.monotonic()
+            if ended is None and process.poll() is not None:
+                ended = now
+            # What it has started and left behind may hold the pipe open for ever.
+            if ended is not None and now - ended > LAST_OUTPUT:
+                return True
+            if ended is None and timeout is not None and now - began > timeout:
+                return False
+            left = LOOK_SECONDS if timeout is None or ended is not None else began + timeout - now
+            reader.join(min(LOOK_SECONDS, max(left, 0.001)))
+    if out.over:
+        return True
+    try:
+        process.wait(None if timeout is None else max(0.0, began + timeout - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 class CommandFailed(Exception):
@@ -55,6 +114,10 @@ class Command:
             if any("{output}" in part for part in self.templates()):
                 if not Path(files["output"]).is_file():
                     raise CommandFailed(f"{self.arguments[0]} ended well and wrote no file at {{output}}")
+                if Path(files["output"]).stat().st_size > MOST:
+                    raise CommandFailed(
+                        f"{self.arguments[0]} wrote more than {MOST // 2**20} MiB to {{output}}: write less"
+                    )
                 said = Path(files["output"]).read_bytes()
         return self._parsed(said)
 
@@ -81,24 +144,28 @@ class Command:
             env={**os.environ, **more} if more else None,
             start_new_session=True,
         )
+        guardian.watch(process.pid)
+        out, err = Reader(process.stdout, MOST), Reader(process.stderr, None)
         try:
-            out, err = process.communicate(timeout=self.timeout)
-        except BaseException as error:
+            finished = _finished(process, out, err, self.timeout)
+        finally:
             # The program may have started others: all of its session ends with it.
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except (AttributeError, ProcessLookupError, PermissionError):
-                process.kill()
-            process.communicate()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise TimedOut(f"{call[0]} not finished after timeout = {self.timeout:g} s, and killed") from None
-            raise
+            end_group(process)
+            process.wait()
+            guardian.let_go(process.pid)
+        said = bytes(err.kept).decode(errors="replace").strip()[-KEPT:]
+        if out.over:
+            raise CommandFailed(
+                f"{call[0]} wrote more than {MOST // 2**20} MiB to standard output, and was killed: write less, or to "
+                "{output}" + (f". It said: {said}" if said else "")
+            )
+        if not finished:
+            raise TimedOut(f"{call[0]} not finished after timeout = {self.timeout:g} s, and killed")
         if process.returncode != 0:
             code = process.returncode
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            text = err.decode(errors="replace").strip()
-            raise CommandFailed(f"{' '.join(call)} {how}" + (f": {text[-KEPT:]}" if text else " and said nothing"))
-        return out
+            raise CommandFailed(f"{' '.join(call)} {how}" + (f": {said}" if said else " and said nothing"))
+        return bytes(out.kept)
 
     def _parsed(self, said: bytes) -> Any:
         import io
@@ -152,7 +219,8 @@ def command(
     timeout
         Seconds after which it is killed and the simulation counts as failed.
 
-    A status other than 0 is a failed simulation, with the end of standard error in its message.
+    A status other than 0 is a failed simulation, with the end of standard error in its message; so is output of more
+    than 64 MiB. What the program has started ends with it.
 
     >>> import sys
     >>> simulate = command([sys.executable, "-c", "import sys; print(float(sys.argv[1]) * 2)", "{mu}"])

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from onedraw.arguments import whole_number
-from onedraw.engines.children import Family, family_of_run, isolated, packed, working_for
+from onedraw.engines.children import Family, end_with_parent, family_of_run, isolated, packed, working_for
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import FAULTS, SimulationError, told
 from onedraw.run.signals import current_guard
@@ -392,11 +392,12 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches every process of a terminal; the run itself decides what to do."""
+def _begin_worker(parent: int) -> None:
+    """Ctrl-C reaches every process of a terminal, and the run decides what to do; without the run no work is done."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
 
 
 _idle: dict[int, list[Any]] = {}
@@ -413,7 +414,7 @@ def _new_workers(workers: int) -> Any:
 
     global _began_in
     _began_in = os.getpid()
-    return loky.ProcessPoolExecutor(workers, timeout=IDLE_SECONDS, initializer=_ignore_interrupts)
+    return loky.ProcessPoolExecutor(workers, timeout=IDLE_SECONDS, initializer=_begin_worker, initargs=(os.getpid(),))
 
 
 def _borrowed(workers: int) -> Any:
