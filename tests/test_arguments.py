@@ -176,6 +176,103 @@ def test_a_tolerance_is_found_where_the_verifying_run_lies_at_an_end_of_the_brac
     assert 0 < found.eps < math.inf and 0 < found.std_error < math.inf
 
 
+def test_what_a_terminal_would_obey_is_shown(tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from onedraw.cli.main import main
+
+    def simulate(rng, theta):
+        if theta < 0:
+            raise RuntimeError("\x1b[2J\x1b]0;title\x07 gone \x9b1m \u202e")
+        return rng.normal(theta, 1.0)
+
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
+    od.rejection(model, od.uniform(1.0), draws=20, seed=1, store=tmp_path / "run.db")
+    wrong = set("\x1b\x07\x9b\u202e")
+    for command in (["show", "--failures"], ["show", "--failures", "--json"], ["watch", "--once"]):
+        found = CliRunner().invoke(main, [command[0], str(tmp_path / "run.db"), *command[1:]])
+        assert found.exit_code == 0 and not wrong & set(found.output)
+    found = CliRunner().invoke(main, ["show", str(tmp_path / "\x1b[2Jno.db")])
+    assert found.exit_code == 1 and "\\x1b[2Jno.db" in found.output and not wrong & set(found.output)
+
+
+def test_masked_values_are_refused():
+    masked = np.ma.array([1.0, 2.0, 3.0], mask=[0, 1, 0])
+    prior = od.Prior(theta=stats.norm(0, 1))
+    for observed in (masked, {"y": masked}, np.ma.masked):
+        with pytest.raises(ValueError, match=r"observed .*masked"):
+            od.Model(prior, lambda rng, theta: rng.normal(theta, 1.0, 3), observed)
+    with pytest.raises(ValueError, match=r"summary .*masked"):
+        od.Model(prior, lambda rng, theta: rng.normal(theta, 1.0, 3), np.ones(3), summary=lambda y: masked)
+    model = od.Model(prior, lambda rng, theta: np.ma.array(rng.normal(theta, 1.0, 3), mask=[0, 1, 0]), np.ones(3))
+    with pytest.raises(od.SimulationError, match="masked"):
+        od.rejection(model, od.uniform(1.0), draws=5, seed=1)
+    unmasked = od.Model(prior, lambda rng, theta: np.ma.array(rng.normal(theta, 1.0, 3)), np.ma.array(np.ones(3)))
+    assert od.rejection(unmasked, od.uniform(3.0), draws=5, seed=1).shape == (1, 5)
+
+
+def flat(theta):
+    return np.zeros(len(theta))
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (lambda rng, n: np.random.default_rng().random((n, 2)), "same state"),
+        (lambda rng, n: np.random.default_rng(1).random((n, 2)), "whatever generator"),
+        (lambda rng, n: np.linspace(0, 1, 2 * n).reshape(n, 2), "whatever generator"),
+        (lambda rng, n: 10 * rng.random((n, 2)), "'k', which is said to be a whole number"),
+    ],
+)
+def test_a_joint_prior_draws_from_its_generator_and_whole_numbers_where_it_says_so(sample, words):
+    with pytest.raises(ValueError, match=words):
+        od.Prior.joint(["a", "k"], sample, flat, discrete=["k"] if "whole" in words else [])
+
+
+def test_a_joint_prior_of_one_point_is_one():
+    assert od.Prior.joint(["a"], lambda rng, n: np.ones((n, 1)), flat).names == ("a",)
+
+
+def test_parameters_may_be_called_chain_and_draw_but_not_self(tmp_path):
+    with pytest.raises(ValueError, match="'self' cannot be a parameter's name"):
+        od.Prior(self=stats.norm(0, 1))
+    prior = od.Prior(chain=stats.norm(0, 1), draw=stats.norm(0, 1))
+    model = od.Model(prior, lambda rng, chain, draw: rng.normal(chain + draw), observed=1.0)
+    post = od.pseudo_marginal(model, od.uniform(1.0), draws=20, seed=1, store=tmp_path / "run.db")
+    assert od.load(tmp_path / "run.db").draws["chain"].tobytes() == post.draws["chain"].tobytes()
+    assert "chain" in str(post.summary())
+    with pytest.raises(ValueError, match="chain"):
+        post.to_datatree()
+
+
+def test_keys_of_data_are_text_or_whole_numbers(tmp_path):
+    def simulate(rng, theta):
+        return {0: rng.normal(theta, 1.0), 1: rng.normal(theta, 1.0, 2)}
+
+    prior = od.Prior(theta=stats.norm(0, 1))
+    observed = {0: 1.0, 1: [1.0, 2.0]}
+    model = od.Model(prior, simulate, observed)
+    post = od.rejection(model, od.uniform(2.0), draws=20, seed=1, store=tmp_path / "run.db", keep="all")
+    assert post.cost.failed == 0 and od.load(tmp_path / "run.db").shape == (1, 20)
+    summed = od.Model(
+        prior, simulate, observed, summary=lambda y: [y[0], y[1].mean()], distance=lambda a, b: abs(a - b)[0]
+    )
+    assert od.rejection(summed, od.uniform(2.0), draws=20, seed=1).cost.failed == 0
+    with pytest.raises(ValueError, match=r"observed has the key \(1, 2\)"):
+        od.Model(prior, simulate, {(1, 2): 1.0})
+
+
+def test_an_asynchronous_dask_client_is_refused():
+    class Client:
+        asynchronous = True
+
+        def get_executor(self, pure):
+            raise AssertionError
+
+    with pytest.raises(ValueError, match="asynchronous"):
+        od.rejection(PLAIN, od.uniform(1.0), draws=5, executor=Client())
+
+
 def normal(rng, theta):
     return rng.normal(theta, 1.0)
 

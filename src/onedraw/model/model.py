@@ -16,7 +16,7 @@ from onedraw.engines.numba import BLOCK_ROWS, Compiled, distances_of
 from onedraw.engines.streams import Rng
 from onedraw.model.distance import Distance, Euclidean
 from onedraw.model.external import Command
-from onedraw.model.layout import Layout
+from onedraw.model.layout import Layout, key_of, refuse_masked
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import (
     CHUNK_ROWS,
@@ -282,7 +282,16 @@ def _precisely(simulate: Any) -> AbstractContextManager[None]:
 def _as_data(observed: Any, raw_allowed: bool) -> Any:
     """Observed data as arrays if they are numbers; otherwise as they are, for a summary to read."""
     if isinstance(observed, Mapping):
-        return {str(key): _as_data(part, raw_allowed) for key, part in observed.items()}
+        for key in observed:
+            try:
+                key_of(key)
+            except ValueError as error:
+                raise ValueError(f"observed {error}") from error
+        return {key_of(key): _as_data(part, raw_allowed) for key, part in observed.items()}
+    try:
+        refuse_masked(observed)
+    except ValueError as error:
+        raise ValueError(f"observed {error}") from error
     try:
         array = np.array(observed)
         if array.dtype.kind in "biuf":
