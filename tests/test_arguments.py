@@ -5,6 +5,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 import onedraw as od
@@ -334,6 +336,11 @@ def test_time_ends_the_pilot_of_a_distance(function):
     assert time.perf_counter() - began < 4
 
 
+def test_fit_summary_says_that_there_was_no_time():
+    with pytest.raises(TimeoutError, match="max_seconds"):
+        od.fit_summary(PLAIN, budget=1000, max_seconds=1e-9, seed=1)
+
+
 def test_a_step_costs_the_same_however_many_plain_chains_there_are():
     """A heap of idle blocks: sorting them for each piece of work made the price of a chain grow with their number."""
     from onedraw.run.blocks import Deadline, in_chain_blocks
@@ -351,3 +358,129 @@ def test_a_step_costs_the_same_however_many_plain_chains_there_are():
 
     few, many = min(seconds(1000) for _ in range(3)), seconds(16_000)
     assert many < 16 * 4 * few
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-3, 12),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=3),
+    st.complex_numbers(),
+    st.lists(st.floats(), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.sampled_from(
+        [10**30, -(10**30), 10**400, 1e300, -1e300, math.nan, math.inf, object(), type, len, b"x", "1", "0.5"]
+    ),
+    st.sampled_from(
+        [np.int64(3), np.float32(0.5), np.bool_(True), np.array(3), np.array([1, 2]), np.array("x"), np.nan]
+    ),
+    st.sampled_from([np.ma.masked, np.datetime64("NaT"), range(3), iter(()), set(), Ellipsis, stats.norm(0, 1), PRIOR]),
+    st.sampled_from([od.uniform(0.5), od.random_walk(), od.Prior, "rejection", "draws", "all", lambda *given: given]),
+)
+CHAIN = ("draws", "chains", "proposal", "start", "budget", "thin", "early")
+OPTIONS = ("seed", "on_error", "workers", "executor", "engine", "timeout", "segment", "progress")
+FUNCTIONS = {
+    "rejection": ("draws", "budget", "pseudo_samples", "keep"),
+    "pseudo_marginal": (*CHAIN, "pseudo_samples", "keep", "layout", "estimator"),
+    "wilkinson": CHAIN,
+    "r_hit": (*CHAIN[:-1], "hits", "max_draws"),
+    "smc": ("budget", "kernel", "particles", "pseudo_samples", "least_acceptance"),
+    "importance": ("budget", "kernel", "pseudo_samples", "ess", "defensive", "keep"),
+    "infer": ("budget", "draws", "coverage"),
+    "fit_summary": ("budget", "terms"),
+    "tolerance_for": ("kernel", "pseudo_samples", "proposal", "chains", "budget", "precision"),
+    "advise": ("estimator", "start", "budget", "proposal", "chains", "functions", "processors", "max_pseudo_samples"),
+}
+SMALL = {
+    **{name: {"eps": 1.0} for name in ("uniform", "gaussian", "epanechnikov", "triangular", "laplace")},
+    "kernel": {"log_profile": lambda u: -u, "eps": 1.0},
+    "random_walk": {"cov": 1.0, "scale": 1.0},
+    "lazy": {"proposal": None, "hold": 0.5},
+    "independence": {"distribution": None},
+    "scaled": {"pilot": 100},
+    "mahalanobis": {"pilot": 100},
+    "Model": {
+        "prior": PRIOR,
+        "simulate": lambda rng, a, b: rng.normal(a),
+        "observed": 1.0,
+        "summary": None,
+        "distance": None,
+    },
+    "unbiased": {"function": lambda rng, theta: np.zeros(len(theta)), "prior": PRIOR},
+    "batched": {"function": len},
+    "staged": {"prepare": len, "draw": len},
+    "Prior": {"a": stats.norm(0, 1), "where": None},
+    "load": {"path": "no such file"},
+}
+TYPED = (ValueError, TypeError, TimeoutError, od.StoreError, od.SimulationError)
+
+
+def message_of(work) -> str | None:
+    """What a typed error says; None if there is none. Any other error is one of ours."""
+    try:
+        work()
+    except TYPED as error:
+        return str(error)
+    return None
+
+
+def fuzz_samplers(data) -> None:
+    """One call with one or two odd arguments: a typed error that names one of them, or a result."""
+    function = data.draw(st.sampled_from(sorted(FUNCTIONS)))
+    names = data.draw(st.lists(st.sampled_from((*FUNCTIONS[function], *OPTIONS)), min_size=1, max_size=2, unique=True))
+    odd = {name: data.draw(ODD) for name in names}
+    base = {"budget": 1500, "max_seconds": 0.2, "progress": False, "seed": 1}
+    if isinstance(odd.get("workers"), int) and odd["workers"] > 1:
+        return
+    model = od.Model(PRIOR, lambda rng, a, b: rng.normal(a, 0.1 + b), observed=1.0)
+    second = {"tolerance_for": (0.3,), "smc": (), "importance": (), "infer": (), "fit_summary": ()}
+    said = message_of(
+        lambda: getattr(od, function)(model, *second.get(function, (od.uniform(0.5),)), **{**base, **odd})
+    )
+    words = (*names, "max_seconds", "acceptance rate", "simulations")
+    assert said is None or any(word in said for word in words), (function, odd, said)
+
+
+def fuzz_parts(data) -> None:
+    """One part of a run made from an odd argument: a typed error with words in it, or a part."""
+    function = data.draw(st.sampled_from(sorted(SMALL)))
+    name = data.draw(st.sampled_from(sorted(SMALL[function])))
+    odd = data.draw(ODD)
+    said = message_of(lambda: getattr(od, function)(**{**SMALL[function], name: odd}))
+    assert said is None or len(said) > 10, (function, name, odd, said)
+
+
+QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True, "database": None}
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=60, **QUIET)
+@given(st.data())
+def test_odd_arguments_of_samplers(data):
+    fuzz_samplers(data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=200, **QUIET)
+@given(st.data())
+def test_odd_arguments_of_parts(data):
+    fuzz_parts(data)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=2000, **QUIET)
+@given(st.data())
+def test_many_odd_arguments_of_samplers(data):
+    fuzz_samplers(data)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=5000, **QUIET)
+@given(st.data())
+def test_many_odd_arguments_of_parts(data):
+    fuzz_parts(data)

@@ -86,7 +86,7 @@ def numbers(value: Any) -> Array:
         refuse_masked(value)
     try:
         return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"is not an array of numbers ({error})") from error
 
 
