@@ -5,6 +5,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 import onedraw as od
@@ -176,6 +178,103 @@ def test_a_tolerance_is_found_where_the_verifying_run_lies_at_an_end_of_the_brac
     assert 0 < found.eps < math.inf and 0 < found.std_error < math.inf
 
 
+def test_what_a_terminal_would_obey_is_shown(tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from onedraw.cli.main import main
+
+    def simulate(rng, theta):
+        if theta < 0:
+            raise RuntimeError("\x1b[2J\x1b]0;title\x07 gone \x9b1m \u202e")
+        return rng.normal(theta, 1.0)
+
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
+    od.rejection(model, od.uniform(1.0), draws=20, seed=1, store=tmp_path / "run.db")
+    wrong = set("\x1b\x07\x9b\u202e")
+    for command in (["show", "--failures"], ["show", "--failures", "--json"], ["watch", "--once"]):
+        found = CliRunner().invoke(main, [command[0], str(tmp_path / "run.db"), *command[1:]])
+        assert found.exit_code == 0 and not wrong & set(found.output)
+    found = CliRunner().invoke(main, ["show", str(tmp_path / "\x1b[2Jno.db")])
+    assert found.exit_code == 1 and "\\x1b[2Jno.db" in found.output and not wrong & set(found.output)
+
+
+def test_masked_values_are_refused():
+    masked = np.ma.array([1.0, 2.0, 3.0], mask=[0, 1, 0])
+    prior = od.Prior(theta=stats.norm(0, 1))
+    for observed in (masked, {"y": masked}, np.ma.masked):
+        with pytest.raises(ValueError, match=r"observed .*masked"):
+            od.Model(prior, lambda rng, theta: rng.normal(theta, 1.0, 3), observed)
+    with pytest.raises(ValueError, match=r"summary .*masked"):
+        od.Model(prior, lambda rng, theta: rng.normal(theta, 1.0, 3), np.ones(3), summary=lambda y: masked)
+    model = od.Model(prior, lambda rng, theta: np.ma.array(rng.normal(theta, 1.0, 3), mask=[0, 1, 0]), np.ones(3))
+    with pytest.raises(od.SimulationError, match="masked"):
+        od.rejection(model, od.uniform(1.0), draws=5, seed=1)
+    unmasked = od.Model(prior, lambda rng, theta: np.ma.array(rng.normal(theta, 1.0, 3)), np.ma.array(np.ones(3)))
+    assert od.rejection(unmasked, od.uniform(3.0), draws=5, seed=1).shape == (1, 5)
+
+
+def flat(theta):
+    return np.zeros(len(theta))
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (lambda rng, n: np.random.default_rng().random((n, 2)), "same state"),
+        (lambda rng, n: np.random.default_rng(1).random((n, 2)), "whatever generator"),
+        (lambda rng, n: np.linspace(0, 1, 2 * n).reshape(n, 2), "whatever generator"),
+        (lambda rng, n: 10 * rng.random((n, 2)), "'k', which is said to be a whole number"),
+    ],
+)
+def test_a_joint_prior_draws_from_its_generator_and_whole_numbers_where_it_says_so(sample, words):
+    with pytest.raises(ValueError, match=words):
+        od.Prior.joint(["a", "k"], sample, flat, discrete=["k"] if "whole" in words else [])
+
+
+def test_a_joint_prior_of_one_point_is_one():
+    assert od.Prior.joint(["a"], lambda rng, n: np.ones((n, 1)), flat).names == ("a",)
+
+
+def test_parameters_may_be_called_chain_and_draw_but_not_self(tmp_path):
+    with pytest.raises(ValueError, match="'self' cannot be a parameter's name"):
+        od.Prior(self=stats.norm(0, 1))
+    prior = od.Prior(chain=stats.norm(0, 1), draw=stats.norm(0, 1))
+    model = od.Model(prior, lambda rng, chain, draw: rng.normal(chain + draw), observed=1.0)
+    post = od.pseudo_marginal(model, od.uniform(1.0), draws=20, seed=1, store=tmp_path / "run.db")
+    assert od.load(tmp_path / "run.db").draws["chain"].tobytes() == post.draws["chain"].tobytes()
+    assert "chain" in str(post.summary())
+    with pytest.raises(ValueError, match="chain"):
+        post.to_datatree()
+
+
+def test_keys_of_data_are_text_or_whole_numbers(tmp_path):
+    def simulate(rng, theta):
+        return {0: rng.normal(theta, 1.0), 1: rng.normal(theta, 1.0, 2)}
+
+    prior = od.Prior(theta=stats.norm(0, 1))
+    observed = {0: 1.0, 1: [1.0, 2.0]}
+    model = od.Model(prior, simulate, observed)
+    post = od.rejection(model, od.uniform(2.0), draws=20, seed=1, store=tmp_path / "run.db", keep="all")
+    assert post.cost.failed == 0 and od.load(tmp_path / "run.db").shape == (1, 20)
+    summed = od.Model(
+        prior, simulate, observed, summary=lambda y: [y[0], y[1].mean()], distance=lambda a, b: abs(a - b)[0]
+    )
+    assert od.rejection(summed, od.uniform(2.0), draws=20, seed=1).cost.failed == 0
+    with pytest.raises(ValueError, match=r"observed has the key \(1, 2\)"):
+        od.Model(prior, simulate, {(1, 2): 1.0})
+
+
+def test_an_asynchronous_dask_client_is_refused():
+    class Client:
+        asynchronous = True
+
+        def get_executor(self, pure):
+            raise AssertionError
+
+    with pytest.raises(ValueError, match="asynchronous"):
+        od.rejection(PLAIN, od.uniform(1.0), draws=5, executor=Client())
+
+
 def normal(rng, theta):
     return rng.normal(theta, 1.0)
 
@@ -237,6 +336,11 @@ def test_time_ends_the_pilot_of_a_distance(function):
     assert time.perf_counter() - began < 4
 
 
+def test_fit_summary_says_that_there_was_no_time():
+    with pytest.raises(TimeoutError, match="max_seconds"):
+        od.fit_summary(PLAIN, budget=1000, max_seconds=1e-9, seed=1)
+
+
 def test_a_step_costs_the_same_however_many_plain_chains_there_are():
     """A heap of idle blocks: sorting them for each piece of work made the price of a chain grow with their number."""
     from onedraw.run.blocks import Deadline, in_chain_blocks
@@ -254,3 +358,129 @@ def test_a_step_costs_the_same_however_many_plain_chains_there_are():
 
     few, many = min(seconds(1000) for _ in range(3)), seconds(16_000)
     assert many < 16 * 4 * few
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-3, 12),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=3),
+    st.complex_numbers(),
+    st.lists(st.floats(), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.sampled_from(
+        [10**30, -(10**30), 10**400, 1e300, -1e300, math.nan, math.inf, object(), type, len, b"x", "1", "0.5"]
+    ),
+    st.sampled_from(
+        [np.int64(3), np.float32(0.5), np.bool_(True), np.array(3), np.array([1, 2]), np.array("x"), np.nan]
+    ),
+    st.sampled_from([np.ma.masked, np.datetime64("NaT"), range(3), iter(()), set(), Ellipsis, stats.norm(0, 1), PRIOR]),
+    st.sampled_from([od.uniform(0.5), od.random_walk(), od.Prior, "rejection", "draws", "all", lambda *given: given]),
+)
+CHAIN = ("draws", "chains", "proposal", "start", "budget", "thin", "early")
+OPTIONS = ("seed", "on_error", "workers", "executor", "engine", "timeout", "segment", "progress")
+FUNCTIONS = {
+    "rejection": ("draws", "budget", "pseudo_samples", "keep"),
+    "pseudo_marginal": (*CHAIN, "pseudo_samples", "keep", "layout", "estimator"),
+    "wilkinson": CHAIN,
+    "r_hit": (*CHAIN[:-1], "hits", "max_draws"),
+    "smc": ("budget", "kernel", "particles", "pseudo_samples", "least_acceptance"),
+    "importance": ("budget", "kernel", "pseudo_samples", "ess", "defensive", "keep"),
+    "infer": ("budget", "draws", "coverage"),
+    "fit_summary": ("budget", "terms"),
+    "tolerance_for": ("kernel", "pseudo_samples", "proposal", "chains", "budget", "precision"),
+    "advise": ("estimator", "start", "budget", "proposal", "chains", "functions", "processors", "max_pseudo_samples"),
+}
+SMALL = {
+    **{name: {"eps": 1.0} for name in ("uniform", "gaussian", "epanechnikov", "triangular", "laplace")},
+    "kernel": {"log_profile": lambda u: -u, "eps": 1.0},
+    "random_walk": {"cov": 1.0, "scale": 1.0},
+    "lazy": {"proposal": None, "hold": 0.5},
+    "independence": {"distribution": None},
+    "scaled": {"pilot": 100},
+    "mahalanobis": {"pilot": 100},
+    "Model": {
+        "prior": PRIOR,
+        "simulate": lambda rng, a, b: rng.normal(a),
+        "observed": 1.0,
+        "summary": None,
+        "distance": None,
+    },
+    "unbiased": {"function": lambda rng, theta: np.zeros(len(theta)), "prior": PRIOR},
+    "batched": {"function": len},
+    "staged": {"prepare": len, "draw": len},
+    "Prior": {"a": stats.norm(0, 1), "where": None},
+    "load": {"path": "no such file"},
+}
+TYPED = (ValueError, TypeError, TimeoutError, od.StoreError, od.SimulationError)
+
+
+def message_of(work) -> str | None:
+    """What a typed error says; None if there is none. Any other error is one of ours."""
+    try:
+        work()
+    except TYPED as error:
+        return str(error)
+    return None
+
+
+def fuzz_samplers(data) -> None:
+    """One call with one or two odd arguments: a typed error that names one of them, or a result."""
+    function = data.draw(st.sampled_from(sorted(FUNCTIONS)))
+    names = data.draw(st.lists(st.sampled_from((*FUNCTIONS[function], *OPTIONS)), min_size=1, max_size=2, unique=True))
+    odd = {name: data.draw(ODD) for name in names}
+    base = {"budget": 1500, "max_seconds": 0.2, "progress": False, "seed": 1}
+    if isinstance(odd.get("workers"), int) and odd["workers"] > 1:
+        return
+    model = od.Model(PRIOR, lambda rng, a, b: rng.normal(a, 0.1 + b), observed=1.0)
+    second = {"tolerance_for": (0.3,), "smc": (), "importance": (), "infer": (), "fit_summary": ()}
+    said = message_of(
+        lambda: getattr(od, function)(model, *second.get(function, (od.uniform(0.5),)), **{**base, **odd})
+    )
+    words = (*names, "max_seconds", "acceptance rate", "simulations")
+    assert said is None or any(word in said for word in words), (function, odd, said)
+
+
+def fuzz_parts(data) -> None:
+    """One part of a run made from an odd argument: a typed error with words in it, or a part."""
+    function = data.draw(st.sampled_from(sorted(SMALL)))
+    name = data.draw(st.sampled_from(sorted(SMALL[function])))
+    odd = data.draw(ODD)
+    said = message_of(lambda: getattr(od, function)(**{**SMALL[function], name: odd}))
+    assert said is None or len(said) > 10, (function, name, odd, said)
+
+
+QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True, "database": None}
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=60, **QUIET)
+@given(st.data())
+def test_odd_arguments_of_samplers(data):
+    fuzz_samplers(data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=200, **QUIET)
+@given(st.data())
+def test_odd_arguments_of_parts(data):
+    fuzz_parts(data)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=2000, **QUIET)
+@given(st.data())
+def test_many_odd_arguments_of_samplers(data):
+    fuzz_samplers(data)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=5000, **QUIET)
+@given(st.data())
+def test_many_odd_arguments_of_parts(data):
+    fuzz_parts(data)

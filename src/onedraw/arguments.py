@@ -42,6 +42,12 @@ def optional_whole_number(name: str, value: Any, meaning: str, most: int = MOST)
     return None if value is None else whole_number(name, value, meaning, most=most)
 
 
+def checked_pseudo_samples(value: Any) -> int:
+    """M, the `pseudo_samples` of a call."""
+    meaning = "the number M of pseudo-samples at one theta"
+    return whole_number("pseudo_samples", value, meaning, most=MOST_AT_ONCE)
+
+
 def positive(name: str, value: Any, meaning: str, most: float = math.inf) -> float:
     """`value` as a finite float above zero, at most `most`; text is no number.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from onedraw.cli.models import named
+from onedraw.results.plain import printable
 
 
 @click.command()
@@ -94,7 +95,7 @@ def advise(
         advice = measure(
             model, chosen, budget=budget, seed=seed, processors=processors, max_pseudo_samples=max_pseudo_samples
         )
-    click.echo(advice.to_json() if as_json else str(advice))
+    click.echo(advice.to_json() if as_json else printable(advice))
 
 
 def _points(start: tuple[str, ...]) -> dict[str, float]:

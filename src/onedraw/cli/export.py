@@ -10,6 +10,7 @@ import click
 from onedraw.cli.models import named
 from onedraw.cli.text import as_json, opened
 from onedraw.report.pages import is_database, replacing
+from onedraw.results.plain import printable
 
 FIRST_MODEL = '''"""A model for onedraw. Change the four parts below, then:
 
@@ -79,7 +80,7 @@ def report(
         written = {"path": path, "bytes": path.stat().st_size, "verdict": verdict.level}
         click.echo(as_json({**written, **{name: getattr(verdict, name) for name in ("headline", "findings", "todo")}}))
     else:
-        click.echo(f"{verdict.headline} Open {path}")
+        click.echo(printable(f"{verdict.headline} Open {path}"))
 
 
 @click.command(short_help="Write the draws of a run for ArviZ (.nc) or as a table (.csv).")
@@ -116,7 +117,7 @@ def export(file: str, out: str | None, as_csv: bool, model: str | None, eps: flo
         found = {"path": target, "bytes": target.stat().st_size, "chains": chains, "draws": draws}
         click.echo(as_json({**found, "parameters": post.names, "weighted": post.weights is not None}))
     else:
-        click.echo(f"{target} holds {chains:,} x {draws:,} draws of {', '.join(post.names)}")
+        click.echo(printable(f"{target} holds {chains:,} x {draws:,} draws of {', '.join(post.names)}"))
 
 
 def write_datatree(post: Any, path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from onedraw.cli.text import as_json, described, opened, text
+from onedraw.results.plain import printable
 
 EVERY = 2.0
 
@@ -154,4 +155,4 @@ def _panel(look: Look, before: Look | None) -> str:
         lines.append(f"written by {look.writer}; last saved {clock(look.age)} ago")
     elif not post.status.complete:
         lines.append("continue it with onedraw resume")
-    return "\n".join(lines)
+    return printable("\n".join(lines))

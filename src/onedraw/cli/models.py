@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from onedraw.results.plain import printable
+
 PREFIX = "onedraw_model_"
 """Of the module names of model files, so that they hide no other module."""
 OURS = str(Path(__file__).parent.parent)
@@ -122,14 +124,17 @@ class Group(click.Group):
         """Run the command that was given."""
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.Abort, click.exceptions.Exit):
+        except click.ClickException as error:
+            vars(error)["message"] = printable(error.message)
+            raise
+        except (click.Abort, click.exceptions.Exit):
             raise
         except Exception as error:
             shown = users_traceback(error)
             if shown:
-                click.echo(shown, err=True)
+                click.echo(printable(shown), err=True)
                 ctx.exit(1)
             ours = ("WorkerError", "SimulationError")
             if isinstance(error, ValueError | ImportError | OSError) or type(error).__name__ in ours:
-                raise click.ClickException(without_ours(str(error))) from error
+                raise click.ClickException(printable(without_ours(str(error)))) from error
             raise

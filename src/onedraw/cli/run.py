@@ -12,6 +12,7 @@ import click
 
 from onedraw.cli.models import named, split
 from onedraw.cli.text import as_json, described, opened, text
+from onedraw.results.plain import printable
 
 EXIT = {"interrupted": 130, "terminated": 143}
 """Exit statuses of runs that a signal stopped, as shells have them."""
@@ -204,7 +205,7 @@ def _plain_warnings() -> Iterator[None]:
 
     def show(message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None) -> None:
         # Not click.echo: a bar that is being shown makes room for what is printed.
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+        print(printable(f"warning: {message}"), file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

@@ -7,7 +7,7 @@ import click
 
 from onedraw.cli.models import without_ours
 from onedraw.results.plain import as_json as as_json
-from onedraw.results.plain import six_digits
+from onedraw.results.plain import printable, six_digits
 
 
 def opened(file: str) -> Any:
@@ -44,7 +44,7 @@ def text(post: Any, failures: bool = False) -> str:
             where = f"chain {one.chain}, step {one.step}, pseudo-sample {one.pseudo_sample}"
             lines += [f"\n[{number}] {one}", f"    {where}; repeat it with od.replay(..., failure={number}, model=...)"]
             lines += [f"    {line}" for line in without_ours(one.traceback).splitlines()]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def described(post: Any, failures: bool = False) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The shape of one data set or summary, and its two forms: the user's value and a flat row of floats."""
 
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,14 +20,14 @@ class Layout(NamedTuple):
     array([1., 2., 5.])
     """
 
-    keys: tuple[str, ...] | None
+    keys: tuple[str | int, ...] | None
     shapes: tuple[tuple[int, ...], ...]
 
     @staticmethod
     def of(value: Any) -> "Layout":
         """The layout of a user's value; a ValueError if it is not made of numbers."""
         if isinstance(value, Mapping):
-            return Layout(tuple(value), tuple(numbers(part).shape for part in value.values()))
+            return Layout(tuple(map(key_of, value)), tuple(numbers(part).shape for part in value.values()))
         return Layout(None, (numbers(value).shape,))
 
     @property
@@ -71,20 +72,41 @@ class Layout(NamedTuple):
         ]
         return parts[0] if self.keys is None else dict(zip(self.keys, parts, strict=True))
 
-    def _parts(self, value: Any) -> list[tuple[str, Any]]:
+    def _parts(self, value: Any) -> list[tuple[str | int, Any]]:
         assert self.keys is not None
         if not isinstance(value, Mapping) or set(value) != set(self.keys):
             got = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-            raise ValueError(f"has keys {got}, but the observed data have {sorted(self.keys)}")
+            raise ValueError(f"has keys {got}, but the observed data have {sorted(map(str, self.keys))}")
         return [(key, value[key]) for key in self.keys]
 
 
 def numbers(value: Any) -> Array:
     """`value` as an array of floats; a ValueError if that is impossible."""
+    if isinstance(value, np.ma.MaskedArray):
+        refuse_masked(value)
     try:
         return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"is not an array of numbers ({error})") from error
+
+
+def refuse_masked(value: Any) -> None:
+    """A ValueError if values are masked: an array of floats has no place for that."""
+    hidden = int(np.sum(np.ma.getmaskarray(value))) if isinstance(value, np.ma.MaskedArray) else 0
+    if hidden:
+        raise ValueError(
+            f"is a masked array with {hidden} masked of {np.size(value)} values, which would be taken for data: give a "
+            "summary of the values that are there, or fill them"
+        )
+
+
+def key_of(key: Any) -> str | int:
+    """A key of a data set: text or a whole number."""
+    if isinstance(key, str):
+        return str(key)
+    if isinstance(key, bool) or not hasattr(key, "__index__"):
+        raise ValueError(f"has the key {key!r} of type {type(key).__name__}: keys must be text or whole numbers")
+    return operator.index(key)
 
 
 def _stacked(values: Any, n: int, shape: tuple[int, ...], key: str) -> Array:

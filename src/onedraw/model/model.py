@@ -17,7 +17,7 @@ from onedraw.engines.streams import Rng
 from onedraw.failures import FAULTS, told
 from onedraw.model.distance import Distance, Euclidean, Mahalanobis, Scaled, euclidean, mahalanobis, scaled
 from onedraw.model.external import Command
-from onedraw.model.layout import Layout
+from onedraw.model.layout import Layout, key_of, refuse_masked
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import (
     CHUNK_ROWS,
@@ -356,7 +356,16 @@ def _precisely(simulate: Any) -> AbstractContextManager[None]:
 def _as_data(observed: Any, raw_allowed: bool) -> Any:
     """Observed data as arrays if they are numbers; otherwise as they are, for a summary to read."""
     if isinstance(observed, Mapping):
-        return {str(key): _as_data(part, raw_allowed) for key, part in observed.items()}
+        for key in observed:
+            try:
+                key_of(key)
+            except ValueError as error:
+                raise ValueError(f"observed {error}") from error
+        return {key_of(key): _as_data(part, raw_allowed) for key, part in observed.items()}
+    try:
+        refuse_masked(observed)
+    except ValueError as error:
+        raise ValueError(f"observed {error}") from error
     try:
         array = np.array(observed)
         if array.dtype.kind in "biuf":

@@ -18,6 +18,8 @@ Draw = Callable[[np.random.Generator, int], Array]
 LogDensity = Callable[[Array], Array]
 
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+TAKEN = ("rng", "self")
+"""Names that simulators, which may be methods, have for other arguments."""
 PATIENCE = 1_000_000
 """Prior draws that may miss a constraint in a row before sampling gives up."""
 
@@ -47,7 +49,7 @@ class Prior:
     array([-1.612,   -inf])
     """
 
-    def __init__(self, *, where: Callable[..., Any] | None = None, **marginals: Any) -> None:
+    def __init__(self, /, *, where: Callable[..., Any] | None = None, **marginals: Any) -> None:
         parts = [_marginal(name, distribution) for name, distribution in marginals.items()]
 
         def draw(rng: np.random.Generator, n: int) -> Array:
@@ -128,13 +130,15 @@ class Prior:
         if not names:
             raise ValueError("a prior needs at least one parameter, as in od.Prior(mu=stats.norm(0, 1))")
         for name in names:
-            if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name == "rng":
+            if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name in TAKEN:
                 raise ValueError(
-                    f"{name!r} cannot be a parameter's name: it must be a Python name other than 'rng', since "
-                    "simulators receive parameters by name"
+                    f"{name!r} cannot be a parameter's name: it must be a Python name other than 'rng' and 'self', "
+                    "since simulators receive parameters by name"
                 )
         if len(set(names)) < len(names):
             raise ValueError(f"parameter names must differ, got {list(names)}")
+        if where is not None and not callable(where):
+            raise ValueError(f"where must be a function of the parameters, got {where!r}")
         self.names = names
         self.dim = len(names)
         self.discrete = np.array(discrete)
@@ -146,12 +150,28 @@ class Prior:
         self._draw, self._log_density, self._trusted = draw, log_density, trusted
         # A prior that cannot be sampled or evaluated is found out here, before a simulation is spent on it.
         theta = self.sample(np.random.Generator(np.random.SFC64(0)), 64)
+        if not trusted:
+            self._refuse_own_randomness(theta)
         log_density_there = self.logpdf(theta)
         if np.isneginf(log_density_there).any():
             row = int(np.argmin(log_density_there))
             raise ValueError(
                 f"the prior's density is zero at a draw of its own, {self.named(theta[row])}: sample and logpdf "
                 "do not belong together"
+            )
+
+    def _refuse_own_randomness(self, theta: Array) -> None:
+        """A ValueError if draws do not come from the generator that is given: runs could not be repeated."""
+        again, other = (self.sample(np.random.Generator(np.random.SFC64(seed)), len(theta)) for seed in (0, 1))
+        if not np.array_equal(again, theta):
+            raise ValueError(
+                "the prior draws other parameters from a generator in the same state: sample(rng, n) must take all its "
+                "random numbers from the rng that it is given, or runs cannot be repeated"
+            )
+        if np.array_equal(other, theta) and (theta != theta[0]).any():
+            raise ValueError(
+                "the prior draws the same parameters whatever generator it is given: sample(rng, n) must take its "
+                "random numbers from that rng"
             )
 
     @property
@@ -234,6 +254,14 @@ class Prior:
                 f"the prior drew {theta[row, column]} for {self.names[column]!r}: draws must be finite; check the "
                 "distribution's parameters"
             )
+        if not self._trusted and any(self._whole):
+            fractions = self.discrete & (theta != np.rint(theta))
+            if fractions.any():
+                row, column = np.argwhere(fractions)[0]
+                raise ValueError(
+                    f"the prior drew {theta[row, column]} for {self.names[column]!r}, which is said to be a whole "
+                    "number: round it in sample, or leave it out of discrete="
+                )
         return theta
 
     def __repr__(self) -> str:

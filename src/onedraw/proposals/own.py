@@ -32,7 +32,7 @@ class FunctionProposal:
             proposed, log_q_ratio = self.function(rng, given)
             proposed = xp.array(proposed, dtype=theta.dtype)
             log_q_ratio = xp.asarray(log_q_ratio, dtype=theta.dtype)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(
                 f"the proposal failed ({error}): it is called as proposal(rng, theta) with theta of shape "
                 f"{theta.shape} and returns (theta', log q(theta | theta') - log q(theta' | theta))"

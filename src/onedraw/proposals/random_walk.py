@@ -90,7 +90,7 @@ def random_walk(cov: Any = None, scale: float | None = None) -> RandomWalk:
         return RandomWalk(None, scale)
     try:
         matrix = np.array(cov, dtype=float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         matrix = np.array(np.nan)
     if not np.isfinite(matrix).all() or matrix.ndim > 2 or matrix.size == 0:
         raise ValueError(f"cov must be a matrix of finite numbers, got {cov!r}")

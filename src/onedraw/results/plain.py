@@ -5,6 +5,22 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+CONTROL = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for code in (*range(32), *range(127, 160), 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) not in "\n\t"
+}
+"""Characters that a terminal obeys instead of showing them, and those that turn the direction of text."""
+
+
+def printable(text: Any) -> str:
+    r"""Text that is safe in a terminal: control characters are shown as escapes, lines and tabs stay.
+
+    >>> print(printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return str(text).translate(CONTROL)
+
 
 def plain(value: Any) -> Any:
     """A value as JSON has it: records as objects, NaN and infinity as null, no arrays and no functions.

@@ -402,6 +402,12 @@ class Posterior:
         chains, draws = self.shape
         coords = {"chain": np.arange(chains), "draw": np.arange(draws)}
         dims = ("chain", "draw")
+        taken = [name for name in self.names if name in dims]
+        if taken:
+            raise ValueError(
+                f"a DataTree has an axis {taken[0]!r}, so that no parameter can have this name in it: use post.draws, "
+                "or name the parameter otherwise"
+            )
         attrs = {
             "inference_library": "onedraw",
             "seed": str(self.seed),
@@ -421,7 +427,7 @@ class Posterior:
             observed = self.model.recipe.layout.restore(self.model.observed_row)
             parts = observed if isinstance(observed, dict) else {"observed": observed}
             groups["observed_data"] = xarray.Dataset(
-                {key: (tuple(f"{key}_{i}" for i in range(part.ndim)), part) for key, part in parts.items()}
+                {str(key): (tuple(f"{key}_{i}" for i in range(part.ndim)), part) for key, part in parts.items()}
             )
         return xarray.DataTree.from_dict(groups)
 

@@ -314,7 +314,7 @@ def given_points(start: Any, prior: Prior, chains: int) -> Array:
             points = np.column_stack(columns)
         else:
             points = np.array(np.broadcast_to(np.asarray(start, dtype=float), (chains, prior.dim)))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"start must be 'rejection', a Posterior, or points of shape ({chains}, {prior.dim}) for {chains} chains "
             f"and parameters {list(prior.names)}: {error}"

@@ -21,7 +21,7 @@ from typing import Unpack
 
 import numpy as np
 
-from onedraw.arguments import MOST_AT_ONCE, one_of, positive, share, whole_number
+from onedraw.arguments import checked_pseudo_samples, one_of, positive, share, whole_number
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
@@ -287,9 +287,7 @@ def importance(
     check_model(model)
     kernel = kernel_asked(kernel)
     budget = whole_number("budget", budget, "the largest number of simulations")
-    pseudo_samples = whole_number(
-        "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
-    )
+    pseudo_samples = checked_pseudo_samples(pseudo_samples)
     check_pays(budget, pseudo_samples)
     if ess is not None:
         ess = positive("ess", ess, "the effective number of draws wanted")

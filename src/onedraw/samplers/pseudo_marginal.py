@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 
 import numpy as np
 
-from onedraw.arguments import MOST_AT_ONCE, one_of, true_or_false, whole_number
+from onedraw.arguments import checked_pseudo_samples, one_of, true_or_false
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose, Rng
@@ -200,9 +200,7 @@ def pseudo_marginal(
     (64, 100)
     """
     checked = Options.checked(options)
-    draws_each = whole_number(
-        "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
-    )
+    draws_each = checked_pseudo_samples(pseudo_samples)
     early = true_or_false("early", early)
     one_of("layout", layout, ("chains", "draws"))
     if keep is not None:

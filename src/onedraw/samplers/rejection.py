@@ -16,7 +16,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from onedraw.arguments import MOST_AT_ONCE, one_of, whole_number
+from onedraw.arguments import checked_pseudo_samples, one_of
 from onedraw.engines.streams import Phase
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
 from onedraw.model.kernels import Kernel
@@ -148,9 +148,7 @@ def rejection(
     checked = Options.checked(options)
     check_model_and_kernel(model, kernel)
     draws, budget = checked_ends(draws, budget, "the number of posterior draws")
-    each = whole_number(
-        "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
-    )
+    each = checked_pseudo_samples(pseudo_samples)
     check_pays(budget, each)
     if keep is None:
         keep = "distances" if each <= KEPT_PSEUDO_SAMPLES else "draws"

@@ -26,7 +26,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from onedraw.arguments import MOST_AT_ONCE, optional_whole_number, positive, share, whole_number
+from onedraw.arguments import MOST_AT_ONCE, checked_pseudo_samples, optional_whole_number, positive, share
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
@@ -290,9 +290,7 @@ def smc(
     kernel = kernel_asked(kernel)
     budget = optional_whole_number("budget", budget, "the largest number of simulations")
     particles = optional_whole_number("particles", particles, "the number of chains side by side", MOST_AT_ONCE)
-    pseudo_samples = whole_number(
-        "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
-    )
+    pseudo_samples = checked_pseudo_samples(pseudo_samples)
     if budget is None and kernel.eps is None:
         raise ValueError("give budget=, a kernel with a tolerance or both: one of them must end the run")
     left = None if budget is None else budget - model.pilot

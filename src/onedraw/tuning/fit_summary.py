@@ -32,8 +32,10 @@ def plan(model: Model, seed: int, on_error: str, limits: list[Limits]) -> Plan[O
             FromPrior(model, seed, on_error), lambda gathered: cut(budget, block_size(model), gathered.done), "pilot"
         )
     except Stopped as stopped:
-        if stopped.reason != "max_seconds" or not stopped.partial.simulations:
+        if stopped.reason != "max_seconds":
             raise
+        if stopped.partial is None or not stopped.partial.simulations:
+            raise TimeoutError("max_seconds passed before the first simulations were done: raise it") from None
         outcome = stopped.partial
     return outcome
 

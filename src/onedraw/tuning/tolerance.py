@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from onedraw.arguments import MOST_AT_ONCE, optional_whole_number, positive, whole_number
+from onedraw.arguments import MOST_AT_ONCE, checked_pseudo_samples, optional_whole_number, positive
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.estimators.abc_average import AbcAverage
@@ -540,9 +540,7 @@ def tolerance_for(
     check_model(model)
     target = _checked_rate(acceptance_rate)
     kernel = _checked_kernel(kernel)
-    pseudo_samples = whole_number(
-        "pseudo_samples", pseudo_samples, "the number M of pseudo-samples at one theta", most=MOST_AT_ONCE
-    )
+    pseudo_samples = checked_pseudo_samples(pseudo_samples)
     chains = optional_whole_number("chains", chains, "the number of chains run side by side", MOST_AT_ONCE)
     budget = optional_whole_number("budget", budget, "the largest number of simulations")
     if precision is not None:
