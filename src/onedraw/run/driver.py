@@ -45,7 +45,7 @@ class Driver:
         self._records: dict[str, Iterator[Record]] = {}
         self._next: dict[str, Record | None] = {}
         self._warned = False
-        self._taken = False
+        self._taken = len(saver.limits) > 1
         """Whether anything that the plan knows comes from the file."""
 
     def limits(self, draws: int | None, budget: int | None) -> list[Limits]:
@@ -57,7 +57,8 @@ class Driver:
         """What the plan returns."""
         with one_blas_thread(), self._stack:
             try:
-                request = next(plan)
+                with self._as_recorded():
+                    request = next(plan)
                 while True:
                     try:
                         answer = self._answer(request)
