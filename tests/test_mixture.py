@@ -8,7 +8,7 @@ import pytest
 from scipy import integrate, stats
 
 import onedraw as od
-from onedraw.proposals.mixture import Mixture, bridge, local_mixture, log_prior_constant, log_weights
+from onedraw.proposals.mixture import Mixture, bridge, local_mixture, local_roots, log_prior_constant, log_weights
 
 KINDS = pytest.mark.parametrize("freedom", [None, 5])
 
@@ -192,3 +192,13 @@ class TestPriorConstant:
         ratio = [stats.norm.logpdf(some) - 5000.0 - stats.norm.logpdf(some, scale=1.2) for some in (first, second)]
         found, error = bridge(*ratio)
         assert abs(found + 5000.0) < 4 * error < 0.1
+
+
+def test_correlations_of_few_neighbours_are_shrunk_by_how_few_there_are():
+    """Variances stay; a correlation keeps its share n / (n + dim) among n neighbours of equal weight."""
+    rng = np.random.default_rng(1)
+    points = rng.standard_normal((200, 2)) @ np.array([[1.0, 0.9], [0.0, 0.4]])
+    given = points, np.ones(200), points[:3], 8
+    whole, shrunk = (root @ root.transpose(0, 2, 1) for root in (local_roots(*given), local_roots(*given, shrink=True)))
+    assert np.allclose(shrunk[:, 0, 0], whole[:, 0, 0]) and np.allclose(shrunk[:, 1, 1], whole[:, 1, 1])
+    assert np.allclose(shrunk[:, 0, 1], 8 / 10 * whole[:, 0, 1])

@@ -284,7 +284,7 @@ def begin(store: Any, segment: float, make_specification: Callable[[], Specifica
 def forced_notes(sessions: Any) -> tuple[str, ...]:
     """What a reader must know of sessions that went on although something had changed."""
     return tuple(
-        f"this run was continued with force=True although {', '.join(session['forced'])}: it is no run of one model"
+        f"this run was continued with force=True although {', '.join(session['forced'])}: it mixes two models"
         for session in sessions
         if session.get("forced")
     )
