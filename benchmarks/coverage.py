@@ -1,17 +1,30 @@
-"""Whether 90 % intervals of `od.infer` cover the parameters that made the data: over data sets drawn from the prior.
+"""Whether posteriors of `od.infer` are calibrated: ranks and 90 % intervals over data sets drawn from the prior.
 
-python -m benchmarks coverage, or python -m benchmarks.coverage --sets 200 --budget 10000.
+python -m benchmarks coverage, or python -m benchmarks.coverage --sets 200 --budget 10000 --model normal counts.
+
+A parameter that made the data is a draw from their posterior. So its rank among draws of an exact posterior is uniform,
+and central 90 % intervals contain it in 90 % of the data sets. For each model and budget the ranks of each parameter
+are counted in ten bins and tested for uniformity by chi square; the p-value is the least of the parameters, times
+their number.
 """
 
 import argparse
+import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
 import onedraw as od
 from benchmarks.timing import report
+
+SETS = {100: 100, 1_000: 200, 10_000: 200}
+"""Budgets, and the data sets of each."""
+DRAWS = 4_000
+BINS = 10
+LEAST_P = 0.01
 
 
 @od.batched
@@ -29,48 +42,119 @@ def queue(rng, rate, speed, spread):
     return np.quantile(noisy, [0.05, 0.25, 0.5, 0.75, 0.95], axis=1).T
 
 
+@od.batched
+def counts(rng, rate, shape):
+    """Sum of 30 counts that vary more than Poisson's, zeros among them, and the largest."""
+    level = rng.gamma(shape[:, None], (rate / shape)[:, None], size=(len(rate), 30))
+    number = rng.poisson(level)
+    return np.column_stack([number.sum(axis=1), (number == 0).sum(axis=1), number.max(axis=1)]).astype(float)
+
+
+@od.batched
+def heavy_tails(rng, centre, scale):
+    """Mean, mean absolute value, median and range between quartiles of 15 Cauchy variables."""
+    data = centre[:, None] + scale[:, None] * rng.standard_cauchy((len(centre), 15))
+    low, median, high = np.quantile(data, [0.25, 0.5, 0.75], axis=1)
+    return np.column_stack([data.mean(axis=1), np.abs(data).mean(axis=1), median, high - low])
+
+
+@od.batched
+def bimodal(rng, t0, t1):
+    """A square that hides the sign of t0, and a summary that tells a little of it."""
+    return np.column_stack([t0**2 + 0.5 * t1, t1 - 0.3 * t0]) + 0.5 * rng.standard_normal((len(t0), 2))
+
+
+@od.batched
+def noise(rng, t0, t1):
+    """Two summaries that tell of the parameters, and ten that do not."""
+    told = np.column_stack([t0 + t1, t0 * t1]) + 0.3 * rng.standard_normal((len(t0), 2))
+    return np.column_stack([told, rng.standard_normal((len(t0), 10))])
+
+
+@od.batched
+def series(rng, phi, sigma):
+    """Log standard deviation and two autocorrelations of 60 values of an autoregression seen with noise."""
+    state, seen = np.zeros(len(phi)), []
+    for _ in range(60):
+        state = phi * state + sigma * rng.standard_normal(len(phi))
+        seen.append(state + 0.5 * rng.standard_normal(len(phi)))
+    data = np.column_stack(seen)
+    data = data - data.mean(axis=1, keepdims=True)
+    power = (data**2).mean(axis=1)
+    lags = [(data[:, lag:] * data[:, :-lag]).mean(axis=1) / power for lag in (1, 2)]
+    return np.column_stack([0.5 * np.log(power), *lags])
+
+
 MODELS = {
-    "normal (2 parameters)": (od.Prior(mu=stats.norm(0, 3), sigma=stats.uniform(0.1, 4)), normal_sample),
-    "waiting times (3 parameters)": (
+    "normal": (od.Prior(mu=stats.norm(0, 3), sigma=stats.uniform(0.1, 4)), normal_sample),
+    "waiting times": (
         od.Prior(rate=stats.gamma(2.0), speed=stats.uniform(0.5, 4), spread=stats.uniform(0.05, 0.5)),
         queue,
     ),
+    "counts": (od.Prior(rate=stats.gamma(2.0, scale=2.0), shape=stats.lognorm(1.0)), counts),
+    "heavy tails": (od.Prior(centre=stats.norm(0, 5), scale=stats.lognorm(0.7)), heavy_tails),
+    "bimodal": (od.Prior(t0=stats.uniform(-3, 6), t1=stats.norm(0, 1)), bimodal),
+    "ten noise summaries": (od.Prior(t0=stats.norm(0, 1), t1=stats.uniform(0, 2)), noise),
+    "time series": (od.Prior(phi=stats.uniform(-0.95, 1.9), sigma=stats.lognorm(0.5)), series),
 }
 
 
-def covered(name: str, number: int, budget: int, prob: float) -> tuple[int, int]:
-    """Central intervals that hold the known parameter, of all parameters and data sets; and how many there were."""
+def positions(name: str, number: int, budget: int) -> np.ndarray:
+    """Where the known parameters lie among the draws, 0 to 1: one row a data set, one column a parameter."""
     prior, simulate = MODELS[name]
-    inside = total = 0
+    found = []
     for k in range(number):
         rng = np.random.default_rng([k, len(name)])
         truth = prior.sample(rng, 1)
         observed = simulate(rng, **prior.columns(truth))[0]
-        post = od.infer(od.Model(prior, simulate, observed), budget=budget, seed=k, draws=4000)
-        for column, values in enumerate(post.draws.values()):
-            low, high = np.quantile(values, [(1 - prob) / 2, (1 + prob) / 2])
-            inside += int(low <= truth[0, column] <= high)
-            total += 1
-        if (k + 1) % 20 == 0:
-            print(f"  {name}: {k + 1} data sets, {100 * inside / total:.1f} % of {total} intervals hold", flush=True)
-    return inside, total
+        post = od.infer(od.Model(prior, simulate, observed), budget=budget, seed=k, draws=DRAWS)
+        draws = np.stack([values.ravel() for values in post.draws.values()])
+        found.append((draws < truth.T).mean(axis=1))
+        if (k + 1) % 50 == 0:
+            print(
+                f"  {name}: {k + 1} data sets, {100 * covered(np.array(found), 0.9):.1f} % of intervals hold",
+                flush=True,
+            )
+    return np.array(found)
+
+
+def covered(position: np.ndarray, prob: float) -> float:
+    """Share of central intervals that hold the known parameter."""
+    return float(np.mean(np.abs(position - 0.5) <= prob / 2))
+
+
+def uniformity(position: np.ndarray) -> tuple[np.ndarray, float]:
+    """Counts of each parameter in ten bins, and the p-value of their uniformity."""
+    number = np.array([np.histogram(column, BINS, (0.0, 1.0))[0] for column in position.T])
+    least = float(stats.chisquare(number, axis=1).pvalue.min())
+    return number, min(1.0, least * len(number))
 
 
 def main(arguments: list[str] | None = None) -> bool:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage")
-    parser.add_argument("--sets", type=int, default=200)
-    parser.add_argument("--budget", type=int, default=10_000)
-    parser.add_argument("--only", choices=[name.split()[0] for name in MODELS], help="one of the models")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", type=int, help="data sets (default: 200, and 100 with 100 simulations)")
+    parser.add_argument("--budget", nargs="+", type=int, default=list(SETS))
+    parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--out", type=Path, help="write a line of JSON for each model and budget to this file")
     given = parser.parse_args([] if arguments is None else arguments)
-    rows = []
-    for name in MODELS:
-        if given.only not in (None, name.split()[0]):
-            continue
-        inside, total = covered(name, given.sets, given.budget, 0.9)
-        share = inside / total
-        error = math.sqrt(share * (1 - share) / given.sets)
-        rows.append((name, f"{100 * share:.1f} ± {100 * error:.1f} %", "85 to 95 %", bool(0.85 <= share <= 0.95)))
-    return report(f"Coverage of 90 % intervals, {given.sets} data sets, {given.budget:,} simulations each", rows)
+    rows: list[tuple[str, str, str, bool | None]] = []
+    for budget in given.budget:
+        sets = given.sets or SETS.get(budget, 200)
+        for name in given.model:
+            position = positions(name, sets, budget)
+            share, (number, p) = covered(position, 0.9), uniformity(position)
+            error = math.sqrt(share * (1 - share) / sets)
+            for parameter, row in zip(MODELS[name][0].names, number, strict=True):
+                print(f"  {name}, {budget:,}: ranks of {parameter:8} {' '.join(f'{one:3}' for one in row)}", flush=True)
+            what = f"{name}, {budget:,} simulations, {sets} data sets"
+            rows.append((f"{what}: 90 % intervals", f"{100 * share:.1f} ± {100 * error:.1f} %", "86 to 94 %",
+                         0.86 <= share <= 0.94))  # fmt: skip
+            rows.append((f"{what}: p of uniform ranks", f"{p:.2g}", f"at least {LEAST_P}", p >= LEAST_P))
+            if given.out:
+                with given.out.open("a") as file:
+                    file.write(json.dumps({"model": name, "budget": budget, "sets": sets, "covered": share, "p": p,
+                                           "ranks": number.tolist()}) + "\n")  # fmt: skip
+    return report("Calibration over data sets drawn from the prior", rows)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,103 @@
+"""The benchmarks' own answers: likelihoods that belong to their simulators, posteriors computed twice, small runs."""
+
+import numpy as np
+import pytest
+
+from benchmarks import budgets, coverage, known
+
+
+@pytest.mark.parametrize("name", known.PROBLEMS)
+def test_the_likelihood_of_a_known_model_is_its_simulators(name):
+    # E[p(s | theta') / p(s | theta)] = 1 for s simulated at theta; likewise with the ratio times any statistic of s.
+    problem, at, n = known.PROBLEMS[name], known.moments(name), 20_000
+    there, here = (np.tile(at.mean + shift * at.sd, (n, 1)) for shift in (0.3 / np.sqrt(at.mean.size), 0.0))
+    first, second = np.random.default_rng(1), np.random.default_rng(2)
+    rows = problem.simulate(first, **problem.prior.columns(here))
+    ratio = np.exp(problem.log_likelihood(there, rows) - problem.log_likelihood(here, rows))
+    assert abs(ratio.mean() - 1) < 5 * ratio.std() / np.sqrt(n)
+    scaled, moved = (np.arctan((one - rows.mean(axis=0)) / rows.std(axis=0))
+                     for one in (rows, problem.simulate(second, **problem.prior.columns(there))))  # fmt: skip
+    weighted = ratio[:, None] * scaled
+    error = np.sqrt((weighted.var(axis=0) + moved.var(axis=0)) / n)
+    assert (np.abs(weighted.mean(axis=0) - moved.mean(axis=0)) < 5 * error).all()
+
+
+def metropolis(problem, at, chains=400, steps=3000, seed=3):
+    """Moments by random walks from around the mean, their errors from the differences between chains."""
+    rng, size = np.random.default_rng(seed), 1.2 / np.sqrt(at.mean.size) * at.sd
+    theta = at.mean + 0.1 * at.sd * rng.standard_normal((chains, at.mean.size))
+    value, sums = known.log_posterior(problem, theta), []
+    for step in range(steps):
+        proposed = theta + size * rng.standard_normal(theta.shape)
+        there = known.log_posterior(problem, proposed)
+        accept = np.log(rng.random(chains)) < there - value
+        theta, value = np.where(accept[:, None], proposed, theta), np.where(accept, there, value)
+        if step >= steps // 3:
+            sums.append(theta)
+    kept = np.stack(sums)
+    mean, sd = kept.mean(axis=(0, 1)), kept.std(axis=(0, 1))
+    square = ((kept - mean) ** 2).mean(axis=0)
+    errors = kept.mean(axis=0).std(axis=0), square.std(axis=0) / (2 * sd)
+    return known.Moments(mean, sd, *(error / np.sqrt(chains) for error in errors))
+
+
+@pytest.mark.parametrize("name", known.PROBLEMS)
+def test_known_posteriors_agree_with_a_second_computation(name):
+    problem, stored = known.PROBLEMS[name], known.moments(name)
+    again = metropolis(problem, stored) if problem.solve else known.sampled(problem, 60_000, 10, seed=2)
+    mean_error, sd_error = np.hypot(again.mean_error, stored.mean_error), np.hypot(again.sd_error, stored.sd_error)
+    assert (np.abs(again.mean - stored.mean) < 5 * mean_error).all()
+    assert (np.abs(again.sd - stored.sd) < 5 * sd_error).all()
+    assert (np.append(again.mean_error, again.sd_error) < 0.03 * np.tile(stored.sd, 2)).all()
+    assert (np.append(stored.mean_error, stored.sd_error) < 0.005 * np.tile(stored.sd, 2)).all()
+
+
+# What the benchmarks conclude
+
+
+def test_a_rise_has_the_p_value_of_its_exchanges():
+    low, high = np.array([1.0, 2.0, 3.0, 4.0]), np.array([5.0, 6.0, 7.0, 8.0])
+    assert budgets.rise(low, high) == pytest.approx(1 / 70)
+    assert budgets.rise(high, low) == 1.0
+    assert budgets.rise(low, low) > 0.5
+
+
+def test_what_runs_say_of_larger_budgets_is_read():
+    today = (
+        "Ten times the budget would lower the tolerance from 2.21 to about 0.52 for the same number of draws, or give "
+        "ten times the draws."
+    )
+    assert budgets.claims(today, 300, 14.0) == [("draws", 3000, 140.0), ("tolerance", 3000, 0.52)]
+    other = "For 400 effective draws: some 28,000 simulations."
+    assert budgets.claims(other, 1000, 30.0) == [("draws", 28_000.0, 400.0)]
+    assert budgets.claims("Ten times the budget would give about 1,300 effective draws.", 100, 5.0)[0].value == 1300
+    assert budgets.claims("Tolerance: 2.211. Effective sample size: about 14.", 300, 14.0) == []
+
+
+def test_what_happened_lies_between_the_budgets_tried():
+    def run(budget, ess):
+        return budgets.Score("toy", budget, 1, [0.0], [0.0], [True], ess, 0.0, [f"Tolerance: {10 / budget}."])
+
+    scores = {100: [run(100, 10.0)], 10_000: [run(10_000, 1000.0)]}
+    assert budgets.happened(budgets.Claim("draws", 1000, 200.0), scores) == pytest.approx(100.0)
+    assert budgets.happened(budgets.Claim("tolerance", 1000, 0.01), scores) == pytest.approx(0.01)
+    assert budgets.happened(budgets.Claim("draws", 20_000, 200.0), scores) is None
+
+
+def test_uniform_ranks_are_told_from_others():
+    rng = np.random.default_rng(1)
+    even = rng.random((500, 2))
+    narrow = np.column_stack([even[:, 0], rng.beta(0.5, 0.5, 500)])
+    assert coverage.uniformity(even)[1] > 0.05
+    assert coverage.uniformity(narrow)[1] < 1e-6
+    assert coverage.covered(even, 0.9) == pytest.approx(0.9, abs=5 * np.sqrt(0.09 / 1000))
+    assert coverage.covered(np.array([[0.04], [0.05], [0.5], [0.95], [0.96]]), 0.9) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("name", coverage.MODELS)
+def test_models_of_the_coverage_simulate_finite_rows(name):
+    prior, simulate = coverage.MODELS[name]
+    rng = np.random.default_rng(1)
+    rows = simulate(rng, **prior.columns(prior.sample(rng, 2000)))
+    assert len(rows) == 2000
+    assert np.isfinite(rows).all()
