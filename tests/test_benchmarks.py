@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks import budgets, coverage, known
+from benchmarks import accuracy, budgets, coverage, known, references
+from benchmarks.sbibm import FURTHER, TASKS, task
 
 
 @pytest.mark.parametrize("name", known.PROBLEMS)
@@ -101,3 +102,25 @@ def test_models_of_the_coverage_simulate_finite_rows(name):
     rows = simulate(rng, **prior.columns(prior.sample(rng, 2000)))
     assert len(rows) == 2000
     assert np.isfinite(rows).all()
+
+
+def test_scores_are_held_against_targets_and_published_abc():
+    nothing = dict.fromkeys(accuracy.PUBLISHED, np.nan)
+    assert set(accuracy.TARGETS) == {*TASKS, *FURTHER}
+    good, bad = {"infer network": 0.55, "infer trees": 0.57}, {"infer network": 0.57, "infer trees": 0.61}
+    assert accuracy.shortfalls("sir", 1000, good, nothing) == []
+    assert accuracy.shortfalls("sir", 1000, bad, nothing) == ["network 0.570, wanted 0.56", "trees 0.610, wanted 0.600"]
+    assert accuracy.shortfalls("sir", 1000, {"infer trees": 0.61}, nothing) == ["trees 0.610, wanted 0.590"]
+    assert accuracy.shortfalls("sir", 5000, bad, nothing) == []
+    there = nothing | {"REJ-ABC": 0.6, "SMC-ABC": 0.5}
+    assert accuracy.shortfalls("sir", 5000, bad, there) == ["network above published ABC", "trees above published ABC"]
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_reference_posteriors_agree_with_a_second_computation(name):
+    this = task(name)
+    first, second = this.reference(1), references.SECOND[name](this.observed(1), np.random.default_rng(7))
+    mean, spread, p = references.differences(first, second)
+    assert max(mean, spread) < references.LARGEST
+    assert p > references.LEAST_P
+    assert references.differences(first, second + 0.1 * second.std(axis=0))[0] > references.LARGEST
