@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> bool:
         for name in given.model:
             position = positions(name, sets, budget)
             share, (number, p) = covered(position, 0.9), uniformity(position)
-            error = math.sqrt(share * (1 - share) / sets)
+            error = math.sqrt(0.9 * 0.1 / sets)
             for parameter, row in zip(MODELS[name][0].names, number, strict=True):
                 print(f"  {name}, {budget:,}: ranks of {parameter:8} {' '.join(f'{one:3}' for one in row)}", flush=True)
             what = f"{name}, {budget:,} simulations, {sets} data sets"

@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import accuracy, budgets, coverage, known, references
 from benchmarks.sbibm import FURTHER, TASKS, task
+from onedraw.cli.export import FIRST_MODEL
 
 
 @pytest.mark.parametrize("name", known.PROBLEMS)
@@ -51,6 +52,17 @@ def test_known_posteriors_agree_with_a_second_computation(name):
     assert (np.abs(again.sd - stored.sd) < 5 * sd_error).all()
     assert (np.append(again.mean_error, again.sd_error) < 0.03 * np.tile(stored.sd, 2)).all()
     assert (np.append(stored.mean_error, stored.sd_error) < 0.005 * np.tile(stored.sd, 2)).all()
+
+
+def test_the_template_is_what_onedraw_new_writes():
+    written = {}
+    exec(FIRST_MODEL, written)
+    problem, theta = known.PROBLEMS["template"], np.array([[1.0, 2.0], [-3.0, 0.5]])
+    assert written["model"].observed_row == pytest.approx(problem.observed, abs=1e-7)
+    assert written["prior"].logpdf(theta) == pytest.approx(problem.prior.logpdf(theta))
+    data = written["simulate"](np.random.default_rng(1), 1.0, 2.0)
+    row = problem.simulate(np.random.default_rng(1), np.array([1.0]), np.array([2.0]))[0]
+    assert written["summary"](data) == pytest.approx(row)
 
 
 # What the benchmarks conclude

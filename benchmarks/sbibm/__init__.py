@@ -150,7 +150,7 @@ def _mixture(rng, t0, t1):
 
 
 GLM_INPUT = np.random.default_rng(7).standard_normal((100, 9))
-"""White noise that drives the spikes, nine of its lags a coefficient each."""
+"""White noise that drives the spikes: nine independent inputs. The published task has nine lags of one input."""
 GLM_DESIGN = np.column_stack([np.ones(100), GLM_INPUT])
 _SECOND = np.zeros((9, 9))
 for _row in range(9):
