@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import onedraw as od
+from tests.deadlines import LONG, up_after
 
 PRIOR = od.Prior(a=stats.norm(0, 1), b=stats.uniform(0, 2))
 
@@ -307,12 +308,13 @@ def test_time_ends_a_proposal_of_rejection_with_many_pseudo_samples():
 def test_a_run_that_time_ends_between_kept_draws_goes_on_to_the_same_bytes(model, tmp_path):
     arguments = {"draws": 3, "chains": 2, "thin": 3001, "seed": 1}
     whole = od.pseudo_marginal(model, od.uniform(1.0), **arguments)
-    for _ in range(1000):
-        post = od.pseudo_marginal(
-            model, od.uniform(1.0), **arguments, store=tmp_path / "run.db", segment=0.01, max_seconds=0.1
-        )
-        if post.status.complete:
-            break
+    given = {**arguments, "store": tmp_path / "run.db", "segment": 0.01}
+    for looks in (1, 1, 2):
+        with up_after(looks):
+            post = od.pseudo_marginal(model, od.uniform(1.0), **given, max_seconds=LONG)
+        assert post.status.reason == "max_seconds"
+    assert 0 < post.cost.simulations < whole.cost.simulations
+    post = od.pseudo_marginal(model, od.uniform(1.0), **given)
     assert post.status.complete
     assert post.draws["theta"].tobytes() == whole.draws["theta"].tobytes()
     assert post.cost.simulations == whole.cost.simulations
