@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import whole_number
+from onedraw.arguments import number_or_nan, shown, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose
@@ -79,8 +79,11 @@ def unbiased(
         raise ValueError(f"function must be callable as function(rng, theta), got {function!r}")
     if not isinstance(prior, Prior):
         raise ValueError(f"prior must be an od.Prior, got {prior!r}")
-    if log_bound is not None and not math.isfinite(log_bound):
-        raise ValueError(f"log_bound must be a finite number or None, got {log_bound!r}")
+    if log_bound is not None and not math.isfinite(number_or_nan(log_bound)):
+        raise ValueError(f"log_bound must be a finite number or None, got {shown(log_bound)}")
     return FunctionEstimator(
-        prior, function, log_bound, whole_number("simulations", simulations, "the cost of one estimate")
+        prior,
+        function,
+        None if log_bound is None else float(log_bound),
+        whole_number("simulations", simulations, "the cost of one estimate"),
     )
