@@ -541,6 +541,20 @@ def test_infer():
     assert post.cost.simulations == 4000
 
 
+def test_a_distance_without_a_number_is_a_failure_of_infer():
+    """The simulations that it cannot compare are counted, with theta, as on the other engines."""
+
+    def distance(simulated, observed):
+        return jnp.where(simulated > 2.5, jnp.nan, jnp.abs(simulated - observed))
+
+    model = od.Model(PRIOR, toy().simulate, Y_OBS, distance=distance)
+    post = od.infer(model, budget=200, seed=1, draws=50)
+    assert 0 < post.cost.failed < 100 and post.cost.simulations == 200
+    assert "the distance is nan" in post.failures[0].message and np.isfinite(post.failures[0].theta["theta"])
+    with pytest.raises(od.SimulationError, match="the distance is nan"):
+        od.infer(model, budget=200, seed=1, on_error="raise")
+
+
 @pytest.mark.slow
 def test_tolerance_for():
     found = od.tolerance_for(toy(), 0.2, proposal=PRIOR_DRAWS, budget=400_000, seed=3)

@@ -32,7 +32,7 @@ from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.weights import systematic
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
-from onedraw.model.simulator import CHUNK_VALUES, JaxSimulator
+from onedraw.model.simulator import CHUNK_VALUES
 from onedraw.proposals.mixture import Mixture, local_mixture
 from onedraw.results.assessment import Assessment, assess, own_distance
 from onedraw.results.coordinates import Support, support_of
@@ -108,7 +108,7 @@ class ProposeAndSimulate:
         inside = np.flatnonzero(model.prior.logpdf(theta) > -np.inf)
         theta = theta if len(inside) == len(theta) else np.asfortranarray(theta[inside])
         result = model.simulate_rows(rng, theta, inside, on_error=self.run.on_error)
-        if own_distance(model) is not None and not isinstance(model.simulate, JaxSimulator):
+        if own_distance(model) is not None:
             result, _ = model.measured(result, rng, theta, inside, 0, self.run.on_error)
         cost = result.cost._replace(skipped=block.size - len(theta), proposals=block.size)
         return Outcome({"theta": theta, "rows": result.rows[:, 0, :]}, cost, result.failures, result.ignored_rng)
