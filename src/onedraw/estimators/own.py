@@ -12,6 +12,7 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose
 from onedraw.estimators.protocol import Evaluation
+from onedraw.model.layout import numbers
 from onedraw.model.prior import Prior
 
 
@@ -49,7 +50,10 @@ class FunctionEstimator:
         log_estimate = np.full(len(theta), -np.inf)
         rows = np.flatnonzero(worth)
         if rows.size:
-            log_estimate[rows] = self.function(rng, theta[rows])
+            found = numbers(self.function(rng, theta[rows]))
+            if found.shape != (rows.size,):
+                raise ValueError(f"it returned shape {found.shape} for {rows.size} rows: expected ({rows.size},)")
+            log_estimate[rows] = found
         return log_estimate, self.simulations * int(rows.size)
 
 

@@ -8,6 +8,7 @@ number.
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,20 +57,19 @@ class Driver:
     def run(self, plan: Plan[Value]) -> Value:
         """What the plan returns."""
         with one_blas_thread(), self._stack:
-            try:
-                with self._as_recorded():
-                    request = next(plan)
-                while True:
-                    try:
-                        answer = self._answer(request)
-                    except Stopped as stopped:
-                        request = plan.throw(stopped)
-                    else:
-                        with self._as_recorded():
-                            request = plan.send(answer)
-            except StopIteration as done:
-                value: Value = done.value
-                return value
+            go_on: Callable[[], Any] = partial(next, plan)
+            while True:
+                # A StopIteration of a user's function, which comes with an answer, does not end the plan.
+                try:
+                    with self._as_recorded():
+                        request = go_on()
+                except StopIteration as done:
+                    value: Value = done.value
+                    return value
+                try:
+                    go_on = partial(plan.send, self._answer(request))
+                except Stopped as stopped:
+                    go_on = partial(plan.throw, stopped)
 
     def _as_recorded(self) -> AbstractContextManager[None]:
         return as_recorded(self.saver, lambda: self._taken)

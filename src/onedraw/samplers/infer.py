@@ -30,6 +30,7 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.weights import systematic
+from onedraw.failures import NoAnswer
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import CHUNK_VALUES
@@ -194,6 +195,9 @@ def next_proposal(run: Inference, bank: Bank, found: Assessment) -> Mixture | No
 def assessed(run: Inference, bank: Bank, thorough: bool) -> Assessment:
     """What all simulations so far say."""
     theta, rows = bank.good()
+    own = own_distance(run.model)
+    if own is not None and not np.isfinite(own(rows, run.model.observed_row)).any():
+        raise NoAnswer(f"no simulation has a finite distance of {len(rows)}: check the distance, or raise budget")
     unbounded, rng = bank.support.unbounded(theta), run.rng(bank.stages)
     return assess(run.model, unbounded, rows, bank.log_weights, bank.ends[0], rng, thorough)
 
