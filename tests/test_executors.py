@@ -182,6 +182,7 @@ def test_killed_loky_workers_change_nothing(name):
     assert same(post) == same(alone)
 
 
+@pytest.mark.slow
 def test_killed_dask_workers_change_nothing():
     alone = run("rejection", slow_model(0.0), budget=1500)
     with dask(2) as client, Killer(2, (0.7, 1.2)) as killer:

@@ -217,7 +217,7 @@ def test_log_densities_are_those_of_numpy(precision, error):
         assert found[name][inside] == pytest.approx(expected[inside], rel=error, abs=error), name
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_draws_of_every_family(precision):
     n = 20_000
     with device.Engine(precision).active():
@@ -475,6 +475,7 @@ def test_pseudo_marginal_in_single_precision():
     assert draws.dtype == np.float64 and (draws == draws.astype(np.float32)).all()
 
 
+@pytest.mark.slow
 def test_pseudo_marginal_with_draws_from_the_prior_and_the_gaussian_kernel():
     post = od.pseudo_marginal(toy(), GAUSSIAN, proposal=PRIOR_DRAWS, **MANY)
     agrees(post, Exact(GAUSSIAN))
@@ -499,7 +500,9 @@ def test_pseudo_marginal_with_four_pseudo_samples_and_a_walk():
     assert abs(post.acceptance_rate - here.acceptance_rate) < 4 * error < 0.02
 
 
-@pytest.mark.parametrize("kernel", [UNIFORM, GAUSSIAN], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [UNIFORM, pytest.param(GAUSSIAN, marks=pytest.mark.slow)], ids=lambda kernel: kernel.name
+)
 def test_wilkinson_is_exact(kernel):
     post = od.wilkinson(toy(), kernel, proposal=od.lazy(WALK, hold=0.2), **MANY)
     agrees(post, Exact(kernel))
@@ -668,7 +671,7 @@ def test_rounds_give_the_same_bytes(run, tmp_path):
     assert told(first)[:3] == told(again)[:3]
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_starts_are_those_of_any_session(precision, tmp_path, monkeypatch):
     """Each block is as long as the ones before it suggest, also where an earlier session drew them."""
     asked = []
@@ -939,25 +942,31 @@ def test_a_proposal_outside_the_prior_is_not_simulated(run, request):
 # Memory
 
 
-@pytest.mark.parametrize("pseudo_samples", [6, pytest.param(7, marks=pytest.mark.slow)])
-def test_pseudo_samples_drawn_in_groups_are_the_same(pseudo_samples, monkeypatch):
+@pytest.mark.parametrize(
+    ("pseudo_samples", "kernel"),
+    [
+        (6, UNIFORM),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((6, GAUSSIAN), (7, UNIFORM), (7, GAUSSIAN))),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_pseudo_samples_drawn_in_groups_are_the_same(pseudo_samples, kernel, monkeypatch):
     theta = np.linspace(0, 3, 16)[:, None]
 
-    def evaluated(kernel):
+    def evaluated():
         device._evaluated.clear_cache()
         estimator = average(toy(), kernel, pseudo_samples, keep_rows=True)
         return estimator.evaluate(Rng(1, 4), theta, None)
 
-    for kernel in (UNIFORM, GAUSSIAN):
-        monkeypatch.setattr(device, "VALUES", 2**25)
-        assert device.groups(pseudo_samples, 16, 1) == pseudo_samples
-        expected = evaluated(kernel)
-        monkeypatch.setattr(device, "VALUES", 16 * 3)
-        assert device.groups(pseudo_samples, 16, 1) == (3 if pseudo_samples == 6 else 1)
-        found = evaluated(kernel)
-        assert (found.distances == expected.distances).all() and (found.rows == expected.rows).all()
-        assert found.log_estimate == pytest.approx(expected.log_estimate, rel=1e-12, abs=1e-12)
-        assert len(np.unique(found.distances)) == 16 * pseudo_samples
+    monkeypatch.setattr(device, "VALUES", 2**25)
+    assert device.groups(pseudo_samples, 16, 1) == pseudo_samples
+    expected = evaluated()
+    monkeypatch.setattr(device, "VALUES", 16 * 3)
+    assert device.groups(pseudo_samples, 16, 1) == (3 if pseudo_samples == 6 else 1)
+    found = evaluated()
+    assert (found.distances == expected.distances).all() and (found.rows == expected.rows).all()
+    assert found.log_estimate == pytest.approx(expected.log_estimate, rel=1e-12, abs=1e-12)
+    assert len(np.unique(found.distances)) == 16 * pseudo_samples
 
 
 # Forms of models
@@ -1045,7 +1054,7 @@ def test_a_kernel_of_the_users_own():
     assert stats.kstest(post.draws["theta"].ravel(), Exact(kernel).cdf).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("distance", [od.scaled, od.mahalanobis])
+@pytest.mark.parametrize("distance", [od.scaled, pytest.param(od.mahalanobis, marks=pytest.mark.slow)])
 def test_distances_that_learn_from_a_pilot(distance):
     post = od.rejection(formed(distance=distance(pilot=400)), od.uniform(2.0), budget=20_000, seed=2)
     assert post.cost.simulations == 20_000 and post.cost.proposals == 19_600
