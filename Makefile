@@ -17,10 +17,10 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "not slow"
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile -m slow
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

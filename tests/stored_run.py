@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 import warnings
+from functools import partial
 
 from scipy import stats
 
@@ -62,6 +63,53 @@ def run(name, store=None, **more):
     if name in SEQUENTIAL:
         return sampler(model, kernel=od.uniform(), **arguments, store=store)
     return sampler(model, KERNEL, **arguments, store=store)
+
+
+def infer(path, **more):
+    return od.infer(model, budget=300, draws=50, seed=5, store=path, **more)
+
+
+MEASUREMENTS = {
+    "advise": lambda path, **more: od.advise(
+        model, KERNEL, budget=1500, seed=5, max_pseudo_samples=2, store=path, **more
+    ),
+    "tolerance_for": lambda path, **more: od.tolerance_for(
+        model, 0.3, budget=2000, chains=4, seed=5, store=path, **more
+    ),
+    "fit_summary": lambda path, **more: od.fit_summary(model, budget=200, seed=5, store=path, **more),
+}
+"""Functions that keep what they measure in files of their own, by name."""
+FILES = {**{name: partial(run, name) for name in RUNS}, "infer": infer, **MEASUREMENTS}
+"""What makes a file of each kind."""
+
+
+def uses(name, path):
+    """Everything that can be done with a file, by name."""
+    again = {"load": lambda: str(od.load(path).summary())}
+    if name in MEASUREMENTS:
+        return {**again, "again": lambda: MEASUREMENTS[name](path, max_seconds=1.0)}
+    again |= {
+        "resume": lambda: od.resume(path, model, max_seconds=0.1),
+        "replay": lambda: replayed(path),
+    }
+    if name == "infer":
+        again["raise"] = lambda: od.resume(path, model, budget=400, max_seconds=1.0)
+    if name == "rejection":
+        again |= {
+            "reuse": lambda: od.reuse(path, kernel=od.uniform(1.0)),
+            "reuse with a model": lambda: od.reuse(path, kernel=od.uniform(1.0), model=model),
+            "reuse with data": lambda: od.reuse(path, kernel=od.uniform(1.0), observed=[1.0, 2.0]),
+        }
+    return again
+
+
+def replayed(path):
+    """The first failure again, which raises what the simulator raised."""
+    try:
+        od.replay(path, model=model)
+    except RuntimeError as error:
+        if str(error) != "beyond the model":
+            raise
 
 
 def told(post):

@@ -21,6 +21,7 @@ from onedraw.results.regression import (
     with_clusters,
 )
 from onedraw.results.trial import choose_method, preference, ranks, score_methods
+from tests.deadlines import LONG, up_after
 
 DIM = 2
 NOISE = 0.5
@@ -425,7 +426,8 @@ def test_fit_summary_takes_the_options_of_a_run():
     one, two = (od.fit_summary(model, budget=200, seed=1, workers=workers) for workers in (None, 2))
     assert np.array_equal(one.rows, two.rows)
     Calls.number = 0
-    short = od.fit_summary(model, budget=10**7, seed=1, max_seconds=0.3)
+    with up_after(50):
+        short = od.fit_summary(model, budget=10**7, seed=1, max_seconds=LONG)
     assert 10 < short.cost.simulations == Calls.number == len(short.rows) < 10**7
     with pytest.raises(TypeError, match="there is no option 'worker'"):
         od.fit_summary(model, budget=200, worker=2)

@@ -1,7 +1,12 @@
 """What users give is checked before anything is simulated: a typed error that names the argument, or a right result."""
 
+import contextlib
 import math
+import operator
+import re
+import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import onedraw as od
+from onedraw.failures import NoAnswer
+from tests.deadlines import LONG, up_after
 
 PRIOR = od.Prior(a=stats.norm(0, 1), b=stats.uniform(0, 2))
 
@@ -154,7 +161,7 @@ NUMPY_SCALARS = [
     ("smc", {"budget": np.int64(2000), "particles": np.int64(50), "least_acceptance": np.float32(0.1)}),
     ("importance", {"budget": np.int64(2000), "ess": np.float32(50), "defensive": np.float32(0.2)}),
     ("infer", {"budget": np.int64(500), "draws": np.int64(50), "coverage": np.int64(0)}),
-    ("tolerance_for", {"budget": np.int64(20_000), "chains": np.int64(4), "pseudo_samples": np.int64(1)}),
+    ("tolerance_for", {"budget": np.int64(4000), "chains": np.int64(4), "pseudo_samples": np.int64(1)}),
     ("advise", {"budget": np.int64(3000), "processors": np.int64(2), "early": np.bool_(True)}),
 ]
 
@@ -305,14 +312,15 @@ def test_time_ends_a_proposal_of_rejection_with_many_pseudo_samples():
 
 @pytest.mark.parametrize("model", [PLAIN, BATCHED], ids=["plain", "batched"])
 def test_a_run_that_time_ends_between_kept_draws_goes_on_to_the_same_bytes(model, tmp_path):
-    arguments = {"draws": 3, "chains": 2, "thin": 3001, "seed": 1}
+    arguments = {"draws": 3, "chains": 2, "thin": 1501, "seed": 1}
     whole = od.pseudo_marginal(model, od.uniform(1.0), **arguments)
-    for _ in range(1000):
-        post = od.pseudo_marginal(
-            model, od.uniform(1.0), **arguments, store=tmp_path / "run.db", segment=0.01, max_seconds=0.1
-        )
-        if post.status.complete:
-            break
+    given = {**arguments, "store": tmp_path / "run.db", "segment": 0.01}
+    for looks in (1, 1, 2):
+        with up_after(looks):
+            post = od.pseudo_marginal(model, od.uniform(1.0), **given, max_seconds=LONG)
+        assert post.status.reason == "max_seconds"
+    assert 0 < post.cost.simulations < whole.cost.simulations
+    post = od.pseudo_marginal(model, od.uniform(1.0), **given)
     assert post.status.complete
     assert post.draws["theta"].tobytes() == whole.draws["theta"].tobytes()
     assert post.cost.simulations == whole.cost.simulations
@@ -381,7 +389,7 @@ ODD = st.one_of(
     st.sampled_from([od.uniform(0.5), od.random_walk(), od.Prior, "rejection", "draws", "all", lambda *given: given]),
 )
 CHAIN = ("draws", "chains", "proposal", "start", "budget", "thin", "early")
-OPTIONS = ("seed", "on_error", "workers", "executor", "engine", "timeout", "segment", "progress")
+OPTIONS = ("seed", "on_error", "workers", "executor", "engine", "timeout", "segment", "progress", "store")
 FUNCTIONS = {
     "rejection": ("draws", "budget", "pseudo_samples", "keep"),
     "pseudo_marginal": (*CHAIN, "pseudo_samples", "keep", "layout", "estimator"),
@@ -394,13 +402,18 @@ FUNCTIONS = {
     "tolerance_for": ("kernel", "pseudo_samples", "proposal", "chains", "budget", "precision"),
     "advise": ("estimator", "start", "budget", "proposal", "chains", "functions", "processors", "max_pseudo_samples"),
 }
-SMALL = {
+SECOND = {
+    **{name: {} for name in ("smc", "importance", "infer", "fit_summary")},
+    "tolerance_for": {"acceptance_rate": 0.3},
+}
+"""What a function takes besides the model; the others take a kernel."""
+PARTS = {
     **{name: {"eps": 1.0} for name in ("uniform", "gaussian", "epanechnikov", "triangular", "laplace")},
-    "kernel": {"log_profile": lambda u: -u, "eps": 1.0},
+    "kernel": {"log_profile": lambda u: -u, "eps": 1.0, "support": math.inf},
     "random_walk": {"cov": 1.0, "scale": 1.0},
     "lazy": {"proposal": None, "hold": 0.5},
     "independence": {"distribution": None},
-    "scaled": {"pilot": 100},
+    "scaled": {"pilot": 100, "scale": None, "adapt": False, "robust": False},
     "mahalanobis": {"pilot": 100},
     "Model": {
         "prior": PRIOR,
@@ -409,78 +422,173 @@ SMALL = {
         "summary": None,
         "distance": None,
     },
-    "unbiased": {"function": lambda rng, theta: np.zeros(len(theta)), "prior": PRIOR},
+    "unbiased": {
+        "function": lambda rng, theta: np.zeros(len(theta)),
+        "prior": PRIOR,
+        "log_bound": 0.0,
+        "simulations": 1,
+    },
     "batched": {"function": len},
     "staged": {"prepare": len, "draw": len},
+    "compiled": {"function": len},
+    "jax_simulator": {"function": len},
+    "command": {"arguments": ["x"], "parse": "json", "environment": None, "folder": None, "timeout": None},
+    "particle_filter": {
+        "prior": PRIOR,
+        "initial": lambda rng, shape, a, b: np.zeros(shape),
+        "transition": lambda rng, x, a, b: x,
+        "log_observation": lambda y, x, a, b: np.zeros(x.shape),
+        "data": [1.0, 2.0],
+        "particles": 10,
+        "on_error": "reject",
+    },
     "Prior": {"a": stats.norm(0, 1), "where": None},
-    "load": {"path": "no such file"},
+    "Prior.joint": {
+        "names": ["a", "b"],
+        "sample": lambda rng, n: rng.random((n, 2)),
+        "logpdf": lambda theta: np.zeros(len(theta)),
+        "discrete": (),
+        "where": None,
+    },
+    "sampler": {"shown": len},
 }
-TYPED = (ValueError, TypeError, TimeoutError, od.StoreError, od.SimulationError)
+FILES = {
+    "load": {"path": None},
+    "resume": dict.fromkeys(
+        ("path", "model", "kernel", "estimator", "proposal", "start", "draws", "budget", "force", "max_seconds",
+         "workers", "executor", "segment", "progress")
+    ),
+    "replay": {"path": None, "failure": 0, "model": None},
+    "reuse": {"path": None, "kernel": None, "observed": None, "model": None},
+    "certificate": {"post": None, "discount": 1.0, "confidence": 0.95, "functions": None},
+}  # fmt: skip
+"""Functions that are given a run, and their arguments."""
+REFUSALS = (ValueError, TypeError, od.StoreError)
+OUTCOMES = (NoAnswer, TimeoutError, od.SimulationError)
+"""What may happen after arguments were accepted: these say what to change."""
 
 
-def message_of(work) -> str | None:
-    """What a typed error says; None if there is none. Any other error is one of ours."""
+def names_of(path) -> tuple[str, ...]:
+    """How a message may begin that names a file."""
+    return path, repr(path), str(Path(path)), repr(str(Path(path)))
+
+
+def refused(work, odd) -> str | None:
+    """The message of a refusal, which must name an argument; None if there is none. Other errors are ours."""
+    said = None
     try:
         work()
-    except TYPED as error:
-        return str(error)
-    return None
+    except OUTCOMES:
+        return None
+    except REFUSALS as error:
+        said = str(error)
+    if said is not None and isinstance(odd.get("path"), str) and said.startswith(names_of(odd["path"])):
+        return said
+    assert said is None or any(re.search(rf"\b{re.escape(name)}\b", said) for name in odd), (odd, said)
+    return said
+
+
+def odd_arguments(data, names, most=2):
+    chosen = data.draw(st.lists(st.sampled_from(sorted(names)), min_size=1, max_size=most, unique=True))
+    return {name: data.draw(ODD) for name in chosen}
+
+
+def safe(odd) -> bool:
+    """Whether a call neither starts many processes nor writes files of odd names."""
+    workers, text = odd.get("workers"), odd.get("store")
+    return not (isinstance(workers, int) and workers > 1) and not isinstance(text, str)
 
 
 def fuzz_samplers(data) -> None:
-    """One call with one or two odd arguments: a typed error that names one of them, or a result."""
+    """A call with odd arguments: an error that names one of them, before anything is simulated; or a result."""
     function = data.draw(st.sampled_from(sorted(FUNCTIONS)))
-    names = data.draw(st.lists(st.sampled_from((*FUNCTIONS[function], *OPTIONS)), min_size=1, max_size=2, unique=True))
-    odd = {name: data.draw(ODD) for name in names}
-    base = {"budget": 1500, "max_seconds": 0.2, "progress": False, "seed": 1}
-    if isinstance(odd.get("workers"), int) and odd["workers"] > 1:
+    odd = odd_arguments(data, (*FUNCTIONS[function], *OPTIONS))
+    if not safe(odd):
         return
-    model = od.Model(PRIOR, lambda rng, a, b: rng.normal(a, 0.1 + b), observed=1.0)
-    second = {"tolerance_for": (0.3,), "smc": (), "importance": (), "infer": (), "fit_summary": ()}
-    said = message_of(
-        lambda: getattr(od, function)(model, *second.get(function, (od.uniform(0.5),)), **{**base, **odd})
-    )
-    words = (*names, "max_seconds", "acceptance rate", "simulations")
-    assert said is None or any(word in said for word in words), (function, odd, said)
+    simulate = Counting()
+    model = od.Model(PRIOR, simulate, observed=1.0)
+    simulate.calls = 0
+    base = {"budget": 1500, "max_seconds": 0.2, "progress": False, "seed": 1}
+    given = {**SECOND.get(function, {"kernel": od.uniform(0.5)}), **base, **odd}
+    said = refused(lambda: getattr(od, function)(model, **given), odd)
+    assert said is None or simulate.calls == 0, said
 
 
 def fuzz_parts(data) -> None:
-    """One part of a run made from an odd argument: a typed error with words in it, or a part."""
-    function = data.draw(st.sampled_from(sorted(SMALL)))
-    name = data.draw(st.sampled_from(sorted(SMALL[function])))
-    odd = data.draw(ODD)
-    said = message_of(lambda: getattr(od, function)(**{**SMALL[function], name: odd}))
-    assert said is None or len(said) > 10, (function, name, odd, said)
+    """One part of a run made from an odd argument: an error that names it, or a part."""
+    function = data.draw(st.sampled_from(sorted(PARTS)))
+    odd = odd_arguments(data, PARTS[function], most=1)
+    make = operator.attrgetter(function)(od)
+    refused(lambda: make(**{**PARTS[function], **odd}), odd)
+
+
+def fuzz_files(data, file, post) -> None:
+    """Something done with a run, with an odd argument: an error that names it, or a result."""
+    function = data.draw(st.sampled_from(sorted(FILES)))
+    odd = odd_arguments(data, FILES[function], most=1)
+    if not safe(odd):
+        return
+    model = od.Model(PRIOR, beyond, observed=1.0)
+    whole = {"path": file, "model": model, "kernel": od.uniform(0.5), "post": post}
+    given = {
+        name: whole.get(name, value) for name, value in FILES[function].items() if value is not None or name in whole
+    }
+    if function == "resume":
+        given = {"path": file, "model": model, "max_seconds": 0.2}
+    with contextlib.suppress(Beyond):
+        refused(lambda: getattr(od, function)(**{**given, **odd}), odd)
+
+
+class Beyond(RuntimeError):
+    """What the simulator raises at some parameters."""
+
+
+def beyond(rng, a, b):
+    if a > 1:
+        raise Beyond
+    return rng.normal(a, 0.1 + b)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """The file of a run with failures, and a run of chains."""
+    model = od.Model(PRIOR, beyond, observed=1.0)
+    file = tmp_path_factory.mktemp("kept") / "run.db"
+    od.rejection(model, od.uniform(0.5), budget=300, seed=1, keep="all", store=file)
+    return file, od.pseudo_marginal(model, od.uniform(0.5), draws=200, chains=4, seed=1)
 
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True, "database": None}
+MANY = pytest.mark.slow
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=60, **QUIET)
-@given(st.data())
-def test_odd_arguments_of_samplers(data):
-    fuzz_samplers(data)
+@pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=MANY)])
+def test_odd_arguments_of_samplers(examples, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings(max_examples=examples, **QUIET)(given(st.data())(fuzz_samplers))()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=200, **QUIET)
-@given(st.data())
-def test_odd_arguments_of_parts(data):
-    fuzz_parts(data)
+@pytest.mark.parametrize("examples", [200, pytest.param(5000, marks=MANY)])
+def test_odd_arguments_of_parts(examples):
+    settings(max_examples=examples, **QUIET)(given(st.data())(fuzz_parts))()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=2000, **QUIET)
-@given(st.data())
-def test_many_odd_arguments_of_samplers(data):
-    fuzz_samplers(data)
+@pytest.mark.parametrize("examples", [100, pytest.param(2000, marks=MANY)])
+def test_odd_arguments_of_files(examples, kept, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file, post = kept
+    before = file.read_bytes()
 
+    @settings(max_examples=examples, **QUIET)
+    @given(st.data())
+    def fuzz(data):
+        copy = tmp_path / "run.db"
+        shutil.copy(file, copy)
+        fuzz_files(data, copy, post)
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@settings(max_examples=5000, **QUIET)
-@given(st.data())
-def test_many_odd_arguments_of_parts(data):
-    fuzz_parts(data)
+    fuzz()
+    assert file.read_bytes() == before and {one.name for one in tmp_path.iterdir()} <= {"run.db", "run.db.lock"}

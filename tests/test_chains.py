@@ -222,7 +222,7 @@ def walk_in_theta(rng, theta):
         ("wilkinson", UNIFORM, 1),
         ("wilkinson", GAUSSIAN, 1),
         ("one-hit", UNIFORM, 1),
-        ("2-hit", UNIFORM, 1),
+        pytest.param("2-hit", UNIFORM, 1, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )

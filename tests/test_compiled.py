@@ -26,6 +26,7 @@ from onedraw.run import chain_blocks as chains_module
 from onedraw.run import pool as pool_module
 from onedraw.run.fingerprint import fingerprint
 from onedraw.run.pool import WorkerPool, opened_pool
+from tests.deadlines import LONG, up_after
 from tests.reference import Exact, beta_evidence, beta_posterior, simulate_one, toy
 from tests.test_chains import agrees
 from tests.test_contract import bytes_of
@@ -479,8 +480,10 @@ def test_a_run_goes_on_from_its_file(tmp_path):
 
     whole = run(toy("compiled"), draws=60)
     file = tmp_path / "run.db"
-    run(toy("compiled"), draws=60, store=file, segment=1e-3, max_seconds=0.02)
-    assert od.load(file).status.reason == "max_seconds"
+    with up_after(4):
+        run(toy("compiled"), draws=60, store=file, segment=1e-3, max_seconds=LONG)
+    half = od.load(file)
+    assert half.status.reason == "max_seconds" and 0 < half.shape[1] < 60
     other = od.Model(THETA, od.compiled(lambda rng, theta: theta + rng.normal()), 2.0)
     with pytest.raises(od.StoreError, match=r"model\.simulate changed"):
         od.resume(file, model=other)

@@ -182,6 +182,7 @@ def test_killed_loky_workers_change_nothing(name):
     assert same(post) == same(alone)
 
 
+@pytest.mark.slow
 def test_killed_dask_workers_change_nothing():
     alone = run("rejection", slow_model(0.0), budget=1500)
     with dask(2) as client, Killer(2, (0.7, 1.2)) as killer:
@@ -235,7 +236,7 @@ def test_a_broken_pool_of_the_users_is_an_error_and_the_file_is_intact(tmp_path)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(time.sleep, [0, 0]))
         workers = list(pool._processes)
-        threading.Thread(target=kill_when_saved, args=(file, workers[0])).start()
+        threading.Thread(target=send_when_saved, args=(file, workers[0], signal.SIGKILL)).start()
         with pytest.raises(od.WorkerError, match=r"cannot replace it.*saved"):
             od.rejection(model, od.uniform(0.5), budget=3000, seed=1, executor=pool, store=file, segment=0.2)
     assert 0 < od.load(file).cost.simulations < 3000
@@ -243,13 +244,14 @@ def test_a_broken_pool_of_the_users_is_an_error_and_the_file_is_intact(tmp_path)
     assert same(post)[:2] == same(od.rejection(slow_model(0.0), od.uniform(0.5), budget=3000, seed=1))[:2]
 
 
-def kill_when_saved(file, worker):
+def send_when_saved(file, process, number):
+    """A signal to a process once a run has saved draws."""
     saved = 0
     while not saved:
         time.sleep(0.1)
         with suppress(od.StoreError):
-            saved = od.load(file).cost.simulations
-    os.kill(worker, signal.SIGKILL)
+            saved = od.load(file).shape[1]
+    os.kill(process, number)
 
 
 class Idle(Executor):
@@ -320,18 +322,6 @@ def test_errors_come_back_from_workers_with_their_place():
     assert "raise Odd" in "".join(caught.value.__notes__)
 
 
-class Slow:
-    """Takes long at one block."""
-
-    def __init__(self, slow):
-        self.slow, self.ended = slow, []
-
-    def __call__(self, block):
-        time.sleep(0.5 if block.first == self.slow else 0.002)
-        self.ended.append(block.first)
-        return block.first
-
-
 @pytest.fixture
 def threads():
     with ThreadPoolExecutor(2) as pool:
@@ -339,29 +329,43 @@ def threads():
 
 
 def test_a_slow_block_keeps_no_worker_waiting(threads):
-    task, taken = Slow(0), []
+    """The first block ends only once 31 others have, which would be never if they waited for it."""
+    others, ended, taken = threading.Event(), [], []
+
+    def task(block):
+        if block.first == 0:
+            assert others.wait(60)
+        ended.append(block.first)
+        if len(ended) == 31:
+            others.set()
+        return block.first
+
     with opened_pool(None, threads) as pool:
         take = lambda block, first: bool(taken.append(first))  # noqa: E731
         reason = in_order(pool, task, cut(40, 1), take, Deadline(None), SILENT)
     assert reason == "done" and taken == list(range(40))
-    assert task.ended[-1] == 0 or task.ended.index(0) > 30
+    assert ended.index(0) > 30
 
 
 def test_a_slow_lane_keeps_no_worker_waiting(threads):
-    began = time.perf_counter()
-    segments = []
+    """The first block's first segment ends only once the others are through, which would be never if they waited."""
+    others, ended, segments = threading.Event(), [], []
 
     def item(block, segment, last):
         return None if segment == 8 else (block, segment)
 
     def task(piece):
-        time.sleep(0.05 if piece[0] == 0 else 0.002)
+        if piece == (0, 0):
+            assert others.wait(60)
+        ended.append(piece)
+        if len(ended) == 5 * 8:
+            others.set()
         return piece
 
     reason = in_chain_blocks(WorkerPool(threads), task, 6, item, lambda some, _: segments.append(some), Deadline(None))
     assert reason == "done"
     assert segments == [[(block, segment) for block in range(6)] for segment in range(8)]
-    assert time.perf_counter() - began < 0.8
+    assert ended.index((0, 0)) == 5 * 8
 
 
 def test_lanes_end_whole_when_time_is_up(threads):
@@ -427,8 +431,10 @@ def test_max_seconds_and_signals_with_workers(tmp_path):
     file = tmp_path / "run.db"
     post = od.rejection(slow_model(), od.uniform(0.5), budget=10**6, seed=1, workers=2, max_seconds=1.0, store=file)
     assert post.status.reason == "max_seconds" and post.cost.seconds < 8
-    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    post = od.pseudo_marginal(slow_model(), od.uniform(0.5), draws=10**5, seed=1, workers=2, start={"theta": 1.0})
+    other = tmp_path / "chains.db"
+    threading.Thread(target=send_when_saved, args=(other, os.getpid(), signal.SIGINT)).start()
+    post = od.pseudo_marginal(slow_model(), od.uniform(0.5), draws=10**5, seed=1, workers=2, start={"theta": 1.0},
+                              store=other, segment=0.2)  # fmt: skip
     assert post.status.reason == "interrupted" and post.shape[1] > 0
     # The workers are usable again.
     assert len(od.rejection(slow_model(), od.uniform(0.5), draws=5, seed=1, workers=2).draws["theta"][0]) == 5

@@ -33,6 +33,7 @@ from onedraw.samplers.infer import (
     next_proposal,
     next_size,
 )
+from tests.deadlines import LONG, up_after
 from tests.reference import toy
 
 NOISE = 0.5
@@ -438,13 +439,11 @@ def test_the_draws_are_not_sold_as_a_samplers(linear):
 
 
 def test_max_seconds_gives_what_there_is(quick):
-    def slow(rng, theta):
-        import time
-
-        time.sleep(0.002)
+    def simulate(rng, theta):
         return theta + rng.standard_normal()
 
-    post = od.infer(od.Model(od.Prior(theta=stats.norm()), slow, 2.0), budget=10**6, seed=1, max_seconds=0.5)
+    with up_after(20):
+        post = od.infer(od.Model(od.Prior(theta=stats.norm()), simulate, 2.0), budget=10**6, seed=1, max_seconds=LONG)
     assert post.status.reason == "max_seconds" and 0 < post.cost.simulations < 1000
     assert np.isfinite(post.draws["theta"]).all()
 

@@ -248,3 +248,23 @@ def test_its_file_shows_draws_while_it_goes_on_and_after_a_kill(tmp_path):
 
 
 PICKLED = toy("plain")
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_a_tiny_budget_gives_what_it_pays_for(budget):
+    """A single particle has no tolerance at which half of the particles are left."""
+    assert od.smc(toy("plain"), budget=budget, seed=1).cost.simulations <= budget
+
+
+def test_most_simulations_may_fail():
+    """Then no tolerance leaves half of the particles: the first one is beyond all distances."""
+
+    def simulate(rng, theta):
+        if rng.random() < 0.7:
+            raise ValueError("no convergence")
+        return rng.normal(theta, 1.0)
+
+    post = od.smc(od.Model(od.Prior(theta=stats.norm()), simulate, 2.0), budget=4000, seed=1)
+    assert post.cost.failed > 2000 and 0 < post.settings["eps"] < np.inf
+    row = post.summary()["theta"]
+    assert abs(row.mean - Exact(od.uniform(post.settings["eps"])).mean) < 4.5 * row.mcse

@@ -345,7 +345,7 @@ def test_command_fails_where_values_do_not_agree(tmp_path, short, monkeypatch):
     assert done.exit_code == 1 and "do not agree" in done.output
 
 
-@pytest.mark.parametrize("engine", ["numba", "jax"])
+@pytest.mark.parametrize("engine", ["numba", pytest.param("jax", marks=pytest.mark.slow)])
 def test_other_engines_agree_with_the_exact_values(engine):
     """Three points of figure 1L; the seed is the same, and the numbers are the engine's own."""
     plan = run.StudyPlan(200_000, figures=("1L",), engine=engine)

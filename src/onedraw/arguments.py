@@ -86,6 +86,33 @@ def true_or_false(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def a_function(name: str, value: Any, form: str) -> Any:
+    """`value` if it can be called; `form` says how it will be.
+
+    >>> a_function("logpdf", 3, "logpdf(theta)")
+    Traceback (most recent call last):
+    ...
+    ValueError: logpdf must be a function, called as logpdf(theta), got 3
+    """
+    if not callable(value):
+        raise ValueError(f"{name} must be a function, called as {form}, got {shown(value)}")
+    return value
+
+
+def names_in(name: str, value: Any) -> list[str]:
+    """Several names in a list or another collection; a single text is none.
+
+    >>> names_in("discrete", "k")
+    Traceback (most recent call last):
+    ...
+    ValueError: discrete must be a list of parameters' names, as in ['a', 'b'], got 'k'
+    """
+    several = isinstance(value, list | tuple | set | frozenset | dict) or np.ndim(value) == 1
+    if not several or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"{name} must be a list of parameters' names, as in ['a', 'b'], got {shown(value)}")
+    return [str(one) for one in value]
+
+
 def shown(value: Any) -> str:
     """A value in an error message: its repr, cut where it is long.
 

@@ -44,6 +44,10 @@ class SimulationError(RuntimeError):
     """
 
 
+class NoAnswer(ValueError):
+    """What was simulated gives no answer to the question asked; the message says what to change."""
+
+
 class Failure(NamedTuple):
     """One failed simulation: where it was, and what went wrong.
 

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from onedraw.arguments import shown, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.numba import Compiled
@@ -273,8 +274,9 @@ def replay(path: File, failure: int = 0, *, model: Model) -> Any:
     >>> folder.cleanup()
     """
     check_model(model)
+    failure = whole_number("failure", failure, "which of the failures that the file keeps", least=0)
     post = load(path)
-    if not 0 <= failure < len(post.failures):
+    if failure >= len(post.failures):
         raise ValueError(f"failure = {failure}: {path} keeps {len(post.failures)} failures, counted from 0")
     one = post.failures[failure]
     if set(one.theta) != set(model.prior.names):
@@ -346,7 +348,10 @@ def reuse(
     >>> folder.cleanup()
     """
     if not isinstance(kernel, Kernel):
-        raise ValueError(f"kernel must be a kernel such as od.uniform(0.1), got {kernel!r}")
+        raise ValueError(f"kernel must be a kernel such as od.uniform(0.1), got {shown(kernel)}")
+    if model is not None:
+        check_model(model)
+        model = model if observed is None else replace(model, observed=observed)
     with Store(path) as store:
         written = _specification(store)
         if written["algorithm"] != "rejection":
@@ -358,7 +363,7 @@ def reuse(
             raise StoreError(f"{path} kept no simulations that were rejected: run od.rejection(..., keep='all')")
         with _Form(path):
             distances_of = _distances(store, written, observed, model)
-        return _accepted_again(store, written, kernel, distances_of, model)
+            return _accepted_again(store, written, kernel, distances_of, model)
 
 
 def _distances(store: Store, written: Mapping[str, Any], observed: Any, model: Model | None) -> Any:
@@ -371,8 +376,6 @@ def _distances(store: Store, written: Mapping[str, Any], observed: Any, model: M
         changed = changed_parts(before, same)
         if changed:
             raise StoreError(f"{store.path} holds simulations of another model: {'; '.join(changed)}")
-        if observed is not None:
-            model = replace(model, observed=observed)
         if model.pilot:
             kept = [record.arrays["rows"] for record in store.records("pilot.segment")]
             if not kept:
@@ -396,7 +399,10 @@ def _distances(store: Store, written: Mapping[str, Any], observed: Any, model: M
             f"{store.path} was made with a summary or distance of your own: give model= to compare with other data"
         )
     layout = Layout(None if facts["keys"] is None else tuple(facts["keys"]), tuple(map(tuple, facts["shapes"])))
-    row = layout.flatten(observed)
+    try:
+        row = layout.flatten(observed)
+    except ValueError as error:
+        raise StoreError(f"observed {error}, unlike the data that {store.path} was made with") from error
     blank: Any = {"euclidean": Euclidean(), "scaled": Scaled(0), "mahalanobis": Mahalanobis(0)}[facts["distance"]]
     learnt = store.last("distance")
     if learnt is not None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import whole_number
+from onedraw.arguments import number_or_nan, shown, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose
 from onedraw.estimators.protocol import Evaluation
+from onedraw.model.layout import numbers
 from onedraw.model.prior import Prior
 
 
@@ -49,7 +50,10 @@ class FunctionEstimator:
         log_estimate = np.full(len(theta), -np.inf)
         rows = np.flatnonzero(worth)
         if rows.size:
-            log_estimate[rows] = self.function(rng, theta[rows])
+            found = numbers(self.function(rng, theta[rows]))
+            if found.shape != (rows.size,):
+                raise ValueError(f"it returned shape {found.shape} for {rows.size} rows: expected ({rows.size},)")
+            log_estimate[rows] = found
         return log_estimate, self.simulations * int(rows.size)
 
 
@@ -79,8 +83,11 @@ def unbiased(
         raise ValueError(f"function must be callable as function(rng, theta), got {function!r}")
     if not isinstance(prior, Prior):
         raise ValueError(f"prior must be an od.Prior, got {prior!r}")
-    if log_bound is not None and not math.isfinite(log_bound):
-        raise ValueError(f"log_bound must be a finite number or None, got {log_bound!r}")
+    if log_bound is not None and not math.isfinite(number_or_nan(log_bound)):
+        raise ValueError(f"log_bound must be a finite number or None, got {shown(log_bound)}")
     return FunctionEstimator(
-        prior, function, log_bound, whole_number("simulations", simulations, "the cost of one estimate")
+        prior,
+        function,
+        None if log_bound is None else float(log_bound),
+        whole_number("simulations", simulations, "the cost of one estimate"),
     )

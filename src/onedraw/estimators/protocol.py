@@ -14,8 +14,10 @@ import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import NO_DISTANCES, Array, namespace
+from onedraw.engines.clock import OutOfTime
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.failures import Failure, first_failures
+from onedraw.failures import FAULTS, Failure, SimulationError, first_failures, told
+from onedraw.model.layout import numbers
 from onedraw.model.prior import Prior
 
 
@@ -93,8 +95,14 @@ def evaluate(
     worth = np.ones(len(theta), bool) if log_needed is None else (log_needed <= bound) & (log_needed < np.inf)
     if not worth.any():
         return Evaluation(np.full(len(theta), -np.inf), NO_DISTANCES)
-    log_estimate, simulations = estimator.log_estimate(rng.bulk(Purpose.SIMULATE), theta, worth)
-    log_estimate = np.asarray(log_estimate, dtype=float)
+    try:
+        log_estimate, simulations = estimator.log_estimate(rng.bulk(Purpose.SIMULATE), theta, worth)
+        log_estimate = numbers(log_estimate)
+    except (OutOfTime, SimulationError):
+        raise
+    except FAULTS as error:
+        others = f" and {len(theta) - 1} other rows" if len(theta) > 1 else ""
+        raise ValueError(f"log_estimate failed at {estimator.prior.named(theta[0])}{others}: {told(error)}") from error
     if log_estimate.shape != (len(theta),):
         raise ValueError(
             f"log_estimate returned shape {log_estimate.shape} for {len(theta)} rows: expected ({len(theta)},)"

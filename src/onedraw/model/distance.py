@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from onedraw.arguments import whole_number
+from onedraw.arguments import shown, whole_number
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.numba import Formula
 
@@ -177,9 +177,12 @@ def scaled(
             raise ValueError(f"{name} must be True or False, got {value!r}")
     if scale is None:
         return Scaled(whole_number("pilot", pilot, PILOT_MEANING, least=10), None, adapt, robust)
-    given = np.array(scale, dtype=float).reshape(-1)
+    try:
+        given = np.array(scale, dtype=float).reshape(-1)
+    except (TypeError, ValueError, OverflowError):
+        given = np.empty(0)
     if given.size == 0 or not (np.isfinite(given) & (given > 0)).all():
-        raise ValueError(f"scale must hold positive numbers, one for each summary, got {scale!r}")
+        raise ValueError(f"scale must hold positive numbers, one for each summary, got {shown(scale)}")
     return Scaled(0, given, adapt, robust)
 
 

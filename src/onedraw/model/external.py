@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import positive
+from onedraw.arguments import LONGEST, positive, shown
 from onedraw.engines.children import TimedOut, end_group, guardian
 from onedraw.failures import FAULTS, told
 
@@ -228,14 +228,22 @@ def command(
     3.0
     """
     if isinstance(arguments, str | bytes) or not isinstance(arguments, Sequence) or not arguments:
-        raise ValueError(f"arguments must be a list such as ['./simulator', '{{mu}}', '{{seed}}'], got {arguments!r}")
+        raise ValueError(
+            f"arguments must be a list such as ['./simulator', '{{mu}}', '{{seed}}'], got {shown(arguments)}"
+        )
     parts = tuple(str(part) if isinstance(part, os.PathLike) else part for part in arguments)
     if not all(isinstance(part, str) for part in parts):
         raise ValueError(f"arguments must all be text, got {arguments!r}")
-    if not callable(parse) and parse not in ("json", "csv", "npy"):
-        raise ValueError(f"parse must be 'json', 'csv', 'npy' or a function of the program's output, got {parse!r}")
+    if not callable(parse) and not (isinstance(parse, str) and parse in ("json", "csv", "npy")):
+        raise ValueError(
+            f"parse must be 'json', 'csv', 'npy' or a function of the program's output, got {shown(parse)}"
+        )
+    if environment is not None and not isinstance(environment, Mapping):
+        raise ValueError(f"environment must be a dict of variables and their values, got {shown(environment)}")
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        raise ValueError(f"folder must be the name of a folder, got {shown(folder)}")
     if timeout is not None:
-        timeout = positive("timeout", timeout, "the number of seconds that one simulation may take")
+        timeout = positive("timeout", timeout, "the number of seconds that one simulation may take", LONGEST)
     variables = tuple((str(name), str(value)) for name, value in (environment or {}).items())
     made = Command(parts, parse, variables, None if folder is None else str(folder), timeout)
     for part in made.templates():

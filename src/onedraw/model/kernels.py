@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import positive
+from onedraw.arguments import number_or_nan, positive, shown
 from onedraw.engines.arrays import Array, DeviceParts, namespace
+from onedraw.failures import FAULTS, told
 
 EPS_MEANING = "the tolerance, the scale of the distances still accepted"
 
@@ -134,6 +135,9 @@ def laplace(eps: float | None = None) -> Kernel:
     return Kernel("laplace", _checked(eps), _laplace, math.inf, formula="laplace")
 
 
+ON_ARRAYS = "it must work on arrays of distance/eps and give log K at each"
+
+
 def kernel(log_profile: Callable[[Array], Array], eps: float | None = None, *, support: float = math.inf) -> Kernel:
     """A kernel of your own: `log_profile(u)` gives log K for an array u = distance / eps.
 
@@ -149,15 +153,18 @@ def kernel(log_profile: Callable[[Array], Array], eps: float | None = None, *, s
     """
     if not callable(log_profile):
         raise ValueError(f"log_profile must be a function of distance/eps, got {log_profile!r}")
-    if not support > 0:
-        raise ValueError(f"support must be positive, got {support!r}: K is zero from distance/eps = support on")
+    if not number_or_nan(support) > 0:
+        raise ValueError(f"support must be positive, got {shown(support)}: K is zero from distance/eps = support on")
     made = Kernel(getattr(log_profile, "__name__", "kernel"), _checked(eps), log_profile, support)
     grid = np.concatenate([[0.0], np.logspace(-6, 6, 2401)])
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        values = np.asarray(log_profile(grid))
-    if values.shape != grid.shape:
+        try:
+            values = np.asarray(log_profile(grid))
+        except FAULTS as error:
+            raise ValueError(f"log_profile failed at {grid.size} distances ({told(error)}): {ON_ARRAYS}") from error
+    if values.shape != grid.shape or values.dtype.kind not in "fiub":
         raise ValueError(
-            f"kernel {made.name!r} returned shape {values.shape} for {grid.size} distances: it must work on arrays"
+            f"log_profile returned {values.dtype} of shape {values.shape} for {grid.size} distances: {ON_ARRAYS}"
         )
     largest = made.with_eps(1.0).log_weight(grid).max()
     if largest < -1e-6:

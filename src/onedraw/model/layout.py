@@ -84,6 +84,9 @@ def numbers(value: Any) -> Array:
     """`value` as an array of floats; a ValueError if that is impossible."""
     if isinstance(value, np.ma.MaskedArray):
         refuse_masked(value)
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind not in "fiubO":
+        raise ValueError(f"is not an array of numbers (its type is {dtype})")
     try:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:

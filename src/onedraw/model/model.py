@@ -17,7 +17,7 @@ from onedraw.engines.streams import Rng
 from onedraw.failures import FAULTS, told
 from onedraw.model.distance import Distance, Euclidean, Mahalanobis, Scaled, euclidean, mahalanobis, scaled
 from onedraw.model.external import Command
-from onedraw.model.layout import Layout, key_of, refuse_masked
+from onedraw.model.layout import Layout, key_of, numbers, refuse_masked
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import (
     CHUNK_ROWS,
@@ -100,7 +100,7 @@ class Model:
         with _precisely(self.simulate):
             try:
                 summarised = summarise_observed(self.summary, observed)
-            except SystemExit as error:
+            except FAULTS as error:
                 raise ValueError(f"the summary failed on the observed data: {told(error)}") from error
         word = "observed" if self.summary is None else "summary"
         try:
@@ -249,11 +249,14 @@ class Model:
         distance, restore = self.distance, self.recipe.layout.restore
         if type(distance) in BUILT_IN:
             return distance(rows, observed), None
+        # A distance may write to the summaries that it is given, which others still need.
+        rows, observed = rows.copy(), _read_only(observed)
         if hasattr(distance, "learnt"):
             return _together_or_one_by_one(lambda some: np.asarray(distance(some, observed), dtype=float), rows)
         if isinstance(distance, Compiled):
             layout = self.recipe.layout
             # What cannot be compiled is no simulation's fault.
+            observed = observed.copy()
             distances_of(distance, layout, rows[:0], observed)
             values, fault = _together_or_one_by_one(lambda some: distances_of(distance, layout, some, observed), rows)
         elif isinstance(distance, Batched):
@@ -265,7 +268,7 @@ class Model:
             given = restore(observed)
             each, fault = one_by_one(lambda row: distance(restore(row), given), rows, np.nan)
             try:
-                values = np.array(each, dtype=float)
+                values = np.array([numbers(one) for one in each], dtype=float)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"distance returned {each[0]!r} ({error}): {ONE_NUMBER}") from error
         if values.shape != (len(rows),) or (values < 0).any():
@@ -284,6 +287,12 @@ class Model:
         kind = "value" if self.summary is None else "summary"
         plural = kind if count == 1 else ("values" if kind == "value" else "summaries")
         return f"Model({', '.join(self.prior.names)} -> {count} {plural})"
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _together_or_one_by_one(distances: Callable[[Array], Array], rows: Array) -> tuple[Array, Fault | None]:

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onedraw.arguments import a_function, names_in
 from onedraw.engines.arrays import Array, namespace, special
+from onedraw.failures import FAULTS, told
+from onedraw.model.layout import numbers
 
 Draw = Callable[[np.random.Generator, int], Array]
 LogDensity = Callable[[Array], Array]
@@ -92,13 +95,16 @@ class Prior:
         >>> flat.logpdf(np.array([[0.5, 2.0]]))
         array([-inf])
         """
+        names, discrete = names_in("names", names), names_in("discrete", discrete)
         unknown = [name for name in discrete if name not in names]
         if unknown:
             raise ValueError(f"discrete names {unknown[0]!r}, which is not a parameter; there are {list(names)}")
+        a_function("sample", sample, "sample(rng, n) -> (n, dim)")
+        a_function("logpdf", logpdf, "logpdf(theta) -> (n,), with theta (n, dim)")
         dim = len(names)
 
         def draw(rng: np.random.Generator, n: int) -> Array:
-            theta = np.asarray(sample(rng, n), dtype=float)
+            theta = _returned(f"the prior's sample(rng, {n})", sample, rng, n)
             if theta.shape != (n, dim):
                 raise ValueError(
                     f"the prior's sample(rng, {n}) returned shape {theta.shape}: expected ({n}, {dim}), one row a draw"
@@ -106,7 +112,9 @@ class Prior:
             return np.asfortranarray(theta)
 
         def log_density(theta: Array) -> Array:
-            values = np.asarray(logpdf(theta), dtype=float)
+            seen = theta.view()
+            seen.flags.writeable = False
+            values = _returned("the prior's logpdf", logpdf, seen)
             if values.shape != (len(theta),):
                 raise ValueError(
                     f"the prior's logpdf returned shape {values.shape} for {len(theta)} rows: expected ({len(theta)},)"
@@ -128,12 +136,14 @@ class Prior:
         trusted: bool = False,
     ) -> None:
         if not names:
-            raise ValueError("a prior needs at least one parameter, as in od.Prior(mu=stats.norm(0, 1))")
+            raise ValueError(
+                "a prior needs at least one parameter, as in od.Prior(mu=stats.norm(0, 1)): no names given"
+            )
         for name in names:
             if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name in TAKEN:
                 raise ValueError(
-                    f"{name!r} cannot be a parameter's name: it must be a Python name other than 'rng' and 'self', "
-                    "since simulators receive parameters by name"
+                    f"{name!r} cannot be a parameter's name: names must be Python names other than 'rng' and "
+                    "'self', since simulators receive parameters by name"
                 )
         if len(set(names)) < len(names):
             raise ValueError(f"parameter names must differ, got {list(names)}")
@@ -236,9 +246,10 @@ class Prior:
         assert self.where is not None
         try:
             allowed = namespace(theta).asarray(self.where(**self.columns(theta)))
-        except ValueError as error:
+        except FAULTS as error:
             raise ValueError(
-                f"where= failed on arrays of parameters ({error}): write it with &, | and ~ instead of and, or, not"
+                f"where= failed on arrays of parameters ({told(error)}): it takes them by name, and is written with "
+                "&, | and ~ instead of and, or, not"
             ) from error
         if allowed.dtype != bool or allowed.shape != (len(theta),):
             raise ValueError(
@@ -279,6 +290,14 @@ def named_columns(names: Sequence[str], whole: Sequence[bool], theta: Array) -> 
             column.flags.writeable = False
         columns[name] = column
     return columns
+
+
+def _returned(what: str, function: Callable[..., Any], *given: Any) -> Array:
+    """What a user's function returns, as numbers; a ValueError if it raises or gives none."""
+    try:
+        return numbers(function(*given))
+    except FAULTS as error:
+        raise ValueError(f"{what} failed ({told(error)})") from error
 
 
 def _marginal(name: str, distribution: Any) -> Marginal:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from onedraw.engines.arrays import Array, DeviceParts, namespace
+from onedraw.failures import FAULTS, told
+from onedraw.model.layout import numbers
 from onedraw.model.prior import Prior
 from onedraw.proposals.protocol import Proposed
 
@@ -30,11 +32,13 @@ class FunctionProposal:
             given.flags.writeable = False
         try:
             proposed, log_q_ratio = self.function(rng, given)
-            proposed = xp.array(proposed, dtype=theta.dtype)
+            if xp is np:
+                proposed, log_q_ratio = numbers(proposed).copy(), numbers(log_q_ratio)
+            proposed = xp.asarray(proposed, dtype=theta.dtype)
             log_q_ratio = xp.asarray(log_q_ratio, dtype=theta.dtype)
-        except (TypeError, ValueError, OverflowError) as error:
+        except FAULTS as error:
             raise ValueError(
-                f"the proposal failed ({error}): it is called as proposal(rng, theta) with theta of shape "
+                f"the proposal failed ({told(error)}): it is called as proposal(rng, theta) with theta of shape "
                 f"{theta.shape} and returns (theta', log q(theta | theta') - log q(theta' | theta))"
             ) from error
         if proposed.shape != theta.shape or log_q_ratio.shape not in ((), (len(theta),)):

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from onedraw.arguments import share, shown
+from onedraw.failures import NoAnswer
 from onedraw.results.efficiency import Function, checked_discount, step_cost
 from onedraw.results.posterior import Posterior, function_values
 from onedraw.results.variances import Interval, Variances, interval, variances
@@ -285,13 +287,12 @@ def certificate(
     """
     _check_run(post)
     discount = checked_discount(discount)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence!r}")
+    confidence = share("confidence", confidence, "the confidence of all intervals together")
     found = {name: variances(along) for name, along in function_values(post, functions).items()}
     kappas = joint_kappas(found, confidence)
     for name, one in found.items():
         if one.reason and not kappas[name].low > 0:
-            raise ValueError(f"no certificate: kappa of {name} cannot be estimated ({one.reason}); run longer chains")
+            raise NoAnswer(f"no certificate: kappa of {name} cannot be estimated ({one.reason}); run longer chains")
     return certify(
         kappas,
         cost=lambda pseudo_samples: step_cost(pseudo_samples, discount),
@@ -307,7 +308,9 @@ def known_nonnegative(post: Posterior) -> bool:
     return nonnegative(post.settings.get("proposal"), discrete)
 
 
-def _check_run(post: Posterior) -> None:
+def _check_run(post: Any) -> None:
+    if not isinstance(post, Posterior):
+        raise ValueError(f"post must be the Posterior of a run of od.pseudo_marginal, got {shown(post)}")
     settings = post.settings
     if settings.get("algorithm") != "pseudo_marginal":
         raise ValueError(f"a certificate needs a run of od.pseudo_marginal, got one of {settings.get('algorithm')}")

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from onedraw.arguments import positive, seed_or_fresh, whole_number
+from onedraw.arguments import positive, seed_or_fresh, shown, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
-from onedraw.failures import Failure
+from onedraw.failures import FAULTS, Failure, told
 from onedraw.model.kernels import EPS_MEANING, Kernel
 from onedraw.model.model import Model
 from onedraw.results.summary import (
@@ -479,20 +479,30 @@ def points(draws: Mapping[str, Array]) -> Array:
     return np.column_stack([np.reshape(values, -1) for values in draws.values()]).astype(float)
 
 
+def check_functions(functions: Any, names: tuple[str, ...]) -> None:
+    """A ValueError, before anything is simulated, if `functions` are not functions of draws, by name."""
+    if functions is None:
+        return
+    if not isinstance(functions, Mapping) or not functions:
+        raise ValueError(f"functions must be a dict of functions of the parameters by name, got {shown(functions)}")
+    for name, function in functions.items():
+        if not callable(function):
+            raise ValueError(f"functions[{name!r}] must be a function of {', '.join(names)}, got {shown(function)}")
+
+
 def function_values(post: Posterior, functions: Mapping[str, Callable[..., Any]] | None) -> dict[str, Array]:
     """f along the chains, (chains, draws): the parameters, or the functions given in their place."""
     if functions is None:
         return {name: np.asarray(values, dtype=float) for name, values in post.draws.items()}
+    check_functions(functions, post.names)
     found = {}
     for name, function in functions.items():
-        if not callable(function):
-            raise ValueError(f"functions[{name!r}] must be a function of {', '.join(post.names)}, got {function!r}")
         try:
             values = np.asarray(function(**post.draws), dtype=float)
-        except TypeError as error:
+        except FAULTS as error:
             raise ValueError(
-                f"functions[{name!r}] failed ({error}): it is called with the draws of {', '.join(post.names)} by "
-                "name, as arrays (chains, draws)"
+                f"functions[{name!r}] failed ({told(error)}): it is called with the draws of "
+                f"{', '.join(post.names)} by name, as arrays (chains, draws)"
             ) from error
         if values.shape != post.shape:
             raise ValueError(f"functions[{name!r}] returned shape {values.shape}: expected {post.shape}, as the draws")

@@ -7,7 +7,8 @@ number.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Rou
 from onedraw.run.pool import current_pool
 from onedraw.run.progress import Progress, Show
 from onedraw.run.record import Record, StoreError
-from onedraw.run.saving import Saver
+from onedraw.run.saving import Saver, as_recorded
 from onedraw.run.signals import Stopped
 
 
@@ -56,33 +57,22 @@ class Driver:
     def run(self, plan: Plan[Value]) -> Value:
         """What the plan returns."""
         with one_blas_thread(), self._stack:
-            try:
-                with self._as_recorded():
-                    request = next(plan)
-                while True:
-                    try:
-                        answer = self._answer(request)
-                    except Stopped as stopped:
-                        request = plan.throw(stopped)
-                    else:
-                        with self._as_recorded():
-                            request = plan.send(answer)
-            except StopIteration as done:
-                value: Value = done.value
-                return value
+            go_on: Callable[[], Any] = partial(next, plan)
+            while True:
+                # A StopIteration of a user's function, which comes with an answer, does not end the plan.
+                try:
+                    with self._as_recorded():
+                        request = go_on()
+                except StopIteration as done:
+                    value: Value = done.value
+                    return value
+                try:
+                    go_on = partial(plan.send, self._answer(request))
+                except Stopped as stopped:
+                    go_on = partial(plan.throw, stopped)
 
-    @contextmanager
-    def _as_recorded(self) -> Iterator[None]:
-        """Around what is done with recorded results: where they have another form than a run's, the error says so."""
-        try:
-            yield
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-            if not self._taken or self.saver.store is None or isinstance(error, StoreError):
-                raise
-            raise StoreError(
-                f"the run cannot continue from what {self.saver.store.path} holds ({error!r}): the file was changed or "
-                "written by another version, or a function of yours failed. Give store= another name"
-            ) from error
+    def _as_recorded(self) -> AbstractContextManager[None]:
+        return as_recorded(self.saver, lambda: self._taken)
 
     def _answer(self, request: Any) -> Any:
         if isinstance(request, Decision):
@@ -115,7 +105,8 @@ class Driver:
             known = self._recorded(request.name, number)
         for record in known:
             return record.scalars, {name: array.copy(order="K") for name, array in record.arrays.items()}
-        scalars, arrays = request.make()
+        with self._as_recorded():
+            scalars, arrays = request.make()
         self.saver.put(request.name, {**scalars, "round": number}, arrays)
         return scalars, arrays
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
+from onedraw.arguments import a_function
 from onedraw.run.options import Options
 from onedraw.run.recorded import Recorded, recorded_result
 from onedraw.run.result import Result
@@ -47,6 +48,8 @@ def sampler(shown: Callable[[Recorded], Result] = recorded_result) -> Callable[[
     >>> list(inspect.signature(SAMPLERS.pop("barker").function).parameters)[:5]
     ['model', 'kernel', 'draws', 'seed', 'on_error']
     """
+
+    a_function("shown", shown, "shown(recorded) -> Result")
 
     def register(function: Function) -> Function:
         signature = inspect.signature(function)

@@ -19,6 +19,7 @@ import numpy as np
 
 from onedraw.arguments import positive
 from onedraw.engines.arrays import Array
+from onedraw.failures import NoAnswer
 from onedraw.run.record import LostFile, Record, StoreError
 from onedraw.version import __version__
 
@@ -206,6 +207,23 @@ class Saver:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def as_recorded(saver: Saver, taken: Callable[[], bool]) -> Iterator[None]:
+    """Around what is done with recorded results: if they have another form than a run's, the error says so.
+
+    `taken` says, when there was an error, whether anything came from the file.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if saver.store is None or isinstance(error, StoreError | NoAnswer) or not taken():
+            raise
+        raise StoreError(
+            f"the run cannot continue from what {saver.store.path} holds ({error!r}): the file was changed or written "
+            "by another version, or a function of yours failed. Give store= another name"
+        ) from error
 
 
 def place(store: Any) -> "Path | None":

@@ -18,7 +18,7 @@ from onedraw.engines.numba import chains_per_block as compiled_chains
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.protocol import evaluate
-from onedraw.failures import Failure, first_failures
+from onedraw.failures import Failure, NoAnswer, first_failures
 from onedraw.model.model import DEVICE_ROWS, DEVICE_VALUES, Model
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import JaxSimulator
@@ -181,7 +181,7 @@ def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, bu
         assert reweighted is not None
         weights = reweighted.reshape(-1)
     if not weights.any():
-        raise ValueError(
+        raise NoAnswer(
             f"no draw of the posterior given as start is within eps = {kernel.eps}: the nearest is at distance "
             f"{distances.min():.4g}; start from a run at a smaller eps, or start='rejection'"
         )
@@ -250,7 +250,7 @@ class Estimates:
         if missing.size:
             row = int(missing[0])
             far = f"; the nearest simulation was at distance {nearest:.4g}, so try eps above it"
-            raise ValueError(
+            raise NoAnswer(
                 f"the start of chain {points.first + row}, {self.estimator.prior.named(points.theta[row])}, had an "
                 f"estimate of zero in {self.tries} tries{far if np.isfinite(nearest) else ''}, or start='rejection'"
             )

@@ -35,6 +35,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from onedraw.arguments import shown
 from onedraw.engines.arrays import Array
 from onedraw.run.record import (
     LostFile,
@@ -105,7 +106,7 @@ class Store:
     """A run's file, open for reading or for writing."""
 
     def __init__(self, path: str | os.PathLike[str], *, write: bool = False) -> None:
-        self.path = Path(path)
+        self.path = file_name(path)
         self.write = write
         self._lock: Lock | None = None
         self._connection: sqlite3.Connection | None = None
@@ -519,6 +520,13 @@ def writer(path: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def file_name(path: Any) -> Path:
+    """The name of a run's file; a ValueError if it is none."""
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise ValueError(f"path must be the name of a run's file, as in 'run.db', got {shown(path)}")
+    return Path(path)
+
+
 def found(path: Path) -> os.stat_result | None:
     """What lies under a name, None where nothing does; a StoreError where that cannot be told."""
     try:
@@ -709,7 +717,7 @@ def mend(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 
     Returns their number and that of all records that it held; None where the file is not cut, or nothing is whole.
     """
-    real = Path(path).resolve()
+    real = file_name(path).resolve()
     if found(real) is None or (found(real.with_name(real.name + "-journal")) is not None):
         return None
     lock = Lock(Path(path))

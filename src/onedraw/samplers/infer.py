@@ -30,9 +30,10 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.weights import systematic
+from onedraw.failures import NoAnswer
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
-from onedraw.model.simulator import CHUNK_VALUES, JaxSimulator
+from onedraw.model.simulator import CHUNK_VALUES
 from onedraw.proposals.mixture import Mixture, local_mixture
 from onedraw.results.assessment import Assessment, assess, own_distance
 from onedraw.results.coordinates import Support, support_of
@@ -108,7 +109,7 @@ class ProposeAndSimulate:
         inside = np.flatnonzero(model.prior.logpdf(theta) > -np.inf)
         theta = theta if len(inside) == len(theta) else np.asfortranarray(theta[inside])
         result = model.simulate_rows(rng, theta, inside, on_error=self.run.on_error)
-        if own_distance(model) is not None and not isinstance(model.simulate, JaxSimulator):
+        if own_distance(model) is not None:
             result, _ = model.measured(result, rng, theta, inside, 0, self.run.on_error)
         cost = result.cost._replace(skipped=block.size - len(theta), proposals=block.size)
         return Outcome({"theta": theta, "rows": result.rows[:, 0, :]}, cost, result.failures, result.ignored_rng)
@@ -194,6 +195,9 @@ def next_proposal(run: Inference, bank: Bank, found: Assessment) -> Mixture | No
 def assessed(run: Inference, bank: Bank, thorough: bool) -> Assessment:
     """What all simulations so far say."""
     theta, rows = bank.good()
+    own = own_distance(run.model)
+    if own is not None and not np.isfinite(own(rows, run.model.observed_row)).any():
+        raise NoAnswer(f"no simulation has a finite distance of {len(rows)}: check the distance, or raise budget")
     unbounded, rng = bank.support.unbounded(theta), run.rng(bank.stages)
     return assess(run.model, unbounded, rows, bank.log_weights, bank.ends[0], rng, thorough)
 

@@ -160,6 +160,9 @@ def next_eps(now: Population, budget: int | None) -> float:
     if schedule.target is not None and eps <= schedule.target:
         # The rule would go further: stop at the tolerance asked for.
         return min(schedule.target, now.eps)
+    if math.isinf(now.eps):
+        # Chains need a tolerance, if only one beyond all distances: most simulations may have failed.
+        return eps
     kept = float(reweighted(kernel, now.eps, eps, distances, weight).sum()) if eps < now.eps else 1.0
     return eps if kept <= WORTHWHILE else now.eps
 

@@ -42,14 +42,14 @@ from onedraw.results.certificate import (
 )
 from onedraw.results.efficiency import TURNS, Function, chain_simulations
 from onedraw.results.plain import as_json
-from onedraw.results.posterior import Posterior, function_values, points
+from onedraw.results.posterior import Posterior, check_functions, function_values, points
 from onedraw.results.variances import Interval, Variances, exactly, interval, variances
 from onedraw.run.chains import BATCHED_CHAINS, PLAIN_CHAINS, check_proposal
 from onedraw.run.options import Options, RunOptions, on_engine
 from onedraw.run.specification import specify
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.rejection import rejection
-from onedraw.tuning.particles import Tuning, check_functions, tune
+from onedraw.tuning.particles import Tuning, tune
 from onedraw.tuning.prices import Prices, Stages, Timed, time_stages, time_steps
 from onedraw.tuning.runs import CannotTell, Runs, measurement
 
@@ -390,7 +390,9 @@ def advise(
     check_model_and_kernel(model, kernel)
     assert model is not None and kernel is not None
     default = BATCHED_BUDGET if model.batched else PLAIN_BUDGET
-    budget = default if budget is None else whole_number("budget", budget, "the largest number of simulations")
+    budget = (
+        default if budget is None else whole_number("budget", budget, "the largest number of simulations", least=10)
+    )
     chains = optional_whole_number("chains", chains, "the number of chains of the run to come", MOST_AT_ONCE)
     chains = (BATCHED_CHAINS if model.batched else PLAIN_CHAINS) if chains is None else chains
     processors = whole_number("processors", processors, "the number of processors", most=MOST_AT_ONCE)

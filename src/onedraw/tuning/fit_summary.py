@@ -5,13 +5,13 @@ from typing import Unpack
 import numpy as np
 
 from onedraw.arguments import one_of, whole_number
-from onedraw.cost import Cost
 from onedraw.estimators.abc_average import AbcAverage
+from onedraw.failures import NoAnswer
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import JaxSimulator
 from onedraw.results.coordinates import support_of
-from onedraw.results.learned_summary import Fitted, learn, terms_for, with_learned
+from onedraw.results.learned_summary import Fitted, LearnedSummary, learn, terms_for, with_learned
 from onedraw.run.blocks import cut
 from onedraw.run.options import Options, RunOptions, check_model, on_engine
 from onedraw.run.pilot import FromPrior
@@ -24,8 +24,10 @@ from onedraw.samplers.infer import block_size
 TERMS = ("linear", "squares", "products")
 
 
-def plan(model: Model, seed: int, on_error: str, limits: list[Limits]) -> Plan[Outcome]:
-    """Simulations at draws from the prior, as many as the budget or the time allows."""
+def plan(
+    model: Model, seed: int, on_error: str, terms: str | None, limits: list[Limits]
+) -> Plan[tuple[Outcome, LearnedSummary]]:
+    """Simulations at draws from the prior, as many as the budget or the time allows, and what they teach."""
     budget = limits[-1].budget
     try:
         outcome: Outcome = yield Round(
@@ -37,22 +39,22 @@ def plan(model: Model, seed: int, on_error: str, limits: list[Limits]) -> Plan[O
         if stopped.partial is None or not stopped.partial.simulations:
             raise TimeoutError("max_seconds passed before the first simulations were done: raise it") from None
         outcome = stopped.partial
-    return outcome
+    return outcome, learnt_from(model, outcome, terms)
 
 
-def fitted_to(model: Model, outcome: Outcome, terms: str | None, seed: int, cost: Cost) -> Fitted:
-    """The summary learnt from simulations, and the model with it."""
+def learnt_from(model: Model, outcome: Outcome, terms: str | None) -> LearnedSummary:
+    """The summary learnt from simulations."""
     theta, rows = outcome.arrays["theta"], outcome.arrays["rows"]
     good = ~np.isnan(rows[:, 0])
     number = int(good.sum())
     terms = terms_for(rows.shape[1], number) if terms is None else terms
     learnt = learn(support_of(model.prior).unbounded(theta[good]), rows[good], np.ones(number), terms)
     if learnt is None:
-        raise ValueError(
+        raise NoAnswer(
             f"{number} simulations show no dependence of the data on the parameters: raise budget = {len(rows)}, or "
             "give a summary of your own"
         )
-    return Fitted(with_learned(model, learnt), theta, rows, cost._replace(proposals=len(rows)), learnt, seed)
+    return learnt
 
 
 def fit_summary(model: Model, *, budget: int, terms: str | None = None, **options: Unpack[RunOptions]) -> Fitted:
@@ -92,8 +94,10 @@ def fit_summary(model: Model, *, budget: int, terms: str | None = None, **option
     # The kernel is not used: what is put on an engine is the simulator.
     estimator = on_engine(AbcAverage(limited, uniform(1.0)), checked)
     arguments = {"budget": budget, **checked.identity(estimator)}
-    outcome, cost = Run(
+    (outcome, learnt), cost = Run(
         "fit_summary", arguments, lambda: specify_model("fit_summary", limited, arguments), checked,
-        lambda limits: plan(limited, checked.seed, checked.on_error, limits), model.prior, None, model.compiled,
+        lambda limits: plan(limited, checked.seed, checked.on_error, terms, limits), model.prior, None, model.compiled,
     ).value()  # fmt: skip
-    return fitted_to(model, outcome, terms, checked.seed, cost)
+    theta, rows = outcome.arrays["theta"], outcome.arrays["rows"]
+    cost = cost._replace(proposals=len(rows))
+    return Fitted(with_learned(model, learnt), theta, rows, cost, learnt, checked.seed)

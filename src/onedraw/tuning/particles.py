@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import shown, whole_number
+from onedraw.arguments import whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
@@ -27,7 +27,7 @@ from onedraw.estimators.protocol import check_estimator, evaluate
 from onedraw.proposals.random_walk import random_walk
 from onedraw.results.efficiency import Function, chain_simulations
 from onedraw.results.plain import as_json
-from onedraw.results.posterior import Posterior, function_values, points
+from onedraw.results.posterior import Posterior, check_functions, function_values, points
 from onedraw.results.variances import Interval, interval, variances
 from onedraw.run.chains import check_proposal
 from onedraw.run.options import Options, on_engine
@@ -232,17 +232,6 @@ def tune(
         except (CannotTell, TimeoutError) as reason:
             verdict = f"cannot tell: {reason}"
         return Tuning(verdict, runs.cost, budget, runs.seed, **found)
-
-
-def check_functions(functions: Any, names: tuple[str, ...]) -> None:
-    """A ValueError, before anything is simulated, if `functions` are not functions of draws, by name."""
-    if functions is None:
-        return
-    if not isinstance(functions, Mapping):
-        raise ValueError(f"functions must be a dict of functions of the parameters by name, got {shown(functions)}")
-    for name, function in functions.items():
-        if not callable(function):
-            raise ValueError(f"functions[{name!r}] must be a function of {', '.join(names)}, got {shown(function)}")
 
 
 def family_of(estimator: Any) -> tuple[Callable[[int], Any], int]:

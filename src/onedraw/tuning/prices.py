@@ -17,6 +17,7 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
 from onedraw.engines.threads import one_blas_thread
 from onedraw.estimators.abc_average import AbcAverage
+from onedraw.failures import FAULTS
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.proposals.resolve import resolve
@@ -192,7 +193,7 @@ def time_stages(model: Model, theta: Array, seed: int, budget: float) -> tuple[d
                 for draws in (few, many):
                     simulate.draw(generator, state, draws)
                     times.append(time.perf_counter())
-            except Exception:
+            except FAULTS:
                 continue
         prepare, one, more = np.diff(times)
         seconds.append((prepare, max(more - one, 0.0) / (many - few)))

@@ -16,7 +16,7 @@ from onedraw.run.options import Options
 from onedraw.run.plan import Plan
 from onedraw.run.pool import opened_pool
 from onedraw.run.record import StoreError
-from onedraw.run.saving import Part, Saver, Specification, begin
+from onedraw.run.saving import Part, Saver, Specification, as_recorded, begin
 from onedraw.run.signals import Stopped, guarded
 
 Value = TypeVar("Value")
@@ -113,6 +113,12 @@ class Runs:
         return derived_seed(self.seed, *part)
 
 
+def _held(saver: Saver) -> Callable[[], bool]:
+    """Whether the file holds records of an earlier session."""
+    held = saver.last() is not None
+    return lambda: held
+
+
 @contextmanager
 def measurement(options: Options, budget: int | None, specification: Callable[[], Specification]) -> Iterator[Runs]:
     """The runs of a measurement, with the worker pool and the file that its options ask for."""
@@ -121,5 +127,6 @@ def measurement(options: Options, budget: int | None, specification: Callable[[]
         opened_pool(options.workers, options.executor),
         guarded(terminate=options.store is not None),
         begin(options.store, options.segment, specification) as saver,
+        as_recorded(saver, _held(saver)),
     ):
         yield Runs(budget, options, saver, deadline)

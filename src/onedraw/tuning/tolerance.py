@@ -31,6 +31,7 @@ from onedraw.arguments import MOST_AT_ONCE, checked_pseudo_samples, optional_who
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.estimators.abc_average import AbcAverage
+from onedraw.failures import NoAnswer
 from onedraw.model.kernels import Kernel, uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import JaxSimulator
@@ -202,7 +203,7 @@ class ToleranceSearch:
         assert found.distances is not None
         self.distances = np.sort(found.distances.reshape(-1))
         if self.distances.size < 10:
-            raise ValueError(
+            raise NoAnswer(
                 f"only {self.distances.size} of {self.pilot} simulations gave a distance, too few to start from: fix "
                 "the failing ones, or raise budget"
             )
@@ -283,7 +284,7 @@ class ToleranceSearch:
             keep="draws",
         )
         if post.shape[1] < 1:
-            raise ValueError(
+            raise NoAnswer(
                 f"the budget ran out in the search for an acceptance rate of {self.target}: at eps = {eps:.4g} "
                 f"{budget or 0:,} simulations did not find {chains} starting points and take a step; raise budget, "
                 "or ask for fewer chains"
@@ -351,7 +352,7 @@ class ToleranceSearch:
         """Short runs until one is CLOSE to the target, and reliably so: an estimate of log eps at the root."""
         above_zero = self.distances[self.distances > 0]
         if above_zero.size == 0:
-            raise ValueError(
+            raise NoAnswer(
                 "every simulation matches the data exactly (distance 0): the acceptance rate is the same for every eps"
             )
         floor, ceiling = math.log(above_zero[0] * ENDS[0]), math.log(self.distances[-1] * ENDS[1])
@@ -451,7 +452,7 @@ class ToleranceSearch:
         low, high = runs[0], runs[-1]
         slope, slope_se = chord(low, high)
         if slope <= 2 * slope_se:
-            raise ValueError(
+            raise NoAnswer(
                 f"the acceptance rate hardly changes with eps near {math.exp(middle):.4g} (slope {slope:.2g} ± "
                 f"{slope_se:.1g} on log scales): {self.target} is too near its limit, or the budget is too small"
             )
