@@ -19,7 +19,7 @@ from onedraw.paper.contrast import problems
 from onedraw.paper.study.efficiency import posterior_moments, random_walk_variance
 from onedraw.paper.study.settings import Toy
 from onedraw.results.efficiency import measured_discount
-from onedraw.results.variances import Interval
+from onedraw.results.monte_carlo_error import Interval
 from onedraw.tuning.advise import advise
 from onedraw.tuning.particles import log_variance
 from tests.reference import simulate_one, toy

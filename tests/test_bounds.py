@@ -11,7 +11,7 @@ import onedraw as od
 from onedraw.paper import finite_chains as exact
 from onedraw.results import certificate as bounds
 from onedraw.results.certificate import certificate, certify, gain_bound, kappa_floor, nonnegative
-from onedraw.results.variances import Interval
+from onedraw.results.monte_carlo_error import Interval
 from tests.reference import toy
 from tests.test_efficiency import grid_run
 

@@ -14,7 +14,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.paper import finite_chains as exact
 from onedraw.results.efficiency import efficiency, running_time
-from onedraw.results.variances import Interval, variances
+from onedraw.results.monte_carlo_error import Interval, variances
 from tests.reference import toy
 
 POINTS = 15

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from onedraw.results.efficiency import Function, checked_discount, step_cost
+from onedraw.results.monte_carlo_error import Interval, Variances, interval, variances
 from onedraw.results.posterior import Posterior, function_values
-from onedraw.results.variances import Interval, Variances, interval, variances
 
 WORTH = 1.1
 """The smallest gain worth choosing M for: the certificate says up to which M none is larger."""
@@ -205,7 +205,7 @@ def certify(
 ) -> Certificate:
     """The certificate from intervals for kappa (`low` and `high` are used) and the cost c_M of a step.
 
-    >>> from onedraw.results.variances import exactly
+    >>> from onedraw.results.monte_carlo_error import exactly
     >>> found = certify({"theta": exactly(200.0)}, cost=float, positive=True)
     >>> found.certified, found.nothing_from, round(found.gain(2), 4)
     (19, 182, 1.005)

@@ -41,9 +41,9 @@ from onedraw.results.certificate import (
     shared_confidence,
 )
 from onedraw.results.efficiency import TURNS, Function, chain_simulations
+from onedraw.results.monte_carlo_error import Interval, Variances, exactly, interval, variances
 from onedraw.results.plain import as_json
 from onedraw.results.posterior import Posterior, function_values, points
-from onedraw.results.variances import Interval, Variances, exactly, interval, variances
 from onedraw.run.chains import BATCHED_CHAINS, PLAIN_CHAINS, check_proposal
 from onedraw.run.options import Options, RunOptions, on_engine
 from onedraw.run.specification import specify

@@ -21,8 +21,8 @@ from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.proposals.resolve import resolve
 from onedraw.results.efficiency import TURNS
+from onedraw.results.monte_carlo_error import Interval, interval
 from onedraw.results.posterior import Posterior
-from onedraw.results.variances import Interval, interval
 from onedraw.run.driver import drive
 from onedraw.run.lockstep import Tally, advance
 from onedraw.run.starts import starting_states
