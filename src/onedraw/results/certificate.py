@@ -90,20 +90,6 @@ def kappa_floor(pseudo_samples: int, measured: Mapping[int, float], positive: bo
     return floor
 
 
-def nonnegative(proposal: Mapping[str, Any] | None, discrete: bool = False) -> bool:
-    """Whether Q_M ≥ 0 is known from a run's proposal setting; False if it is not known.
-
-    Known for independence proposals, for Gaussian random walks with no rounded increments (`discrete` parameters
-    have theirs rounded) and for chains held with probability 1/2 or more (docs/theory.md).
-    """
-    if proposal is None:
-        return False
-    name = proposal.get("name")
-    if name == "lazy":
-        return proposal["hold"] >= 0.5 or nonnegative(proposal["proposal"], discrete)
-    return name == "independence" or (name == "random_walk" and not discrete)
-
-
 # --- the certificate ----------------------------------------------------------------------------------------
 
 
@@ -302,9 +288,8 @@ def certificate(
 
 
 def known_nonnegative(post: Posterior) -> bool:
-    """Whether Q_M >= 0 is known for the chains of a run."""
-    discrete = any(values.dtype.kind in "iu" for values in post.draws.values())
-    return nonnegative(post.settings.get("proposal"), discrete)
+    """Whether Q_M >= 0 is known for the chains of a run, from the type of its proposal."""
+    return (post.settings.get("proposal") or {}).get("nonnegative") is True
 
 
 def _check_run(post: Posterior) -> None:
