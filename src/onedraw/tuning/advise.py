@@ -500,14 +500,14 @@ def _time_steps(asked: Question, starts: Posterior, runs: Runs) -> Timed:
     share = int(min(int(TIMING_SHARE * runs.budget), runs.left // 2))
     chains = asked.chains
     while True:
-        affordable = [m for m in asked.counts if chains * (m - 1 + TURNS * 2 * m) <= share]
+        affordable = [m for m in asked.counts if chains * (m - 1 + TURNS * 2 * (m + asked.staged)) <= share]
         if len(affordable) >= 2 or chains == 1:
             break
         # With fewer chains than in the run to come, a step costs more per chain, but it can be timed.
         chains //= 2
     if len(affordable) < 2:
         raise CannotTell(f"a budget of {runs.budget:,} simulations does not pay for timing steps: raise it")
-    steps = max(1, min(MOST_STEPS, share // (chains * (TURNS + 1) * sum(affordable))))
+    steps = max(1, min(MOST_STEPS, share // (chains * (TURNS + 1) * (sum(affordable) + asked.staged))))
     measured = runs.recorded(
         "steps",
         lambda: time_steps(
