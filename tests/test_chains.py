@@ -13,6 +13,7 @@ import onedraw as od
 from onedraw import paper
 from onedraw.engines.streams import Phase, Rng
 from onedraw.estimators.abc_average import AbcAverage
+from onedraw.model.kernels import Kernel
 from onedraw.paper import finite_chains as grid_chains
 from onedraw.paper.study import quadrature as study
 from onedraw.paper.study.settings import Toy
@@ -444,6 +445,50 @@ def test_at_for_many_pseudo_samples_needs_them_all():
 
 
 # Starts
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "stationary"),
+    [
+        (od.uniform(1.5), od.uniform(0.5), True),
+        (od.gaussian(1.0), od.uniform(0.5), True),
+        (od.gaussian(1.0), od.gaussian(0.5), True),
+        (od.epanechnikov(1.5), od.uniform(0.7), True),
+        (od.gaussian(0.7), od.gaussian(0.7), True),
+        (od.uniform(0.3), od.uniform(1.5), False),
+        (od.uniform(1.0), od.gaussian(1.0), False),
+    ],
+    ids=lambda part: f"{part.name} {part.eps}" if isinstance(part, Kernel) else "",
+)
+def test_a_start_from_a_run_at_another_kernel(before, now, stationary):
+    """The first draws are those of the new posterior, or the run says that they are not."""
+    model = toy()
+    start = od.rejection(model, before, draws=40_000, seed=11)
+    post = od.pseudo_marginal(
+        model, now, start=start, draws=1, chains=4_000, proposal=od.random_walk(1e-12), early=False, seed=12
+    )
+    exact, values = Exact(now), post.draws["theta"]
+    z = (values.mean() - exact.mean) / (exact.sd / np.sqrt(4_000))
+    assert bool(abs(z) < 4.0) is stationary
+    assert [note for note in post.notes if "do not start in their posterior" in note] == list(post.notes)
+    assert bool(post.notes) is not stationary
+
+
+def test_a_start_of_weighted_draws_counts_the_weights_of_the_run_once():
+    model = toy()
+    start = od.rejection(model, od.gaussian(1.0), draws=40_000, seed=13).at(0.8)
+    post = od.pseudo_marginal(
+        model, od.gaussian(0.4), start=start, draws=1, chains=4_000, proposal=od.random_walk(1e-12), seed=14
+    )
+    exact = Exact(od.gaussian(0.4))
+    assert abs(post.draws["theta"].mean() - exact.mean) < 4 * exact.sd / np.sqrt(4_000)
+
+
+def test_a_start_from_few_draws_says_so():
+    model = toy()
+    start = od.rejection(model, od.uniform(1.5), draws=200, seed=15)
+    post = od.pseudo_marginal(model, od.uniform(0.02), start=start, draws=5, chains=64, seed=16)
+    assert "all chains start from these" in post.notes[0]
 
 
 def test_a_start_at_points():
