@@ -451,9 +451,10 @@ def test_at_for_many_pseudo_samples_needs_them_all():
     ("before", "now", "stationary"),
     [
         (od.uniform(1.5), od.uniform(0.5), True),
-        (od.gaussian(1.0), od.uniform(0.5), True),
+        (od.gaussian(0.4), od.uniform(1.0), True),
         (od.gaussian(1.0), od.gaussian(0.5), True),
-        (od.epanechnikov(1.5), od.uniform(0.7), True),
+        (od.epanechnikov(1.02), od.uniform(1.0), True),
+        (od.gaussian(0.5), od.gaussian(1.0), True),
         (od.gaussian(0.7), od.gaussian(0.7), True),
         (od.uniform(0.3), od.uniform(1.5), False),
         (od.uniform(1.0), od.gaussian(1.0), False),
