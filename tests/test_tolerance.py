@@ -73,6 +73,16 @@ def test_stated_error_is_neither_too_small_nor_too_large():
     assert stats.chi2.ppf(1e-4, 30) < chi_squared(0.1, 4, 400_000, range(30)) < stats.chi2.isf(1e-4, 30)
 
 
+def test_the_stated_error_is_made_of_the_parts_that_are_told():
+    """se(log eps)² = (se(log r)² + (correction se(slope))²)/slope², by hand from the answer's own numbers."""
+    for seed in (1, 2):
+        found = tolerance_for(toy_model(Toy()), 0.1, proposal=od.independence(), budget=60_000, seed=seed)
+        of_rate = found.acceptance_rate_se / found.acceptance_rate
+        of_slope = np.log(found.eps / found.verified_eps) * found.slope_se
+        assert found.std_error == pytest.approx(found.eps * np.hypot(of_rate, of_slope) / found.slope, rel=1e-9)
+        assert found.path[-1].error == pytest.approx(of_rate, rel=1e-9)
+
+
 def test_stated_error_with_a_small_budget():
     """Few simulations, also for a batched simulator: the error is larger, and stated as such."""
     assert stats.chi2.ppf(1e-4, 12) < chi_squared(0.1, 1, 10_000, range(12)) < stats.chi2.isf(1e-4, 12)
