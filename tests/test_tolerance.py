@@ -150,6 +150,12 @@ def test_slopes_of_a_straight_line_and_of_a_parabola():
     assert slope == pytest.approx(0.7 + 0.4 * 0.1) and bend == pytest.approx(0.4)
     assert error > 0
     assert chord(run(-1, -2.0), run(1, -1.0))[0] == pytest.approx(0.5)
+    # Errors of the rates are independent: by hand, as the derivative of each slope in each log rate.
+    first, last = run(-1, -2.0), run(1, -1.0)
+    assert chord(first, last)[1] == pytest.approx(np.hypot(1e-3 * np.exp(2.0), 1e-3 * np.exp(1.0)) / 2)
+    steps = np.array([-0.5, 0.1, 0.6])
+    by_hand = np.linalg.inv(np.vander(steps - 0.1, 3))[1] * [1e-3 / np.exp(one.log_rate) for one in (low, middle, high)]
+    assert error == pytest.approx(np.sqrt((by_hand**2).sum()))
 
 
 def even_search(engine="numpy", pseudo_samples=1, fewest=32):
