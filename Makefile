@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_JOBS ?= auto
 
-.PHONY: setup test test-slow check lint types doctest study docs bench bench-accuracy clean
+.PHONY: setup test test-slow mutate check lint types doctest study docs bench bench-accuracy clean
 
 setup: $(STAMP)
 
@@ -21,6 +21,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m slow
+
+# Plants the errors of tests/planted.toml one at a time (some five minutes); ARGS are words of their names.
+mutate: $(STAMP)
+	$(BIN)/python -m tests.plant $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

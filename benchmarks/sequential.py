@@ -12,7 +12,7 @@ from scipy import stats
 import onedraw as od
 from benchmarks.peers import found
 from benchmarks.timing import report
-from onedraw.results.summary import ratio_error
+from onedraw.results.monte_carlo_error import Draws, monte_carlo
 
 SEEDS = (1, 2)
 PEERS = {"pyabc": 500, "elfi": 10_000}
@@ -105,8 +105,7 @@ def against_peers(y_obs, eps):
             continue
         theta, weights = np.array([theirs["theta"]]), np.array([theirs["weights"]])
         weights /= weights.sum()
-        mean = float((weights * theta).sum())
-        ess = float((weights * (theta - mean) ** 2).sum()) / ratio_error(theta, weights, True) ** 2
+        ess = monte_carlo(theta, Draws(weights, independent=True)).ess
         simulations, seconds = theirs["simulations"] / ess, theirs["seconds"] / ess
         rows.append((f"{package} SMC, {samples:,} samples", f"{simulations:,.1f}", f"{1e6 * seconds:,.0f} µs", None))
         for name, (mine, time) in ours.items():

@@ -14,7 +14,7 @@ import pytest
 from scipy import integrate, stats
 
 import onedraw as od
-from onedraw.results.summary import ratio_error
+from onedraw.results.monte_carlo_error import Draws, monte_carlo
 from tests.reference import hit, toy
 from tests.stored_run import in_child
 
@@ -135,7 +135,7 @@ def errors(sampler, problem, functions, seeds, **more):
         row = []
         for function in functions:
             values = np.asarray(function(**post.draws), dtype=float)
-            error = ratio_error(values, post.weights, True, post.groups)
+            error = monte_carlo(values, Draws(post.weights, True, post.groups)).mcse
             exact = float((weights * function(**problem.grid)).sum())
             row.append(((post.weights * values).sum() - exact) / error)
         found.append(row)

@@ -21,9 +21,10 @@ from onedraw.paper.study.efficiency import posterior_moments, random_walk_varian
 from onedraw.paper.study.settings import Toy
 from onedraw.results import efficiency
 from onedraw.results.efficiency import measured_discount
-from onedraw.results.variances import Interval
+from onedraw.results.monte_carlo_error import Interval
 from onedraw.tuning.advise import advise
 from onedraw.tuning.particles import log_variance
+from onedraw.tuning.prices import Timed, time_steps
 from tests.reference import simulate_one, toy
 
 
@@ -145,6 +146,44 @@ def test_layouts_on_processors(toy_advice):
 
 
 # Staged simulators
+
+
+class Clock:
+    """Seconds that a simulator's parts and a proposal say they took."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def model(self):
+        def prepare(theta):
+            self.now += 10.0
+            return theta
+
+        def draw(rng, state, m):
+            self.now += 1.0 * m
+            return state + rng.standard_normal(m)
+
+        return od.Model(od.Prior(theta=stats.norm(0, 1)), od.staged(prepare, draw), observed=1.0)
+
+    def proposal(self, rng, theta):
+        self.now += 3.0 * len(theta)
+        there = rng.standard_normal(theta.shape)
+        return there, 0.5 * (there**2 - theta**2)[:, 0]
+
+
+@pytest.mark.parametrize(("own", "step"), [(False, 0.0), (True, 3.0)])
+def test_the_price_of_a_set_up_that_every_step_makes(own, step):
+    """With an independence proposal there are as many set-ups as steps; the clock is the simulator's own account."""
+    clock = Clock()
+    model, kernel = clock.model(), od.uniform(1.0)
+    starts = od.rejection(model, kernel, draws=20, seed=1)
+    proposal = clock.proposal if own else od.independence()
+    seconds, cost = time_steps(model, kernel, proposal, starts, (1, 2, 4), 4, 10, 1, clock=clock)
+    assert Timed.of(seconds["seconds"]).prices == pytest.approx((step, 10.0, 1.0), abs=1e-6)
+    assert cost.setups == 6 * 10 * 4 * 4 + 2 * 4  # turns, steps, chains, three M and none; two M have starts to fill up
 
 
 @pytest.mark.slow

@@ -9,11 +9,13 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.paper import finite_chains as exact
+from onedraw.proposals.independence import Independence
+from onedraw.proposals.protocol import Proposed
 from onedraw.results import certificate as bounds
-from onedraw.results.certificate import certificate, certify, gain_bound, kappa_floor, nonnegative
-from onedraw.results.variances import Interval
+from onedraw.results.certificate import certificate, certify, gain_bound, kappa_floor, known_nonnegative
+from onedraw.results.monte_carlo_error import Interval
 from tests.reference import toy
-from tests.test_efficiency import grid_run
+from tests.test_efficiency import grid_model, grid_run
 
 
 def sure(kappa):
@@ -119,25 +121,85 @@ def test_the_worst_function_counts():
     assert both.gain(100) == min(gain_bound(300.0, 100, 100.0), 300 / 100)
 
 
+def uniform_window(rng, theta):
+    return theta + rng.uniform(-1, 1, theta.shape), 0.0
+
+
+def flip(rng, theta):
+    return -theta, 0.0
+
+
+def named(name):
+    """A function of the user's own with any name: a deterministic flip, as far from Q >= 0 as can be."""
+
+    def function(rng, theta):
+        return flip(rng, theta)
+
+    function.__name__ = name
+    return function
+
+
+class IndependenceOfMyOwn(Independence):
+    """A flip that calls itself independence and is one by its class."""
+
+    def resolved(self, prior, spread):
+        return IndependenceOfMyOwn(prior, prior)
+
+    def propose(self, rng, theta, log_prior):
+        return Proposed(-theta, log_prior, 0.0)
+
+
 @pytest.mark.parametrize(
     ("proposal", "known"),
     [
-        (None, False),
-        ({"name": "independence"}, True),
-        ({"name": "random_walk"}, True),
-        ({"name": "uniform_window"}, False),
-        ({"name": "lazy", "hold": 0.5, "proposal": {"name": "uniform_window"}}, True),
-        ({"name": "lazy", "hold": 0.4, "proposal": {"name": "uniform_window"}}, False),
-        ({"name": "lazy", "hold": 0.4, "proposal": {"name": "random_walk"}}, True),
+        (None, True),
+        (od.independence(), True),
+        (od.random_walk(1.0), True),
+        (uniform_window, False),
+        (od.lazy(uniform_window, hold=0.5), True),
+        (od.lazy(uniform_window, hold=0.4), False),
+        (od.lazy(od.random_walk(1.0), hold=0.4), True),
+        (named("independence"), False),
+        (named("random_walk"), False),
+        (named("lazy"), False),
+        (od.lazy(named("independence"), hold=0.4), False),
+        (IndependenceOfMyOwn(None), False),
     ],
 )
-def test_where_positivity_is_known(proposal, known):
-    assert nonnegative(proposal) is known
+def test_positivity_is_known_from_the_type_of_the_proposal(proposal, known):
+    post = od.pseudo_marginal(toy(), od.uniform(1.0), chains=16, draws=200, proposal=proposal, seed=1)
+    assert known_nonnegative(post) is known
+    assert post.efficiency().simulations <= post.cost.simulations
+    assert certificate(post).nonnegative is known
 
 
 def test_rounded_walks_are_not_taken_for_positive():
-    assert not nonnegative({"name": "random_walk"}, discrete=True)
-    assert nonnegative({"name": "independence"}, discrete=True)
+    for proposal, known in ((od.random_walk(4.0), False), (od.independence(), True)):
+        post = od.pseudo_marginal(grid_model(), od.uniform(0.5), chains=16, draws=10, proposal=proposal, seed=1)
+        assert known_nonnegative(post) is known
+
+
+def test_a_flip_called_independence_is_not_certified():
+    """Against the exact gains, which are above 1 although a chain with Q_M >= 0 could not have them."""
+    tau = np.array([0.9, 0.8])
+
+    @od.batched
+    def hits(rng, theta):
+        return rng.random(theta.size) < tau[theta]
+
+    def independence(rng, theta):
+        return 1 - theta, 0.0
+
+    model = od.Model(od.Prior(theta=stats.randint(0, 2)), hits, observed=1.0)
+    problem = exact.Problem(np.ones(2), np.eye(2)[::-1], exact.bernoulli(tau))
+    f = np.arange(2.0)
+    one = exact.asymptotic_variance(f, exact.pseudo_marginal(problem, 1))
+    gains = {m: one / exact.asymptotic_variance(f, exact.pseudo_marginal(problem, m)) for m in (4, 16)}
+    post = od.pseudo_marginal(model, od.uniform(0.5), chains=256, draws=400, proposal=independence, seed=1)
+    found = certificate(post, discount=100.0)
+    for m, gain in gains.items():
+        assert gain / (1 + (m - 1) / 100) > 1.2
+        assert found.gain(m) >= gain / (1 + (m - 1) / 100)
 
 
 # From runs

@@ -5,6 +5,8 @@ step keeps pi_K: a KS test on last states and z-tests on chain means see a step 
 correct sampler passes each check with probability above 0.9999.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -13,10 +15,12 @@ import onedraw as od
 from onedraw import paper
 from onedraw.engines.streams import Phase, Rng
 from onedraw.estimators.abc_average import AbcAverage
+from onedraw.model.kernels import Kernel
 from onedraw.paper import finite_chains as grid_chains
 from onedraw.paper.study import quadrature as study
 from onedraw.paper.study.settings import Toy
 from onedraw.proposals.resolve import resolve
+from onedraw.run.chains import acceptance as chain_acceptance
 from onedraw.run.driver import drive
 from onedraw.run.lockstep import advance
 from onedraw.run.starts import starting_states
@@ -443,7 +447,95 @@ def test_at_for_many_pseudo_samples_needs_them_all():
         post.at(0.1)
 
 
+# Acceptance rates
+
+
+def test_the_error_of_the_acceptance_rate_of_many_chains():
+    """With as many proposals in every chain: the spread of the chains' rates over the root of their number."""
+    rng = np.random.default_rng(1)
+    accepted = rng.binomial(20, rng.beta(2, 8, 300), (1, 300))
+    rate, error = chain_acceptance([SimpleNamespace(accepted=accepted, proposals=np.full((1, 300), 20))])
+    assert rate == pytest.approx(accepted.mean() / 20, rel=1e-12)
+    assert error == pytest.approx((accepted[0] / 20).std(ddof=1) / np.sqrt(300), rel=1e-12)
+
+
+def test_the_error_of_the_acceptance_rate_of_few_chains():
+    """Four chains in eight stretches each, some steps held back: the error of a ratio, by hand."""
+    rng = np.random.default_rng(2)
+    proposals = 5 - rng.permuted(np.arange(32).reshape(8, 4) % 4 == 0, axis=1)
+    accepted = rng.binomial(proposals, 0.3)
+    rate, error = chain_acceptance([SimpleNamespace(accepted=accepted, proposals=proposals)])
+    residual = accepted - accepted.sum() / proposals.sum() * proposals
+    assert rate == accepted.sum() / proposals.sum()
+    assert error == pytest.approx(np.sqrt((residual**2).sum() * 32 / 31) / proposals.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("chains", [16, 400])
+def test_errors_of_acceptance_rates_hold(chains):
+    """Against the spread of the rates of 120 runs, within 4 of its own errors."""
+    runs, kernel = 120, od.uniform(1.0)
+    found = [
+        od.pseudo_marginal(toy(), kernel, draws=20, chains=chains, proposal=od.independence(), seed=seed)
+        for seed in range(runs)
+    ]
+    rates = np.array([post.acceptance_rate for post in found])
+    errors = np.array([post.acceptance_rate_se for post in found])
+    assert rates.std(ddof=1) == pytest.approx(np.sqrt((errors**2).mean()), rel=4 / np.sqrt(2 * runs))
+
+
+def test_the_error_of_the_acceptance_rate_of_rejection_is_binomial():
+    post = od.rejection(toy(), od.uniform(0.5), budget=5_000, seed=1)
+    rate = post.shape[1] / post.cost.proposals
+    assert post.acceptance_rate == pytest.approx(rate)
+    assert post.acceptance_rate_se == pytest.approx(np.sqrt(rate * (1 - rate) / post.cost.proposals), rel=1e-12)
+
+
 # Starts
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "stationary"),
+    [
+        (od.uniform(1.5), od.uniform(0.5), True),
+        (od.gaussian(0.4), od.uniform(1.0), True),
+        (od.gaussian(1.0), od.gaussian(0.5), True),
+        (od.epanechnikov(1.02), od.uniform(1.0), True),
+        (od.gaussian(0.5), od.gaussian(1.0), True),
+        (od.gaussian(0.7), od.gaussian(0.7), True),
+        (od.uniform(0.3), od.uniform(1.5), False),
+        (od.uniform(1.0), od.gaussian(1.0), False),
+    ],
+    ids=lambda part: f"{part.name} {part.eps}" if isinstance(part, Kernel) else "",
+)
+def test_a_start_from_a_run_at_another_kernel(before, now, stationary):
+    """The first draws are those of the new posterior, or the run says that they are not."""
+    model = toy()
+    start = od.rejection(model, before, draws=40_000, seed=11)
+    post = od.pseudo_marginal(
+        model, now, start=start, draws=1, chains=4_000, proposal=od.random_walk(1e-12), early=False, seed=12
+    )
+    exact, values = Exact(now), post.draws["theta"]
+    z = (values.mean() - exact.mean) / (exact.sd / np.sqrt(4_000))
+    assert bool(abs(z) < 4.0) is stationary
+    assert [note for note in post.notes if "do not start in their posterior" in note] == list(post.notes)
+    assert bool(post.notes) is not stationary
+
+
+def test_a_start_of_weighted_draws_counts_the_weights_of_the_run_once():
+    model = toy()
+    start = od.rejection(model, od.gaussian(1.0), draws=40_000, seed=13).at(0.8)
+    post = od.pseudo_marginal(
+        model, od.gaussian(0.4), start=start, draws=1, chains=4_000, proposal=od.random_walk(1e-12), seed=14
+    )
+    exact = Exact(od.gaussian(0.4))
+    assert abs(post.draws["theta"].mean() - exact.mean) < 4 * exact.sd / np.sqrt(4_000)
+
+
+def test_a_start_from_few_draws_says_so():
+    model = toy()
+    start = od.rejection(model, od.uniform(1.5), draws=200, seed=15)
+    post = od.pseudo_marginal(model, od.uniform(0.02), start=start, draws=5, chains=64, seed=16)
+    assert "all chains start from these" in post.notes[0]
 
 
 def test_a_start_at_points():

@@ -391,7 +391,7 @@ def test_export_for_arviz(folder):
 
     with h5netcdf.File("run.nc", "r") as file:
         groups = sorted(file.groups)
-    assert groups == ["observed_data", "posterior", "sample_stats"]
+    assert groups == ["monte_carlo_error", "observed_data", "posterior", "sample_stats"]
     for group in groups:
         with xarray.open_dataset("run.nc", group=group, engine="h5netcdf") as data:
             assert data.data_vars

@@ -14,7 +14,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.paper import finite_chains as exact
 from onedraw.results.efficiency import efficiency, running_time
-from onedraw.results.variances import Interval, variances
+from onedraw.results.monte_carlo_error import Interval, variances
 from tests.reference import toy
 
 POINTS = 15
@@ -157,6 +157,18 @@ def test_two_long_chains_are_cut_into_stretches():
     assert found.degrees >= 31
     assert abs(found.kappa.value - 9.0) < 4 * found.kappa.se
     assert found.kappa.se < 0.6
+
+
+def test_errors_are_widened_for_rare_large_values():
+    """Sticky states give skewed sums: the error of their mean, by hand, and 1 + skewness/(2 sqrt(units))."""
+    values = np.random.default_rng(3).gamma(0.2, size=(50, 1))
+    each = (values[:, 0] - values.mean()) ** 2
+    sd, skewness = each.std(ddof=1), ((each - each.mean()) ** 3).mean() / each.std(ddof=1) ** 3
+    assert skewness > 2
+    found = variances(values, independent=True)
+    assert found.v.se == pytest.approx(sd / math.sqrt(50) * (1 + 0.5 * skewness / math.sqrt(50)), rel=1e-9)
+    symmetric = variances(np.repeat([[1.0], [-1.0], [2.0], [-2.0]], 10, axis=0), independent=True).v
+    assert symmetric.se == pytest.approx(np.repeat([1.0, 4.0], 20).std(ddof=1) / math.sqrt(40), rel=1e-9)
 
 
 # Rejection, weights, costs

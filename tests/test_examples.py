@@ -15,7 +15,7 @@ from scipy import integrate, linalg, special, stats
 import onedraw as od
 from onedraw.engines.streams import Rng
 from onedraw.estimators.protocol import evaluate
-from onedraw.results.variances import variances
+from onedraw.results.monte_carlo_error import variances
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -3,6 +3,7 @@ import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.results.monte_carlo_error import Draws
 from onedraw.results.summary import describe, weighted_interval
 from tests.reference import Exact, toy
 
@@ -12,15 +13,16 @@ def post():
     return od.rejection(toy(), od.uniform(0.5), draws=2000, seed=3)
 
 
-def test_summary_agrees_with_arviz(post):
+def test_summary_of_independent_draws(post):
     from arviz_stats.base import array_stats
 
     draws = post.draws["theta"]
     row = post.summary(hdi_prob=0.8)["theta"]
     low, high = array_stats.hdi(draws.ravel(), prob=0.8)
     assert (row.hdi_low, row.hdi_high) == (low, high)
-    assert row.ess == pytest.approx(float(array_stats.ess(draws, chain_axis=0, draw_axis=1)))
-    assert row.mcse == pytest.approx(row.sd / np.sqrt(2000), rel=0.1)
+    assert row.ess == 2000
+    assert row.ess == pytest.approx(float(array_stats.ess(draws, chain_axis=0, draw_axis=1)), rel=0.1)
+    assert row.mcse == pytest.approx(draws.std(ddof=1) / np.sqrt(2000), rel=1e-12)
     assert "hdi 80% low" in str(post.summary(hdi_prob=0.8))
 
 
@@ -30,7 +32,7 @@ def test_weighted_summaries_equal_repeated_draws():
     values = rng.normal(size=(1, 300))
     repeats = rng.integers(1, 4, 300)
     weights = (repeats / repeats.sum())[None]
-    row = describe(values, weights, True, 0.9)
+    row = describe(values, Draws(weights, independent=True), 0.9)
     long = np.repeat(values[0], repeats)
     assert row.mean == pytest.approx(long.mean())
     assert row.sd == pytest.approx(long.std())
@@ -47,14 +49,14 @@ def test_the_weighted_error_is_the_spread_over_replications():
         values = rng.normal(size=(1, 200))
         weights = np.exp(0.5 * values)
         weights /= weights.sum()
-        row = describe(values, weights, True, 0.9)
+        row = describe(values, Draws(weights, independent=True), 0.9)
         means.append(row.mean)
         errors.append(row.mcse)
     assert np.std(means) == pytest.approx(np.mean(errors), rel=0.15)
 
 
 def test_a_chain_that_never_moved_has_no_error_to_report():
-    row = describe(np.full((2, 50), 3.0), None, False, 0.9)
+    row = describe(np.full((2, 50), 3.0), Draws(), 0.9)
     assert row.mean == 3.0 and np.isnan(row.ess) and np.isnan(row.mcse)
 
 
@@ -103,6 +105,10 @@ def test_datatree_round_trip(post, tmp_path):
     assert np.array_equal(tree["sample_stats"]["distance"], post.distances)
     assert float(tree["observed_data"]["observed"]) == 2.0
     assert tree["posterior"].attrs["cost_simulations"] == post.cost.simulations
+    errors = tree["monte_carlo_error"]["theta"]
+    for of in ("mean", "sd", 0.05, 0.5):
+        assert np.array_equal(errors.sel(statistic=str(of)), weighted.estimate("theta", of)[:3])
+    assert errors.sel(statistic="mean", quantity="mcse") == weighted.summary()["theta"].mcse
 
 
 def test_at_refuses_what_it_cannot_know(post):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import onedraw as od
+from tests import plant
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ["scipy", "arviz_stats", "matplotlib", "jax", "dask", "xarray", "pandas", "numba", "rich", "jinja2"]
@@ -39,3 +40,12 @@ def test_ci_runs_the_commands_of_the_readme():
 def test_every_public_name_has_a_docstring():
     missing = [name for name in od.__all__ if not getattr(od, name).__doc__]
     assert missing == []
+
+
+def test_planted_errors_are_found_in_their_files():
+    """`make mutate` needs each text of its list exactly once, and tests that exist."""
+    errors = plant.listed()
+    assert len(errors) >= 55
+    for error in errors:
+        assert plant.source_of(error) != (plant.ROOT / "src" / "onedraw" / error.file).read_text()
+        assert (plant.ROOT / error.tests[0].partition("::")[0]).exists()

@@ -10,7 +10,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.estimators.tolerances import reweighted, tolerance_keeping, tolerance_with
 from onedraw.estimators.weights import effective, systematic
-from onedraw.run.population import ParticleBlock, occupation
+from onedraw.run.population import ParticleBlock, Particles, StageChains, collected, occupation
 from onedraw.run.store import Store
 from onedraw.samplers import smc as module
 from onedraw.samplers.smc import smc
@@ -47,7 +47,7 @@ COUNT = (lambda k, mu: k, lambda k, mu: mu, lambda k, mu: k == 2)
     ],
 )
 def test_draws_follow_the_posterior_at_the_tolerance_reached(problem, functions, settings):
-    assert_right(errors(smc, problem, functions, range(16), **settings))
+    assert_right(errors(smc, problem, functions, range(32), **settings))
 
 
 @pytest.mark.parametrize("pseudo_samples", [1, 4])
@@ -192,6 +192,24 @@ class TestAdaptiveDistance(SignalAndNoise):
 
 
 class TestParts:
+    def test_visited_states_count_as_often_as_chains_stood_there(self):
+        """The states of chains before their first step and after each one, listed by hand."""
+        begin, steps = 7, 5
+        origin = Particles(
+            np.array([[10.0], [20.0], [30.0]]), np.zeros(3), np.zeros((3, 1)), np.full(3, 1 / 3), *2 * [np.arange(3)]
+        )
+        # Chain 0 moves at the first and at the last step, chain 1 never, chain 2 in between; 1 and 2 began together.
+        moves = [(0, 7, 11.0), (2, 9, 31.0), (0, 11, 12.0), (2, 10, 32.0)]
+        chain, time, theta = (np.array(part) for part in zip(*moves, strict=True))
+        kept = {"chain": chain, "time": time, "theta": theta[:, None], "log_prior": np.zeros(4)}
+        chains = StageChains(
+            origin, np.array([0, 2, 2]), {}, np.eye(1), 0, begin, kept | {"distances": np.zeros((4, 1))}, steps
+        )
+        stood = [10, 11, 11, 11, 11, 12] + 6 * [30] + [30, 30, 30, 31, 32, 32]
+        found = collected(chains)
+        expected = {value: stood.count(value) / len(stood) for value in set(stood)}
+        assert dict(zip(found.theta[:, 0], found.weight, strict=True)) == pytest.approx(expected)
+
     def test_occupation_by_hand(self):
         """Chain 0 moves at 3, chain 1 not, chain 2 at 1 and 2; they are at their starts at time 0 and end before 4."""
         first, after = occupation(np.array([2, 2, 0]), np.array([1, 2, 3]), 3, 0, 4)

@@ -73,6 +73,16 @@ def test_stated_error_is_neither_too_small_nor_too_large():
     assert stats.chi2.ppf(1e-4, 30) < chi_squared(0.1, 4, 400_000, range(30)) < stats.chi2.isf(1e-4, 30)
 
 
+def test_the_stated_error_is_made_of_the_parts_that_are_told():
+    """se(log eps)² = (se(log r)² + (correction se(slope))²)/slope², by hand from the answer's own numbers."""
+    for seed in (1, 2):
+        found = tolerance_for(toy_model(Toy()), 0.1, proposal=od.independence(), budget=60_000, seed=seed)
+        of_rate = found.acceptance_rate_se / found.acceptance_rate
+        of_slope = np.log(found.eps / found.verified_eps) * found.slope_se
+        assert found.std_error == pytest.approx(found.eps * np.hypot(of_rate, of_slope) / found.slope, rel=1e-9)
+        assert found.path[-1].error == pytest.approx(of_rate, rel=1e-9)
+
+
 def test_stated_error_with_a_small_budget():
     """Few simulations, also for a batched simulator: the error is larger, and stated as such."""
     assert stats.chi2.ppf(1e-4, 12) < chi_squared(0.1, 1, 10_000, range(12)) < stats.chi2.isf(1e-4, 12)
@@ -140,6 +150,12 @@ def test_slopes_of_a_straight_line_and_of_a_parabola():
     assert slope == pytest.approx(0.7 + 0.4 * 0.1) and bend == pytest.approx(0.4)
     assert error > 0
     assert chord(run(-1, -2.0), run(1, -1.0))[0] == pytest.approx(0.5)
+    # Errors of the rates are independent: by hand, as the derivative of each slope in each log rate.
+    first, last = run(-1, -2.0), run(1, -1.0)
+    assert chord(first, last)[1] == pytest.approx(np.hypot(1e-3 * np.exp(2.0), 1e-3 * np.exp(1.0)) / 2)
+    steps = np.array([-0.5, 0.1, 0.6])
+    by_hand = np.linalg.inv(np.vander(steps - 0.1, 3))[1] * [1e-3 / np.exp(one.log_rate) for one in (low, middle, high)]
+    assert error == pytest.approx(np.sqrt((by_hand**2).sum()))
 
 
 def even_search(engine="numpy", pseudo_samples=1, fewest=32):

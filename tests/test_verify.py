@@ -8,9 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onedraw.estimators import particle_filter
+from onedraw.estimators.handicapped import Handicapped
+from onedraw.model.kernels import Kernel
 from onedraw.paper import finite_chains as exact
 from onedraw.paper import rerun, verify
 from onedraw.paper import verification as module
+from onedraw.paper.frequencies import RUNS
+from onedraw.proposals.lazy import Lazy
+from onedraw.run import population, prior_draws, weighted_draws
+from onedraw.samplers import pseudo_marginal, r_hit, wilkinson
 
 TRIALS = 120
 NAMES = [name for name, *_ in module.STATEMENTS]
@@ -18,7 +25,7 @@ NAMES = [name for name, *_ in module.STATEMENTS]
 
 @pytest.fixture(scope="module")
 def table():
-    return verify(TRIALS, seed=0, search_steps=0)
+    return verify(TRIALS, seed=0, statements=NAMES, search_steps=0)
 
 
 def test_everything_holds(table):
@@ -210,6 +217,64 @@ def test_worst_function_is_the_worst():
     assert min(ratios[1:]) < 0.99 * ratio  # the functions do differ
 
 
+# The samplers that users run
+
+
+@pytest.mark.parametrize("name", [run.name for run in RUNS])
+def test_the_samplers_that_users_run_agree_with_exact_chains(name):
+    table = verify(1, statements=[name], search_steps=0, engines=["batched"])
+    assert table.ok, str(table)
+    assert [run.name for run in table.runs] == [name] and not table.rows
+    assert 0.05 < table.runs[0].worst < 1 and table.runs[0].statistics >= 2
+
+
+@pytest.mark.parametrize("engine", ["plain", "staged", "compiled"])
+def test_the_engines_that_users_run_agree_with_exact_chains(engine):
+    table = verify(1, statements=["rejection", "pseudo-marginal", "race"], search_steps=0, engines=[engine])
+    assert table.ok, str(table)
+
+
+@pytest.mark.slow
+def test_the_device_agrees_with_exact_chains():
+    names = ["rejection", "pseudo-marginal", "wilkinson", "race", "three-hit"]
+    assert verify(1, statements=names, search_steps=0, engines=["jax"]).ok
+
+
+def shifted(true, by):
+    return lambda *args: true(*args) + by
+
+
+BROKEN = {
+    "rejection": (prior_draws, "passes", lambda true: lambda u, log, bound: true(u + 0.2, log, bound)),
+    "pseudo-marginal": (pseudo_marginal, "least_needed", lambda true: shifted(true, 0.1)),
+    "wilkinson": (wilkinson, "least_needed", lambda true: lambda proposed, u: u),
+    "race": (r_hit.Tries, "distances", lambda true: lambda *args: (lambda d, s: (d * 1.3, s))(*true(*args))),
+    "three-hit": (r_hit, "count_hits", lambda true: lambda *args: true(*args)._replace(needed=true(*args).needed + 1)),
+    "smc": (population, "reweighted", lambda true: lambda *args: args[-1] * (true(*args) > 0)),
+    "importance": (weighted_draws, "log_weights", lambda true: lambda *args: 0.5 * true(*args)),
+    "smaller-eps": (Kernel, "with_eps", lambda true: lambda self, eps: true(self, 1.3 * eps)),
+    "proposals": (Lazy, "propose", lambda true: lambda self, *args: true(self, *args)._replace(held=None)),
+    "estimators": (Handicapped, "evaluate", lambda true: lambda self, *args: self.estimator.evaluate(*args)),
+    "filter": (particle_filter, "ancestors", lambda true: lambda *args: np.sort(true(*args))[..., ::-1] * 0),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_sampler_is_found(monkeypatch, name):
+    place, part, wrong = BROKEN[name]
+    monkeypatch.setattr(place, part, wrong(getattr(place, part)))
+    table = verify(1, statements=[name], search_steps=0, engines=["batched"])
+    assert not table.ok
+    assert str(table).endswith(f"FAILED: {name}") and "FAILS" in str(table)
+    assert not json.loads(table.to_json())["runs"][0]["ok"]
+
+
+def test_a_sampler_that_raises_is_found(monkeypatch):
+    monkeypatch.setattr(pseudo_marginal, "accept", lambda *args: 1 / 0)
+    table = verify(1, statements=["pseudo-marginal"], search_steps=0, engines=["batched"])
+    assert "ZeroDivisionError" in str(table) and not table.ok
+
+
 def test_table_and_json(table):
     text = str(table)
     assert len(text.splitlines()) == len(NAMES) + 3
@@ -249,6 +314,7 @@ def test_search_comes_close_and_stays_below():
         (lambda: verify(1, seed=-1), "seed must be a whole number of at least 0, got -1"),
         (lambda: verify(1, statements=["L7"]), "statements has 'L7': choose from L1, kernels"),
         (lambda: verify(1, statements=[]), "choose from L1"),
+        (lambda: verify(1, engines=["gpu"]), "engines has 'gpu': choose from plain, batched"),
         (lambda: rerun({"prior": [1.0]}), "not a stored instance"),
     ],
 )

@@ -10,7 +10,7 @@ a perfect proposal, a sticky point), so that a bound too small by a few per cent
     rerun(table.rows[0].failures[0])      # any failure can be run again by itself
 
 The bounds are those of results/certificate.py; a test plants an error by replacing one of them here, or a kernel in
-finite_chains.py.
+finite_chains.py. That the samplers do what the matrices say is checked by running them: frequencies.py.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy as np
 from onedraw.arguments import whole_number
 from onedraw.engines.arrays import Array
 from onedraw.paper import finite_chains as exact
+from onedraw.paper.frequencies import RUNS, models
 from onedraw.results.certificate import (
     gain_bound,
     gain_bound_discount,
@@ -676,6 +677,22 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
+class RunResult:
+    """What one of the samplers did, against the exact chain: statistics over their limits, at most 1 if it is right."""
+
+    name: str
+    statement: str
+    statistics: int
+    worst: float
+    reason: str = ""
+    """The error that the run raised, if it did."""
+
+    @property
+    def ok(self) -> bool:
+        return self.worst <= 1
+
+
+@dataclass(frozen=True)
 class Verification:
     """What verify found; print it for a table."""
 
@@ -683,31 +700,69 @@ class Verification:
     seed: int | None
     rows: tuple[StatementResult, ...]
     searches: tuple[SearchResult, ...]
+    runs: tuple[RunResult, ...] = ()
+    """The package's own samplers against exact chains."""
 
     @property
     def ok(self) -> bool:
-        return all(row.ok for row in self.rows)
+        return all(row.ok for row in self.rows) and all(run.ok for run in self.runs)
 
     def to_json(self) -> str:
         """Everything, instances included, as JSON text."""
         rows = [{**asdict(row), "ok": row.ok, "tightness": row.tightness} for row in self.rows]
-        return json.dumps({"ok": self.ok, **asdict(self), "rows": rows}, ensure_ascii=False)
+        runs = [{**asdict(run), "ok": run.ok} for run in self.runs]
+        return json.dumps({"ok": self.ok, **asdict(self), "rows": rows, "runs": runs}, ensure_ascii=False)
 
     def __str__(self) -> str:
-        wide = max(len(row.statement) for row in self.rows)
-        slim = max(len(row.name) for row in self.rows)
-        lines = [f"{'':{slim}}  {'statement':{wide}}  instances  worst ratio  how tight"]
-        for row in self.rows:
-            ratio = f"{row.worst:.6f}" if row.worst < 1e4 else f"{row.worst:.3g}"
-            lines.append(f"{row.name:{slim}}  {row.statement:{wide}}  {row.instances:9d}  {ratio:>11}  {row.tightness}")
+        rows: list[StatementResult | RunResult] = [*self.rows, *self.runs]
+        parts = []
+        wide = max(len(row.statement) for row in rows)
+        slim = max(len(row.name) for row in rows)
+        if self.rows:
+            lines = [f"{'':{slim}}  {'statement':{wide}}  instances  worst ratio  how tight"]
+            for row in self.rows:
+                told = f"{row.instances:9d}  {_ratio(row.worst):>11}  {row.tightness}"
+                lines.append(f"{row.name:{slim}}  {row.statement:{wide}}  {told}")
+            parts.append(lines)
         if self.searches:
-            lines += ["", "Searched for the largest (hill climbing; every f at once)"]
-        for search in self.searches:
-            bound = "none proved" if search.bound is None else f"{search.bound:.4f}"
-            lines.append(f"  {search.quantity:44}  M = {search.pseudo_samples:2d}: {search.value:.4f}  (bound {bound})")
-        failed = [row.name for row in self.rows if not row.ok]
-        lines += ["", f"FAILED: {', '.join(failed)}" if failed else f"All {len(self.rows)} statements hold."]
-        return "\n".join(lines)
+            lines = ["Searched for the largest (hill climbing; every f at once)"]
+            for search in self.searches:
+                bound = "none proved" if search.bound is None else f"{search.bound:.4f}"
+                told = f"M = {search.pseudo_samples:2d}: {search.value:.4f}  (bound {bound})"
+                lines.append(f"  {search.quantity:44}  {told}")
+            parts.append(lines)
+        if self.runs:
+            lines = [f"{'':{slim}}  {'run and counted':{wide}}  statistics  worst, in its limit"]
+            for run in self.runs:
+                told = f"{run.statistics:10d}  {_ratio(run.worst)}{'' if run.ok else '  FAILS'} {run.reason}".rstrip()
+                lines.append(f"{run.name:{slim}}  {run.statement:{wide}}  {told}")
+            parts.append(lines)
+        failed = [row.name for row in rows if not row.ok]
+        held = [f"All {len(self.rows)} statements hold."] if self.rows else []
+        held += [f"All {len(self.runs)} functions that were run do what they should."] if self.runs else []
+        parts.append([f"FAILED: {', '.join(failed)}"] if failed else held)
+        return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.6f}" if value < 1e4 else f"{value:.3g}"
+
+
+def _run(chosen: Iterable[str], engines: tuple[str, ...], seed: int) -> tuple[RunResult, ...]:
+    """The chosen functions of the package on the chosen engines."""
+    found = []
+    for run in RUNS:
+        if run.name in chosen:
+            ratios: list[float] = []
+            reason = ""
+            try:
+                ratios += run.ratios(seed, engines)
+            except Exception as error:
+                # A sampler that cannot be run is as wrong as one that counts wrongly.
+                ratios, reason = [*ratios, float("inf")], f"{type(error).__name__}: {error}"
+            worst = 1e300 if np.isnan(ratios).any() else float(min(max(ratios), 1e300))
+            found.append(RunResult(run.name, run.text, len(ratios), worst, reason))
+    return tuple(found)
 
 
 def _check(instances: Iterable[Instance], chosen: Iterable[str]) -> tuple[StatementResult, ...]:
@@ -825,18 +880,24 @@ def verify(
     *,
     statements: Iterable[str] | None = None,
     search_steps: int | None = None,
+    engines: Iterable[str] | None = None,
 ) -> Verification:
-    """Check every statement on `trials` random problems and search for the largest ratios.
+    """Check every statement on `trials` random problems, search for the largest ratios, and run the samplers.
 
     statements: names of rows to check (the first column of the table), all by default.
     search_steps: chains tried per search, 1500 unless there are fewer trials; 0 leaves the search out.
+    engines: simulators that the samplers are run with, "plain", "batched", "staged", "compiled" and "jax"; by default
+    those that are installed.
     """
     from threadpoolctl import threadpool_limits
 
     whole_number("trials", trials, "the number of random problems")
     whole_number("seed", seed, "the seed of the random problems", least=0)
-    names = tuple(one.name for one in STATEMENTS)
+    names = (*(one.name for one in STATEMENTS), *(run.name for run in RUNS))
     chosen = names if statements is None else tuple(statements)
+    places = tuple(models() if engines is None else engines)
+    if absent := [name for name in places if name not in models()]:
+        raise ValueError(f"engines has {absent[0]!r}: choose from {', '.join(models())}")
     if unknown := [name for name in chosen if name not in names] or (["(none)"] if not chosen else []):
         raise ValueError(f"statements has {unknown[0]!r}: choose from {', '.join(names)}")
     steps = min(1500, trials) if search_steps is None else search_steps
@@ -844,7 +905,7 @@ def verify(
     with threadpool_limits(1):
         rows = _check((draw_instance(seed, trial) for trial in range(trials)), chosen)
         searches = _search(seed, steps) if steps else ()
-    return Verification(trials, seed, rows, searches)
+    return Verification(trials, seed, rows, searches, _run(chosen, places, seed))
 
 
 def rerun(instance: str | dict[str, Any]) -> Verification:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from onedraw.arguments import share, shown
 from onedraw.failures import NoAnswer
 from onedraw.results.efficiency import Function, checked_discount, step_cost
+from onedraw.results.monte_carlo_error import Interval, Variances, interval, variances
 from onedraw.results.posterior import Posterior, function_values
-from onedraw.results.variances import Interval, Variances, interval, variances
 
 WORTH = 1.1
 """The smallest gain worth choosing M for: the certificate says up to which M none is larger."""
@@ -90,20 +90,6 @@ def kappa_floor(pseudo_samples: int, measured: Mapping[int, float], positive: bo
             copies = -(-pseudo_samples // count)
             floor = max(floor, (kappa - copies + 1) / copies)
     return floor
-
-
-def nonnegative(proposal: Mapping[str, Any] | None, discrete: bool = False) -> bool:
-    """Whether Q_M ≥ 0 is known from a run's proposal setting; False if it is not known.
-
-    Known for independence proposals, for Gaussian random walks with no rounded increments (`discrete` parameters
-    have theirs rounded) and for chains held with probability 1/2 or more (docs/theory.md).
-    """
-    if proposal is None:
-        return False
-    name = proposal.get("name")
-    if name == "lazy":
-        return proposal["hold"] >= 0.5 or nonnegative(proposal["proposal"], discrete)
-    return name == "independence" or (name == "random_walk" and not discrete)
 
 
 # --- the certificate ----------------------------------------------------------------------------------------
@@ -207,7 +193,7 @@ def certify(
 ) -> Certificate:
     """The certificate from intervals for kappa (`low` and `high` are used) and the cost c_M of a step.
 
-    >>> from onedraw.results.variances import exactly
+    >>> from onedraw.results.monte_carlo_error import exactly
     >>> found = certify({"theta": exactly(200.0)}, cost=float, positive=True)
     >>> found.certified, found.nothing_from, round(found.gain(2), 4)
     (19, 182, 1.005)
@@ -303,9 +289,8 @@ def certificate(
 
 
 def known_nonnegative(post: Posterior) -> bool:
-    """Whether Q_M >= 0 is known for the chains of a run."""
-    discrete = any(values.dtype.kind in "iu" for values in post.draws.values())
-    return nonnegative(post.settings.get("proposal"), discrete)
+    """Whether Q_M >= 0 is known for the chains of a run, from the type of its proposal."""
+    return (post.settings.get("proposal") or {}).get("nonnegative") is True
 
 
 def _check_run(post: Any) -> None:

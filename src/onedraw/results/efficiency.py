@@ -1,6 +1,6 @@
 """Efficiency of a run: ESS per simulation and per second, the time for a given accuracy, the discount of draws.
 
-The variances behind it are those of `variances.py`; docs/theory.md has the terms.
+The variances behind it are those of `monte_carlo_error.py`; docs/theory.md has the terms.
 """
 
 import math
@@ -16,9 +16,9 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
 from onedraw.engines.threads import one_blas_thread
 from onedraw.model.model import Model
+from onedraw.results.monte_carlo_error import Interval, Variances, interval, monte_carlo, variances
 from onedraw.results.posterior import Posterior, function_values, points
-from onedraw.results.summary import Efficiency, EfficiencyRow, ratio_error, table
-from onedraw.results.variances import Interval, Variances, interval, variances
+from onedraw.results.summary import Efficiency, EfficiencyRow, table
 
 TURNS = 6
 """Turns in which simulations or steps are timed; the first is thrown away."""
@@ -109,12 +109,7 @@ def efficiency(post: Posterior, functions: Mapping[str, Function] | None = None)
     rows, notes = {}, []
     for name, values in function_values(post, functions).items():
         found = variances(values, post.weights, post.independent)
-        ess = size / found.kappa.value
-        if post.weights is not None:
-            # The error of the weighted mean decides, not that of the run's draws.
-            ess = size * found.v.value / found.v_chain.value
-            if post.groups is not None:
-                ess = found.v.value / ratio_error(values, post.weights, True, post.groups) ** 2
+        ess = monte_carlo(values, post.drawn).ess
         per_simulation = ess / simulations if simulations else math.nan
         per_second = ess / seconds if seconds else math.nan
         rows[name] = EfficiencyRow(name, found, ess, per_simulation, per_second, _kappa_arviz(values, post, found))

@@ -17,17 +17,12 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.failures import FAULTS, Failure, told
 from onedraw.model.kernels import EPS_MEANING, Kernel
 from onedraw.model.model import Model
-from onedraw.results.summary import (
-    Efficiency,
-    Summary,
-    SummaryRow,
-    ToleranceCurve,
-    TolerancePoint,
-    describe,
-    weighted_moments,
-)
+from onedraw.results.monte_carlo_error import Draws, MonteCarlo, monte_carlo
+from onedraw.results.summary import Efficiency, Summary, SummaryRow, ToleranceCurve, TolerancePoint, describe
 
 R_HAT_LIMIT, ESS_LIMIT = 1.01, 100
+STATISTICS: tuple[str | float, ...] = ("mean", "sd", 0.05, 0.25, 0.5, 0.75, 0.95)
+"""What a DataTree carries with its Monte Carlo error; numbers are quantiles."""
 
 HIGHER: dict[str, Callable[..., Any]] = {}
 """Functions of modules above this one, behind the methods `efficiency`, `adjust`, `plot` and `report`.
@@ -198,13 +193,51 @@ class Posterior:
         """
         if not 0 < hdi_prob < 1:
             raise ValueError(f"hdi_prob must lie between 0 and 1, got {hdi_prob!r}: it is the interval's content")
-        rows = {
-            name: describe(values, self.weights, self.independent, hdi_prob, self.groups)
-            for name, values in self.draws.items()
-        }
-        if self.effective is not None:
-            rows = {name: row.limited(self.effective) for name, row in rows.items()}
-        return Summary(rows, hdi_prob, (*self.notes, *self._doubts(rows)))
+        rows = {name: describe(values, self.drawn, hdi_prob) for name, values in self.draws.items()}
+        unknown = [
+            f"the Monte Carlo error of {name} is not known: {row.reason}" for name, row in rows.items() if row.reason
+        ]
+        return Summary(rows, hdi_prob, (*self.notes, *unknown, *self._doubts(rows)))
+
+    @property
+    def drawn(self) -> Draws:
+        """How the draws were made, as far as Monte Carlo errors depend on it."""
+        return Draws(self.weights, self.independent, self.groups, self.effective)
+
+    def estimate(self, function: str | Callable[..., Any], of: str | float = "mean") -> MonteCarlo:
+        """The posterior mean of a function, its sd, or a quantile, with its Monte Carlo error (docs/theory.md).
+
+        `function` is a parameter's name, or a function of the parameters by name, each an array (chains, draws).
+        `of` is "mean", "sd" or the probability of a quantile. A probability is the mean of a function that is true or
+        false. Effective draws follow from the error; if it cannot be known, `reason` says why.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+        >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
+        >>> above = post.estimate(lambda theta: theta > 1)
+        >>> abs(above.value - 0.5) < 4 * above.mcse < 0.1, above.ess
+        (True, 500.0)
+        """
+        if not isinstance(function, str):
+            values = function_values(self, {"function": function})["function"]
+        elif function in self.draws:
+            values = self.draws[function]
+        else:
+            raise ValueError(f"there is no parameter {function!r}: the parameters are {', '.join(self.names)}")
+        return monte_carlo(values, self.drawn, of)
+
+    def mcse(self, function: str | Callable[..., Any], of: str | float = "mean") -> float:
+        """The Monte Carlo standard error of an `estimate`; NaN if it cannot be known.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+        >>> post = od.pseudo_marginal(model, od.uniform(0.5), draws=20, chains=200, seed=1)
+        >>> post.mcse("theta", of="sd") < post.mcse("theta", of=0.95) < 0.2
+        True
+        """
+        return self.estimate(function, of).mcse
 
     def efficiency(self, functions: Mapping[str, Callable[..., Array]] | None = None) -> Efficiency:
         """v(f), v(f, Q), kappa and the ESS per simulation and per second, for each f (docs/theory.md).
@@ -301,9 +334,8 @@ class Posterior:
         points: dict[str, tuple[TolerancePoint, ...]] = {}
         for one in wanted:
             there = self.at(one)
-            assert there.weights is not None
             for name, values in function_values(there, functions).items():
-                mean, _, error, ess = weighted_moments(values, there.weights, self.independent, self.groups)
+                mean, error, ess, *_ = monte_carlo(values, there.drawn)
                 point = TolerancePoint(one, mean, mean - reach * error, mean + reach * error, error, ess)
                 points[name] = (*points.get(name, ()), point)
         return ToleranceCurve(points, probability)
@@ -388,6 +420,9 @@ class Posterior:
     def to_datatree(self) -> Any:
         """The draws as an xarray DataTree in ArviZ's groups: posterior, sample_stats, observed_data.
 
+        A further group, monte_carlo_error, has for each parameter the mean, the sd and some quantiles, each with its
+        value, mcse and ess.
+
         >>> import onedraw as od
         >>> from scipy import stats
         >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
@@ -402,7 +437,7 @@ class Posterior:
         chains, draws = self.shape
         coords = {"chain": np.arange(chains), "draw": np.arange(draws)}
         dims = ("chain", "draw")
-        taken = [name for name in self.names if name in dims]
+        taken = [name for name in self.names if name in (*dims, "statistic", "quantity")]
         if taken:
             raise ValueError(
                 f"a DataTree has an axis {taken[0]!r}, so that no parameter can have this name in it: use post.draws, "
@@ -422,6 +457,10 @@ class Posterior:
         groups = {
             "posterior": xarray.Dataset({k: (dims, v) for k, v in self.draws.items()}, coords, attrs),
             "sample_stats": xarray.Dataset(stats, coords),
+            "monte_carlo_error": xarray.Dataset(
+                {name: (("statistic", "quantity"), self._errors(name)) for name in self.names},
+                {"statistic": [str(of) for of in STATISTICS], "quantity": ["value", "mcse", "ess"]},
+            ),
         }
         if self.model is not None:
             observed = self.model.recipe.layout.restore(self.model.observed_row)
@@ -430,6 +469,9 @@ class Posterior:
                 {str(key): (tuple(f"{key}_{i}" for i in range(part.ndim)), part) for key, part in parts.items()}
             )
         return xarray.DataTree.from_dict(groups)
+
+    def _errors(self, name: str) -> Array:
+        return np.array([self.estimate(name, of)[:3] for of in STATISTICS])
 
     def plot(self, what: str = "marginals", **options: Any) -> Any:
         """A matplotlib Figure: "marginals", "pairs", "traces", "predictive" or "path" (see `od.plots`).

@@ -1,7 +1,7 @@
 """Numbers that describe draws: mean, spread, interval, Monte Carlo error; and the tables that show them.
 
-ESS, R-hat, MCSE and HDI of equally weighted draws are those of arviz-stats. Weighted draws are averages of ratios,
-sum w f / sum w; their error is that of the mean of w (f - mean) / mean(w), to which the same tools apply.
+Errors and effective draws are those of `monte_carlo_error.py`; R-hat and the HDI of equally weighted draws are those of
+arviz-stats.
 """
 
 import math
@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.results.variances import Interval, Variances
+from onedraw.results.monte_carlo_error import Draws, Interval, Variances, monte_carlo
 
 GROUPS = 8
 """Groups into which many chains are put before their agreement is judged."""
 FEWEST = 4
-"""Draws a chain needs before its error can be estimated."""
+"""Draws a chain needs for R-hat, which splits it."""
 
 
 class SummaryRow(NamedTuple):
@@ -30,15 +30,10 @@ class SummaryRow(NamedTuple):
     mcse: float = math.nan
     """Monte Carlo standard error of the mean."""
     ess: float = math.nan
-    """Independent draws that would give the mean this accuracy (equal weights: arviz's bulk ESS)."""
+    """Independent draws that would give the mean this accuracy: sd²/mcse²."""
     r_hat: float = math.nan
-
-    def limited(self, effective: float) -> "SummaryRow":
-        """The same row if there are at most `effective` independent draws."""
-        if not effective < self.ess:
-            return self
-        error = self.sd / math.sqrt(effective) if effective >= 2 else math.nan
-        return self._replace(ess=effective, mcse=error, r_hat=math.nan)
+    reason: str = ""
+    """Why no Monte Carlo error is known, in plain words."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,8 @@ class EfficiencyRow(NamedTuple):
     name: str
     variances: Variances
     ess: float
-    """Independent draws that would be as accurate: draws / kappa."""
+    """Independent draws that would be as accurate, as in the summary: draws/kappa, up to the errors of both, unless the
+    chains are short."""
     ess_per_simulation: float
     ess_per_second: float
     kappa_arviz: float
@@ -174,71 +170,34 @@ def table(lines: list[list[str]], notes: Iterable[str] = ()) -> str:
     return "\n".join([*rows, *notes])
 
 
-def describe(
-    draws: Array, weights: Array | None, independent: bool, hdi_prob: float, groups: Array | None = None
-) -> SummaryRow:
-    """The summary of one parameter's draws (chains, n) with weights of the same shape, or None.
-
-    `groups`, of the same shape, are equal for weighted draws whose errors may go together.
-    """
-    draws = np.asarray(draws, dtype=float)
-    if draws.size == 0:
-        return SummaryRow(*[math.nan] * 4)
-    if weights is not None:
-        mean, variance, mcse, ess = weighted_moments(draws, weights, independent, groups)
-        interval = weighted_interval(draws.ravel(), weights.ravel(), hdi_prob)
-        return SummaryRow(mean, math.sqrt(variance), *interval, mcse, ess)
-    mean, sd = float(draws.mean()), float(draws.std(ddof=1 if draws.size > 1 else 0))
-    if sd == 0.0:
-        # arviz calls a chain that never moved perfect, but it says nothing about its error.
-        return SummaryRow(mean, 0.0, mean, mean)
+def describe(values: Array, draws: Draws, hdi_prob: float) -> SummaryRow:
+    """The summary of one parameter's values (chains, n)."""
+    values = np.asarray(values, dtype=float)
+    if values.size == 0:
+        return SummaryRow(math.nan, math.nan, math.nan, math.nan)
+    mean, sd = monte_carlo(values, draws), monte_carlo(values, draws, "sd")
+    if draws.weights is not None:
+        low, high = weighted_interval(values.ravel(), draws.weights.ravel(), hdi_prob)
+        return SummaryRow(mean.value, sd.value, low, high, mean.mcse, mean.ess, math.nan, mean.reason)
+    if sd.value == 0.0:
+        return SummaryRow(mean.value, 0.0, mean.value, mean.value, reason=mean.reason)
     from arviz_stats.base import array_stats
 
-    low, high = (float(end) for end in array_stats.hdi(draws.ravel(), prob=hdi_prob))
-    if draws.shape[1] < FEWEST:
-        return SummaryRow(mean, sd, low, high)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mcse = float(array_stats.mcse(draws, chain_axis=0, draw_axis=1))
-        ess = float(array_stats.ess(draws, chain_axis=0, draw_axis=1))
-        if len(draws) < 2 * GROUPS:
-            r_hat = float(array_stats.rhat(draws, chain_axis=0, draw_axis=1))
-        else:
-            # Many short chains disagree by chance alone; groups of them should not (nested R-hat).
-            groups = np.arange(len(draws) // GROUPS * GROUPS) % GROUPS
-            r_hat = float(array_stats.rhat_nested(draws[: groups.size], groups, chain_axis=0, draw_axis=1))
-    return SummaryRow(mean, sd, low, high, mcse, ess, r_hat)
+    low, high = (float(end) for end in array_stats.hdi(values.ravel(), prob=hdi_prob))
+    return SummaryRow(mean.value, sd.value, low, high, mean.mcse, mean.ess, _r_hat(values), mean.reason)
 
 
-def weighted_moments(
-    values: Array, weights: Array, independent: bool, groups: Array | None = None
-) -> tuple[float, float, float, float]:
-    """Weighted mean and variance of values, the standard error of the mean (see `ratio_error`), and the ESS."""
-    mean = float((weights * values).sum())
-    variance = float((weights * (values - mean) ** 2).sum())
-    error = ratio_error(values, weights, independent, groups)
-    return mean, variance, error, variance / error**2 if error > 0 else math.nan
-
-
-def ratio_error(values: Array, weights: Array, independent: bool, groups: Array | None = None) -> float:
-    """Standard error of sum w f for weights (chains, n) that sum to 1, f the values.
-
-    With `groups` the errors of draws are added up within each group first, and only groups count as independent.
-
-    >>> two = np.array([[0.0, 0.0, 1.0, 1.0]]), np.full((1, 4), 0.25)
-    >>> ratio_error(*two, True), ratio_error(*two, True, np.array([[0, 0, 1, 1]]))
-    (0.25, 0.3535...)
-    """
-    if np.count_nonzero(weights) < 2:
+def _r_hat(values: Array) -> float:
+    if values.shape[1] < FEWEST:
         return math.nan
-    influence = weights * (values - (weights * values).sum()) * weights.size
-    if groups is not None:
-        _, member = np.unique(groups, return_inverse=True)
-        influence = np.bincount(member.reshape(-1), influence.reshape(-1))
-    if groups is not None or independent or values.shape[1] < FEWEST:
-        return float(np.sqrt((influence**2).sum()) / weights.size)
     from arviz_stats.base import array_stats
 
-    return float(array_stats.mcse(influence, chain_axis=0, draw_axis=1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if len(values) < 2 * GROUPS:
+            return float(array_stats.rhat(values, chain_axis=0, draw_axis=1))
+        # Many short chains disagree by chance alone; groups of them should not (nested R-hat).
+        groups = np.arange(len(values) // GROUPS * GROUPS) % GROUPS
+        return float(array_stats.rhat_nested(values[: groups.size], groups, chain_axis=0, draw_axis=1))
 
 
 def weighted_interval(values: Array, weights: Array, probability: float) -> tuple[float, float]:

@@ -24,6 +24,7 @@ from onedraw.model.model import Model
 from onedraw.model.prior import FAMILIES, Prior
 from onedraw.proposals.independence import Independence
 from onedraw.proposals.lazy import Lazy
+from onedraw.proposals.positivity import known_nonnegative
 from onedraw.proposals.resolve import resolve
 from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import cut
@@ -148,7 +149,7 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
         else:
             prior, spent = estimator.prior, spent.plus(start.cost)
             proposal = resolve(run.proposal, prior, lambda: _spread(start, prior, run.options.seed))
-            resolved["proposal"] = proposal.described()
+            resolved["proposal"] = {**proposal.described(), "nonnegative": known_nonnegative(proposal)}
             yield Decision("ready", lambda: ({"settings": dict(resolved), "notes": list(notes)}, {}))
             blocks = list(cut(run.chains, chains_per_block(estimator, run.chains)))
             log_prior = prior.logpdf(start.theta)

@@ -264,7 +264,8 @@ def resampled(now: Population) -> Population:
 def collected(chains: StageChains) -> Particles:
     """All states that the chains have visited, weighted by the time spent there: particles at this tolerance."""
     before, moves, end = chains.origin, chains.moves, chains.begin + chains.steps
-    at_start, after = occupation(moves["chain"], moves["time"], len(chains.ancestor), chains.begin, end + 1)
+    # Each state counts as often as the chain stood there: before the first step, and after each of them.
+    at_start, after = occupation(moves["chain"], moves["time"], len(chains.ancestor), chains.begin - 1, end)
     # Chains that began at the same particle waited there together.
     origin, member = np.unique(chains.ancestor, return_inverse=True)
     weight = np.concatenate([np.bincount(member, at_start), after.astype(float)])

@@ -18,7 +18,9 @@ from onedraw.engines.numba import chains_per_block as compiled_chains
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.protocol import evaluate
+from onedraw.estimators.weights import effective
 from onedraw.failures import Failure, NoAnswer, first_failures
+from onedraw.model.kernels import Kernel
 from onedraw.model.model import DEVICE_ROWS, DEVICE_VALUES, Model
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import JaxSimulator
@@ -30,6 +32,8 @@ from onedraw.run.prior_draws import PriorDraws, accepted, block_size
 PLAIN_CHAINS_PER_BLOCK, BATCHED_CHAINS_PER_BLOCK, DEVICE_CHAINS_PER_BLOCK = 1, 16_384, 2**22
 TRIES = 1000
 """Estimates at a given starting point before the run gives up on it."""
+FEW_STARTS = 50
+"""Effective draws of an earlier posterior below which a run says that its chains start from few."""
 SURPLUS_KEPT = 1000
 """Acceptances beyond those asked for from which a proposal may learn its scale."""
 
@@ -169,17 +173,13 @@ def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, bu
     """Draws of an earlier run, each with its own pseudo-sample if that is known and counts at the new kernel."""
     every = np.column_stack([start.draws[name].reshape(-1) for name in start.names]).astype(float)
     rng = Rng(seed, Phase.RESAMPLE).bulk(Purpose.MOVE)
-    weights = np.full(len(every), 1.0) if start.weights is None else start.weights.reshape(-1)
+    given = np.full(len(every), 1.0) if start.weights is None else start.weights.reshape(-1)
     known = isinstance(estimator, AbcAverage) and _same(start.model, estimator.model) and start.distances is not None
     if not known or start.distances is None or start.distances.ndim != 2 or start.kernel is None:
-        pool = every[rng.choice(len(every), max(chains, 1000), p=weights / weights.sum())]
+        pool = every[rng.choice(len(every), max(chains, 1000), p=given / given.sum())]
         return (yield from _at_points(pool[:chains], pool, estimator, seed, budget, "the earlier posterior's"))
     kernel, distances = estimator.kernel, start.distances.reshape(-1)
-    weights = np.where(np.isneginf(kernel.log_weight(distances)), 0.0, weights)
-    if kernel.name == start.kernel.name and kernel.eps <= start.kernel.eps and weights.any():
-        reweighted = start.at(kernel.eps).weights
-        assert reweighted is not None
-        weights = reweighted.reshape(-1)
+    weights, note = weights_at(kernel, start)
     if not weights.any():
         raise NoAnswer(
             f"no draw of the posterior given as start is within eps = {kernel.eps}: the nearest is at distance "
@@ -189,9 +189,38 @@ def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, bu
     chosen = pick[:chains]
     found = Start(
         np.asfortranarray(every[chosen]), kernel.log_weight(distances[chosen]), distances[chosen][:, None],
-        every[pick], Cost(),
+        every[pick], Cost(), note,
     )  # fmt: skip
     return (yield from _completed(estimator, found, chains, seed))
+
+
+def weights_at(kernel: Kernel, start: Posterior) -> tuple[Array, str]:
+    """Weights that turn a run's draws with one distance each into draws at a kernel, and what they cannot make good.
+
+    A draw of the run has the density pi p(d|theta) K_run(d), so that its weight is K(d)/K_run(d), if the run could
+    accept every distance that the kernel accepts.
+    """
+    assert start.kernel is not None and start.distances is not None
+    distances, given = start.distances.reshape(-1), start.run_weights if "run_eps" in start.settings else start.weights
+    log_run, log_new = start.kernel.log_weight(distances), kernel.log_weight(distances)
+    log_ratio = np.where(np.isneginf(log_run), -np.inf, log_new - np.maximum(log_run, -1e300))
+    weights = np.exp(log_ratio - max(float(log_ratio.max()), -1e300))
+    weights = weights if given is None else weights * given.reshape(-1)
+    reach, needed = (one.eps * one.support for one in (start.kernel, kernel))
+    if needed > reach:
+        return weights, (
+            f"the posterior given as start comes from a run that accepted distances below {reach:g} only, and this "
+            f"kernel ({kernel.name}, eps = {kernel.eps:g}) also counts larger ones: chains do not start in their "
+            "posterior; discard the first draws, until the chains have forgotten them, or use start='rejection'"
+        )
+    count = effective(weights)
+    if count < FEW_STARTS:
+        return weights, (
+            f"the posterior given as start is worth {count:.3g} draws at this kernel ({kernel.name}, eps = "
+            f"{kernel.eps:g}), and all chains start from these: discard the first draws, until the chains have "
+            "forgotten them, or use start='rejection'"
+        )
+    return weights, ""
 
 
 def _same(one: Model | None, other: Model) -> bool:

@@ -41,9 +41,9 @@ from onedraw.results.certificate import (
     shared_confidence,
 )
 from onedraw.results.efficiency import TURNS, Function, chain_simulations
+from onedraw.results.monte_carlo_error import Interval, Variances, exactly, interval, variances
 from onedraw.results.plain import as_json
 from onedraw.results.posterior import Posterior, check_functions, function_values, points
-from onedraw.results.variances import Interval, Variances, exactly, interval, variances
 from onedraw.run.chains import BATCHED_CHAINS, PLAIN_CHAINS, check_proposal
 from onedraw.run.options import Options, RunOptions, on_engine
 from onedraw.run.specification import specify
@@ -502,14 +502,14 @@ def _time_steps(asked: Question, starts: Posterior, runs: Runs) -> Timed:
     share = int(min(int(TIMING_SHARE * runs.budget), runs.left // 2))
     chains = asked.chains
     while True:
-        affordable = [m for m in asked.counts if chains * (m - 1 + TURNS * 2 * m) <= share]
+        affordable = [m for m in asked.counts if chains * (m - 1 + TURNS * 2 * (m + asked.staged)) <= share]
         if len(affordable) >= 2 or chains == 1:
             break
         # With fewer chains than in the run to come, a step costs more per chain, but it can be timed.
         chains //= 2
     if len(affordable) < 2:
         raise CannotTell(f"a budget of {runs.budget:,} simulations does not pay for timing steps: raise it")
-    steps = max(1, min(MOST_STEPS, share // (chains * (TURNS + 1) * sum(affordable))))
+    steps = max(1, min(MOST_STEPS, share // (chains * (TURNS + 1) * (sum(affordable) + asked.staged))))
     measured = runs.recorded(
         "steps",
         lambda: time_steps(

@@ -26,9 +26,9 @@ from onedraw.engines.threads import one_blas_thread
 from onedraw.estimators.protocol import check_estimator, evaluate
 from onedraw.proposals.random_walk import random_walk
 from onedraw.results.efficiency import Function, chain_simulations
+from onedraw.results.monte_carlo_error import Interval, interval, variances
 from onedraw.results.plain import as_json
 from onedraw.results.posterior import Posterior, check_functions, function_values, points
-from onedraw.results.variances import Interval, interval, variances
 from onedraw.run.chains import check_proposal
 from onedraw.run.options import Options, on_engine
 from onedraw.run.specification import specify

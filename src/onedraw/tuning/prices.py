@@ -1,7 +1,9 @@
 """What a step of a chain costs in seconds: the step's own overhead, a set-up, a draw.
 
 Whole steps at several M are timed in turns, so that a busy machine disturbs all of them alike, and the seconds are
-split by least squares into prices for what each step did. Errors come from leaving out one turn at a time.
+split by least squares into prices for what each step did. Errors come from leaving out one turn at a time. If every
+step of a staged simulator makes one set-up, as with an independence proposal, whole steps alone cannot say which part
+of their time is the set-up: estimates are timed without the steps too.
 """
 
 import math
@@ -17,13 +19,14 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
 from onedraw.engines.threads import one_blas_thread
 from onedraw.estimators.abc_average import AbcAverage
+from onedraw.estimators.protocol import evaluate
 from onedraw.failures import FAULTS
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.proposals.resolve import resolve
 from onedraw.results.efficiency import TURNS
-from onedraw.results.posterior import Posterior
-from onedraw.results.variances import Interval, interval
+from onedraw.results.monte_carlo_error import Interval, interval
+from onedraw.results.posterior import Posterior, points
 from onedraw.run.driver import drive
 from onedraw.run.lockstep import Tally, advance
 from onedraw.run.starts import starting_states
@@ -118,6 +121,16 @@ def stepper(
     return take, start.cost
 
 
+def estimates_alone(average: AbcAverage, proposal: Any, starts: Posterior, chains: int, seed: int) -> Array:
+    """Proposals (n, dim) inside the prior, from draws of a posterior: what steps estimate, without the steps."""
+    generator = np.random.default_rng(seed)
+    theta = points(starts.draws)
+    theta = np.asfortranarray(theta[np.arange(chains) % len(theta)])
+    proposed = proposal.propose(generator, theta, average.model.prior.logpdf(theta)).theta
+    inside = proposed[average.model.prior.logpdf(proposed) > -np.inf]
+    return np.asfortranarray(inside if len(inside) else theta)
+
+
 def time_steps(
     model: Model,
     kernel: Kernel,
@@ -139,6 +152,8 @@ def time_steps(
     proposal = resolve(proposal, model.prior, lambda: np.eye(model.prior.dim))
     rows: list[tuple[float, ...]] = []
     cost, takers = Cost(), []
+    alone = AbcAverage(model, kernel, 1, keep_distances=False, early=early)
+    proposed = estimates_alone(alone, proposal, starts, chains, seed) if hasattr(model.simulate, "prepare") else None
     with one_blas_thread():
         for m in counts:
             average = AbcAverage(model, kernel, m, keep_distances=False, early=early)
@@ -151,7 +166,14 @@ def time_steps(
                 tally = take()
                 rows.append((turn, steps * chains, tally.cost.setups, tally.cost.simulations, clock() - began))
                 cost = cost.plus(tally.cost)
-    return {"seconds": np.array(rows, dtype=float)[len(takers) :]}, cost
+            if proposed is not None:
+                streams = [Rng(seed, Phase.SEARCH, step=turn * steps + step) for step in range(steps)]
+                began = clock()
+                spent = Cost.total(evaluate(alone, rng, proposed, None).cost for rng in streams)
+                rows.append((turn, 0, spent.setups, spent.simulations, clock() - began))
+                cost = cost.plus(spent)
+    timed = np.array(rows, dtype=float)
+    return {"seconds": timed[timed[:, 0] > 0]}, cost
 
 
 def _prices(timed: Array) -> Prices:

@@ -10,7 +10,7 @@ from onedraw.paper.contrast.problems import LINES, ContrastLine
 from onedraw.paper.contrast.run import Contrast, Measured
 from onedraw.paper.contrast.shapes import shapes_of
 from onedraw.paper.tasks import machine
-from onedraw.results.variances import Interval
+from onedraw.results.monte_carlo_error import Interval
 from onedraw.run.progress import clock
 
 INTRO = (

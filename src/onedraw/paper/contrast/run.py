@@ -26,7 +26,7 @@ from onedraw.paper.study.run import toy_model
 from onedraw.paper.study.settings import Toy
 from onedraw.paper.tasks import Task, finished, run_tasks
 from onedraw.results.efficiency import chain_simulations
-from onedraw.results.variances import Interval, Variances, exactly, interval, variances
+from onedraw.results.monte_carlo_error import Interval, Variances, exactly, interval, variances
 from onedraw.run.progress import Show
 from onedraw.tuning.prices import Timed, time_steps
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from onedraw.paper.contrast.run import Contrast, Measured
 from onedraw.paper.page import Claim
-from onedraw.results.variances import Interval, interval
+from onedraw.results.monte_carlo_error import Interval, interval
 
 FLAT = 1.1
 """A line that gains less than this over M = 1 is flat; theory allows a factor below two."""

@@ -1,0 +1,78 @@
+"""Plants errors in the formulas that matter, one at a time, and expects the tests that should see each one to fail.
+
+The errors are in planted.toml: a file under src/onedraw, a text in it, what is put in its place, and tests. The package
+is copied to a temporary folder, so that nothing is changed here. `make mutate` runs all of them,
+`python -m tests.plant skewness` those with that word in their name.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+
+class Planted(NamedTuple):
+    """One error."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: list[str]
+
+
+def listed() -> list[Planted]:
+    """All errors of the list, each of which must be found in its file exactly once."""
+    found = tomllib.loads((ROOT / "tests" / "planted.toml").read_text())
+    return [Planted(name, **one) for name, one in found.items()]
+
+
+def source_of(error: Planted) -> str:
+    """The file with the error in it."""
+    text = (ROOT / "src" / "onedraw" / error.file).read_text()
+    if text.count(error.old) != 1:
+        raise ValueError(f"{error.name}: {error.file} has {text.count(error.old)} times {error.old!r}, expected one")
+    return text.replace(error.old, error.new)
+
+
+def caught(error: Planted, package: Path) -> bool:
+    """Whether the tests fail with the error in the copied package."""
+    place = package / error.file
+    right = place.read_text()
+    place.write_text(source_of(error))
+    environment = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *error.tests]
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        place.write_text(right)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{error.name}: the tests could not be run\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode == 1
+
+
+def main(words: list[str]) -> int:
+    """Plant the errors with these words in their names, all without a word; 1 if one was missed."""
+    errors = [error for error in listed() if not words or any(word in error.name for word in words)]
+    missed = []
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "src" / "onedraw"
+        shutil.copytree(ROOT / "src" / "onedraw", package, ignore=shutil.ignore_patterns("__pycache__"))
+        for error in errors:
+            began = time.monotonic()
+            found = caught(error, package)
+            missed += [] if found else [error.name]
+            print(f"{'caught' if found else 'MISSED'}  {time.monotonic() - began:5.1f} s  {error.name}", flush=True)
+    print(f"{len(errors) - len(missed)} of {len(errors)} planted errors were caught", *missed, sep="\n  ")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

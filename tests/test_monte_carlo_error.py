@@ -1,0 +1,254 @@
+"""The one account of Monte Carlo error: exact where it can be, and right over repeated runs."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import onedraw as od
+from onedraw.paper import finite_chains as exact
+from onedraw.results.monte_carlo_error import MANY, Draws, _summed, monte_carlo, variances
+from tests.reference import Exact, toy
+from tests.test_efficiency import exact_chain, simulated
+
+RUNS = 200
+SHAPES = [(4, 3000), (64, 200), (1024, 20), (512, 10), (1024, 5), (16_384, 3)]
+
+
+def assert_calibrated(z, runs=RUNS):
+    """rms z is 1 and 95 % intervals hold, within three errors of what this many runs can say, and a little for t."""
+    z = np.asarray(z)
+    assert z.size == runs and np.isfinite(z).all()
+    assert abs(np.sqrt(np.mean(z**2)) - 1) < 3 / math.sqrt(2 * runs) + 0.02
+    assert abs(np.mean(np.abs(z) < 1.96) - 0.95) < 3 * math.sqrt(0.95 * 0.05 / runs) + 0.005
+
+
+def autoregressive(rng, shape, rho):
+    """x_t = rho x_(t-1) + noise from its stationary law, N(0, 1)."""
+    values = rng.standard_normal(shape)
+    values[:, 1:] *= math.sqrt(1 - rho**2)
+    for step in range(1, shape[1]):
+        values[:, step] += rho * values[:, step - 1]
+    return values
+
+
+# Exact identities
+
+
+@pytest.mark.parametrize("shape", [(MANY, 7), (1024, 5), (300, 1)])
+def test_many_chains_have_the_error_of_their_means(shape):
+    values = autoregressive(np.random.default_rng(1), shape, 0.9) + 3
+    found = monte_carlo(values)
+    assert found.mcse == pytest.approx(values.mean(axis=1).std(ddof=1) / math.sqrt(shape[0]), rel=1e-12)
+    assert found.degrees == shape[0] - 1
+
+
+def test_few_chains_too_short_for_their_own_error_have_that_of_their_means():
+    values = autoregressive(np.random.default_rng(2), (8, 20), 0.99)
+    assert monte_carlo(values).mcse == pytest.approx(values.mean(axis=1).std(ddof=1) / math.sqrt(8), rel=1e-12)
+    alone = monte_carlo(values[:1])
+    assert math.isnan(alone.mcse) and "1 x 20 draws are too few" in alone.reason
+
+
+def test_summing_all_lags_is_the_spread_of_the_chain_means():
+    """The estimate within chains turns into the one between chains at the longest lag."""
+    values = autoregressive(np.random.default_rng(3), (10, 50), 0.5)
+    found, lags = _summed(values - values.mean(), 49)
+    assert found == pytest.approx(values.mean(axis=1).var(ddof=1) / 10, rel=1e-9)
+    assert lags == pytest.approx(50)
+
+
+@pytest.mark.parametrize("kind", ["draws", "groups", "chains"])
+def test_weighted_errors_are_those_of_the_jackknife(kind):
+    """Each unit left out in turn, by hand."""
+    rng = np.random.default_rng(4)
+    shape = (MANY, 6)
+    values, weights = rng.gamma(1.0, size=shape), rng.gamma(0.3, size=shape)
+    weights[:, 2] = 0
+    weights /= weights.sum()
+    groups = rng.integers(0, 30, shape)
+    units, draws = {
+        "draws": (np.arange(values.size).reshape(shape), Draws(weights, independent=True)),
+        "groups": (groups, Draws(weights, groups=groups)),
+        "chains": (np.repeat(np.arange(MANY), 6).reshape(shape), Draws(weights)),
+    }[kind]
+    means = []
+    for unit in np.unique(units[weights > 0]):
+        keep = units != unit
+        means.append((weights * values)[keep].sum() / weights[keep].sum())
+    size, mean = len(means), (weights * values).sum()
+    by_hand = math.sqrt((size - 1) / size * ((np.array(means) - mean) ** 2).sum())
+    assert monte_carlo(values, draws).mcse == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_probabilities_quantiles_and_sds_of_independent_normals():
+    """Against the errors of large samples: sqrt(p(1-p)/n), the same over the density, sd/sqrt(2n)."""
+    size = 40_000
+    values = np.random.default_rng(5).standard_normal((1, size))
+    drawn = Draws(independent=True)
+    assert monte_carlo(values > 1, drawn).mcse == pytest.approx(math.sqrt(0.1587 * 0.8413 / size), rel=0.03)
+    spread = monte_carlo(values, drawn, "sd")
+    assert spread.value == pytest.approx(values.std(ddof=1), rel=1e-12)
+    assert spread.mcse == pytest.approx(1 / math.sqrt(2 * size), rel=0.03)
+    for probability in (0.05, 0.5, 0.9):
+        found = monte_carlo(values, drawn, probability)
+        at = stats.norm.ppf(probability)
+        assert found.value == np.quantile(values, probability, method="inverted_cdf")
+        assert found.mcse == pytest.approx(
+            math.sqrt(probability * (1 - probability) / size) / stats.norm.pdf(at), rel=0.2
+        )
+
+
+def test_what_cannot_be_known_says_why():
+    drawn = Draws(independent=True)
+    one_weight = np.array([[0.0, 1.0, 0.0]])
+    for found, reason in (
+        (monte_carlo(np.zeros((3, 5))), "all draws are equal"),
+        (monte_carlo(np.arange(3.0)[None], Draws(one_weight, independent=True)), "one draw has all the weight"),
+        (monte_carlo(np.arange(6.0)[None], Draws(groups=np.zeros((1, 6), int))), "belong to one group"),
+        (monte_carlo(np.arange(20.0)[None], drawn, 0.01), "too few effective draws beyond the quantile of 0.01"),
+        (monte_carlo(np.arange(20.0)[None], drawn._replace(effective=1.5)), "rests on 1.5 effective simulations"),
+        (monte_carlo(np.zeros((1, 0))), "there are no draws"),
+    ):
+        assert math.isnan(found.mcse) and reason in found.reason
+    for wrong in ("median", 0.0, 1.0, 95):
+        with pytest.raises(ValueError, match='of must be "mean", "sd" or the probability of a quantile'):
+            monte_carlo(np.arange(5.0)[None], drawn, wrong)
+
+
+def test_few_long_chains_agree_with_arviz():
+    """Where arviz is right: both estimates have errors of some 5 %."""
+    from arviz_stats.base import array_stats
+
+    for rho in (0.0, 0.5, 0.9):
+        values = autoregressive(np.random.default_rng(6), (4, 20_000), rho)
+        found = monte_carlo(values)
+        assert found.mcse == pytest.approx(float(array_stats.mcse(values, chain_axis=0, draw_axis=1)), rel=0.12)
+        assert found.mcse == pytest.approx(math.sqrt((1 + rho) / (1 - rho) / values.size), rel=0.12)
+        quantile = float(array_stats.mcse(values, chain_axis=0, draw_axis=1, method="quantile", prob=0.9))
+        assert monte_carlo(values, of=0.9).mcse == pytest.approx(quantile, rel=0.15)
+
+
+# Antithetic chains
+
+
+@pytest.mark.parametrize("rho", [-0.3, -0.8])
+@pytest.mark.parametrize("shape", [(4, 5000), (256, 400)])
+def test_kappa_of_antithetic_chains(shape, rho):
+    """Autocorrelations that take turns: the sum is small long before they are."""
+    values = autoregressive(np.random.default_rng(7), shape, rho)
+    kappa = variances(values).kappa
+    exact_kappa = (1 + rho) / (1 - rho)
+    assert abs(kappa.value - exact_kappa) < 4 * kappa.se
+    assert kappa.se < 0.5 * exact_kappa
+    # The error of this run is smaller than that of independent draws.
+    assert monte_carlo(values).mcse < 0.9 / math.sqrt(values.size)
+
+
+def test_antithetic_runs_of_a_finite_chain():
+    """A flip that is nearly always accepted, against the exact kappa."""
+    tau = np.array([0.5, 0.45])
+    chain = exact.pseudo_marginal(exact.Problem(np.ones(2), np.eye(2)[::-1], exact.bernoulli(tau)), 16)
+    f = np.arange(2.0)
+    true = exact.integrated_autocorrelation(f, chain)
+    assert true < 0.5
+    found = variances(simulated(np.random.default_rng(8), chain, 200, 400)).kappa
+    assert abs(found.value - true) < 4 * found.se < true
+
+
+# Calibration
+
+
+@pytest.mark.parametrize(("pseudo_samples", "proposal"), [(8, "ring"), (1, "independence")])
+@pytest.mark.parametrize(("chains", "draws"), SHAPES)
+def test_errors_of_chains_hold(chains, draws, pseudo_samples, proposal):
+    runs = RUNS if chains * draws < 40_000 else RUNS // 2
+    chain = exact_chain(pseudo_samples, proposal)
+    true = float(chain.stationary @ chain.point)
+    rng = np.random.default_rng([chains, pseudo_samples])
+    values = simulated(rng, chain, chains * runs, draws).reshape(runs, chains, draws)
+    found = [monte_carlo(one) for one in values]
+    assert_calibrated([(one.value - true) / one.mcse for one in found], runs)
+
+
+@od.batched
+def simulate_counts(rng, rate):
+    return rng.poisson(rate)
+
+
+COUNTS = od.Model(od.Prior(rate=stats.gamma(2, scale=5)), simulate_counts, observed=4)
+RATE = stats.gamma(6, scale=5 / 6)
+"""The posterior of a Gamma prior and one Poisson count."""
+FUNCTIONS = {
+    "mean": (lambda post: post.estimate("rate"), RATE.mean()),
+    "sd": (lambda post: post.estimate("rate", of="sd"), RATE.std()),
+    "upper": (lambda post: post.estimate("rate", of=0.9), RATE.ppf(0.9)),
+    "tail": (lambda post: post.estimate(lambda rate: rate > 6), RATE.sf(6)),
+}
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(1024, 5), (512, 10), (64, 60)])
+def test_errors_hold_for_a_gamma_poisson_model(chains, draws):
+    runs = 100
+    z = {name: [] for name in FUNCTIONS}
+    for seed in range(runs):
+        post = od.pseudo_marginal(COUNTS, od.uniform(0.5), draws=draws, chains=chains, seed=seed)
+        for name, (estimate, true) in FUNCTIONS.items():
+            found = estimate(post)
+            z[name].append((found.value - true) / found.mcse)
+    for each in z.values():
+        assert_calibrated(each, runs)
+
+
+@pytest.mark.parametrize("case", ["rejection", "at", "chains at", "importance", "smc"])
+def test_errors_of_weighted_and_independent_draws_hold(case):
+    runs, kernel = 100, od.uniform(0.25)
+    sampler = {
+        "rejection": lambda seed: od.rejection(toy(), kernel, draws=200, seed=seed),
+        "at": lambda seed: od.rejection(toy(), od.uniform(1.0), draws=1000, seed=seed).at(0.25),
+        "chains at": lambda seed: od.pseudo_marginal(toy(), od.uniform(1.0), draws=10, chains=512, seed=seed).at(0.25),
+        "importance": lambda seed: od.importance(toy(), kernel=kernel, budget=8_000, seed=seed),
+        "smc": lambda seed: od.smc(toy(), kernel=kernel, particles=300, budget=20_000, seed=seed),
+    }[case]
+    true = Exact(kernel).mean
+    found = [sampler(seed).estimate("theta") for seed in range(runs)]
+    assert_calibrated([(one.value - true) / one.mcse for one in found], runs)
+
+
+# One account
+
+
+@pytest.mark.parametrize("case", ["rejection", "weighted", "short chains", "long chains", "adjusted"])
+def test_effective_draws_and_errors_never_disagree(case):
+    post = {
+        "rejection": lambda: od.rejection(toy(), od.uniform(0.5), draws=400, seed=1),
+        "weighted": lambda: od.rejection(toy(), od.uniform(0.5), draws=400, seed=1).at(0.2),
+        "short chains": lambda: od.pseudo_marginal(toy(), od.uniform(0.5), draws=5, chains=1024, seed=1),
+        "long chains": lambda: od.pseudo_marginal(toy(), od.uniform(0.5), draws=3000, chains=4, seed=1),
+        "adjusted": lambda: od.rejection(toy(), od.uniform(1.5), draws=500, seed=1, keep="summaries").adjust(seed=1),
+    }[case]()
+    row, found = post.summary()["theta"], post.estimate("theta")
+    # The sd of weighted draws is that of the weights as they are, without the + 1.
+    assert row.ess == found.ess == pytest.approx((row.sd / row.mcse) ** 2 + (case == "weighted"), rel=1e-9)
+    assert row.mcse == found.mcse == post.mcse("theta") == post.mcse(lambda theta: theta)
+    if case != "adjusted":
+        assert post.efficiency()["theta"].ess == row.ess
+
+
+def test_effective_draws_of_many_short_chains_are_not_those_of_arviz():
+    """1,024 x 5 draws were once said to be worth 14,796 independent ones."""
+    post = od.pseudo_marginal(COUNTS, od.uniform(0.5), draws=5, chains=1024, seed=1)
+    row = post.summary()["rate"]
+    assert row.mcse == pytest.approx(post.draws["rate"].mean(axis=1).std(ddof=1) / 32, rel=1e-12)
+    assert row.ess < 2 * 1024
+
+
+def test_estimates_name_what_is_wrong():
+    post = od.rejection(toy(), od.uniform(0.5), draws=50, seed=1)
+    with pytest.raises(ValueError, match="there is no parameter 'mu': the parameters are theta"):
+        post.mcse("mu")
+    with pytest.raises(ValueError, match="called with the draws of theta"):
+        post.mcse(lambda x: x)
+    note = str(od.pseudo_marginal(toy(), od.uniform(0.5), draws=5, chains=2, seed=1).summary())
+    assert "the Monte Carlo error of theta is not known" in note
