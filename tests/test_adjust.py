@@ -7,8 +7,8 @@ from scipy import stats
 import onedraw as od
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
+from onedraw.model.coordinates import Support, support_of
 from onedraw.results import trial
-from onedraw.results.coordinates import Support, support_of
 from onedraw.results.learned_summary import learn
 from onedraw.results.regression import (
     Method,

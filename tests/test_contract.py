@@ -27,11 +27,13 @@ CHAINS = {
     "2-hit": lambda *a, **k: od.r_hit(*a, hits=2, **k),
 }
 ALL = {"rejection": od.rejection, **CHAINS}
+GIVEN = od.rejection(toy(), KERNEL, draws=100, seed=1)
 SEQUENTIAL = {
     "smc": od.smc,
     "smc, M=3": lambda *a, **k: od.smc(*a, pseudo_samples=3, **k),
     "importance": od.importance,
     "importance, M=3": lambda *a, **k: od.importance(*a, pseudo_samples=3, **k),
+    "importance, proposal": lambda *a, **k: od.importance(*a, proposal=GIVEN, **k),
 }
 """They find their own tolerance, and take no draws."""
 WORST = {"rejection": 1, "pseudo_marginal": 1, "pseudo_marginal, M=3": 3, "wilkinson": 1, "one-hit": 200, "2-hit": 200}
@@ -52,8 +54,8 @@ def bytes_of(post):
         None if post.weights is None else post.weights.tobytes(),
         post.path,
         post.cost._replace(seconds=0.0),
-        post.acceptance_rate,
-        post.acceptance_rate_se,
+        repr(post.acceptance_rate),
+        repr(post.acceptance_rate_se),
     )
 
 

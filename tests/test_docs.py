@@ -54,6 +54,7 @@ NOT_RUN = {
         "parsed: minutes; CI runs them",
         "parsed: it would install the package into the environment of the tests",
     ],
+    "docs/accuracy.md": ["parsed: it takes hours"],
     "docs/benchmarks.md": [
         "parsed: they take minutes each",
         "parsed: it would install other packages",

@@ -336,3 +336,17 @@ def test_measles_by_a_program(measles, tmp_path, capsys):
     row = post.summary()["r"]
     assert abs(row.mean - np.average(grid, weights=density)) < 4 * row.mcse
     assert np.mean(predicted > measles.SPREAD) > 0.9
+
+
+def test_both_estimates_of_infer_come_near_the_exact_posterior(tmp_path, capsys):
+    doses = load("two_estimates")
+    draws = doses.main(tmp_path / "figure.png")
+    assert capsys.readouterr().out.startswith("exact: mean 2.57, sd 0.37")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    # A posterior from 100 simulations is uncertain by more than its draws: within two of the exact deviations.
+    for values in draws.values():
+        assert abs(np.median(values) - 2.52) < 2 * 0.37
+    # What the picture shows: the learnt likelihood follows the bend, and is the narrower by far.
+    low, high = (np.quantile(draws["learnt likelihood"], p) for p in (0.05, 0.95))
+    wide = np.quantile(draws["regression"], 0.95) - np.quantile(draws["regression"], 0.05)
+    assert high - low < 0.8 * wide

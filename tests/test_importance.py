@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import onedraw as od
 from onedraw.engines.streams import Rng
 from onedraw.estimators.weights import effective
 from onedraw.proposals.mixture import Mixture
+from onedraw.run.fitted_mixture import around, draws_inside, given_proposal, prior_constant
+from onedraw.run.store import Store
 from onedraw.samplers import importance as module
-from onedraw.samplers.importance import around, importance, round_sizes
+from onedraw.samplers.importance import importance, round_sizes
 from tests.reference import Exact, beta_binomial, beta_posterior, toy
 from tests.sequential import (
     Counted,
@@ -24,7 +27,9 @@ from tests.sequential import (
     assert_shown,
     errors,
     needs_fork,
+    simulate_sum,
 )
+from tests.stored_run import told
 from tests.test_smc import COUNT, ONE, PAIR, TWO
 
 
@@ -237,8 +242,6 @@ class TestAdaptiveDistance(SignalAndNoise):
 
     def test_it_is_resumed_with_its_scales(self, tmp_path):
         whole = importance(self.model(adapt=True), budget=3000, seed=1, store=tmp_path / "run.db", segment=1e-9)
-        from onedraw.run.store import Store
-
         with Store(tmp_path / "run.db", write=True) as file:
             file.drop_after(file.count() - 3)
         again = od.resume(tmp_path / "run.db", self.model(adapt=True))
@@ -259,6 +262,221 @@ class TestAdaptiveDistance(SignalAndNoise):
         assert spread[True] < 0.5 * spread[False]
         with pytest.raises(ValueError, match="adapt must be True or False"):
             od.scaled(adapt="yes")
+
+
+@od.batched
+def simulate_five(rng, a, b, c, d, e):
+    return np.stack([a, b, c, d, e], axis=1) + rng.standard_normal((a.size, 5))
+
+
+def posterior_of(model, **draws):
+    """A Posterior with these draws, as if a run had made them."""
+    post = od.rejection(model, od.uniform(100.0), draws=5, seed=1)
+    rows = {name: np.array(values, dtype=post.draws[name].dtype).reshape(1, -1) for name, values in draws.items()}
+    return replace(post, draws=rows, weights=None, distances=None)
+
+
+def normals(mean, sd, number=1000):
+    return stats.norm(mean, sd).ppf((np.arange(number) + 0.5) / number)
+
+
+def counts(mean, number=1000):
+    rng = np.random.default_rng(1)
+    return {"k": rng.poisson(mean, number), "mu": rng.normal(1.0, 0.7, number)}
+
+
+ONE_PIECE = posterior_of(TwoPieces.model, theta=normals(1.4, 0.1))
+GIVEN = posterior_of(toy(), theta=normals(1.0, 0.7))
+SHIFTED = posterior_of(toy(), theta=normals(-1.5, 0.3))
+NARROW = posterior_of(toy(), theta=normals(1.0, 0.02))
+WIDE = posterior_of(toy(), theta=normals(0.0, 1.0))
+AT = od.uniform(0.3)
+
+
+class TestGivenProposal:
+    @pytest.mark.parametrize(
+        ("problem", "functions", "post", "settings"),
+        [
+            (Toy, ONE, GIVEN, {"kernel": AT}),
+            (Toy, ONE, GIVEN, {"pseudo_samples": 4, "budget": 4000}),
+            (Toy, ONE, GIVEN, {"kernel": od.gaussian()}),
+            (Toy, ONE, SHIFTED, {"kernel": AT}),
+            (Toy, ONE, NARROW, {"kernel": AT}),
+            (Toy, ONE, WIDE, {"kernel": AT}),
+            (Ordered, PAIR, posterior_of(Ordered.model, a=normals(0.4, 0.1), b=normals(1.0, 0.1)), {}),
+            (Counted, COUNT, posterior_of(Counted.model, **counts(2.5)), {}),
+            (Counted, COUNT, posterior_of(Counted.model, **counts(0.01)), {}),
+        ],
+    )
+    def test_right_whatever_is_given(self, problem, functions, post, settings):
+        """Draws near the posterior, to the side of it, too narrow, too wide: the same target."""
+        z = errors(importance, problem, functions, range(16), **({"budget": 2000, "proposal": post} | settings))
+        assert_right(z, spread=1.8)
+
+    def test_right_with_the_posterior_of_infer(self):
+        post = od.infer(toy(), budget=300, seed=1)
+        z = errors(importance, Toy, ONE, range(16), kernel=AT, budget=2000, proposal=post)
+        assert_right(z, spread=1.8)
+
+    @pytest.mark.parametrize("post", [GIVEN, SHIFTED, NARROW])
+    def test_both_sums_are_right(self, post):
+        """The evidence and the prior's mass: a mixture that is left out of the weights of any round would miss them."""
+        for seed in range(5):
+            bank = importance(toy(), budget=5000, kernel=AT, keep="all", seed=seed, proposal=post).bank
+            weight = np.exp(bank.log_weight)
+            for value, exact in ((weight, 1.0), (weight * (bank.distances[:, 0] < 0.3), Exact(AT).acceptance)):
+                assert abs(value.mean() - exact) < 4 * value.std() / np.sqrt(value.size)
+            assert weight.max() <= 1 / 0.1 + 1e-9
+
+    def test_it_is_used_from_the_first_round_on(self):
+        first = round_sizes(3000, 1)[0]
+        post = importance(toy(), budget=3000, keep="all", seed=1, proposal=SHIFTED)
+        of_prior = -(-first // 10)
+        assert np.mean(np.abs(post.bank.theta[of_prior:first, 0] + 1.5) < 1.5) > 0.8
+        assert np.array_equal(post.bank.theta[:of_prior], importance(
+            toy(), budget=3000, keep="all", seed=1, proposal=GIVEN).bank.theta[:of_prior])  # fmt: skip
+        assert post.settings["proposal"] == "1,000 draws of rejection"
+        assert importance(toy(), budget=300, seed=1).settings["proposal"] is None
+
+    def test_one_that_is_far_off_is_given_up(self):
+        theta = importance(toy(), budget=3000, keep="all", seed=1, proposal=SHIFTED).bank.theta[-1000:, 0]
+        assert theta.mean() > 0.3
+
+    def test_a_piece_that_it_lacks_is_found(self):
+        z = errors(importance, TwoPieces, TWO, range(6), budget=16_000, proposal=ONE_PIECE)
+        assert_right(z, spread=1.9)
+
+    def test_what_the_prior_has_not_looked_for_is_said(self):
+        """Few draws that are near leave a piece unseen that the proposal lacks; every such run says so."""
+        runs = [importance(TwoPieces.model, budget=2000, seed=seed, proposal=ONE_PIECE) for seed in range(16)]
+        lacking = [run for run in runs if (run.draws["theta"] > 0).all()]
+        assert lacking and all("that the given proposal lacks" in str(run.notes) for run in lacking)
+        enough = importance(toy(), budget=10_000, kernel=od.uniform(0.5), seed=1, proposal=GIVEN)
+        assert "lacks" not in str(enough.notes)
+        assert "lacks" not in str(importance(TwoPieces.model, budget=300, seed=1).notes)
+
+    def test_it_saves_simulations(self):
+        """Five means with wide priors: what it takes to reach the tolerance with an effective number of draws."""
+        centre = np.array([4.0, -3.0, 2.0, 5.0, 0.0])
+        model = od.Model(od.Prior(**{name: stats.norm(0, 10) for name in "abcde"}), simulate_five, observed=centre)
+        drawn = np.random.default_rng(1).normal(centre, 1.0, (2000, 5)).T
+        given = posterior_of(model, **dict(zip("abcde", drawn, strict=True)))
+        for seed in range(3):
+            runs = [
+                importance(model, kernel=od.uniform(2.0), budget=100_000, ess=40, seed=seed, proposal=post)
+                for post in (given, None)
+            ]
+            assert all(run.settings["eps"] == 2.0 and run.status.reason == "finished" for run in runs)
+            assert runs[0].cost.simulations < 0.5 * runs[1].cost.simulations
+
+    def test_parameters_go_by_name(self):
+        a, b = normals(0.4, 0.2)[::-1], normals(1.0, 0.2)
+        inside, post = (a > 0) & (b > a), posterior_of(Ordered.model, a=a, b=b)
+        turned = replace(post, draws={"b": post.draws["b"], "a": post.draws["a"]})
+        theta, weight = draws_inside(turned, Ordered.prior)
+        assert np.array_equal(theta, np.column_stack([a, b])[inside]) and (weight == 1).all()
+        runs = [importance(Ordered.model, budget=500, seed=1, proposal=one) for one in (post, turned)]
+        assert np.array_equal(*(run.draws["a"] for run in runs))
+
+    def test_weighted_and_many_draws(self):
+        """Draws of the prior with the weights of the posterior are fitted as draws of the posterior."""
+        theta = normals(0.0, 1.0, 30_000)
+        weights = stats.norm(1.0, np.sqrt(0.5)).pdf(theta) / stats.norm.pdf(theta)
+        post = replace(posterior_of(toy(), theta=theta), weights=(weights / weights.sum())[None])
+        drawn = [
+            given_proposal(one, toy().prior, 0.1, 1).mixture.sample(np.random.default_rng(1), 20_000)[:, 0]
+            for one in (post, posterior_of(toy(), theta=normals(1.0, np.sqrt(0.5))))
+        ]
+        assert np.quantile(drawn[0], [0.1, 0.5, 0.9]) == pytest.approx(np.quantile(drawn[1], [0.1, 0.5, 0.9]), abs=0.1)
+
+    def test_the_constant_of_a_joint_prior_does_not_depend_on_it(self):
+        """Bridging to the prior from a posterior that covers a 1000th of it would leave the constant unknown."""
+        prior = od.Prior.joint(
+            ["a", "b"], lambda rng, n: rng.normal(0, 10, (n, 2)), lambda theta: 3.0 - (theta**2).sum(axis=1) / 200
+        )
+        value, error = prior_constant(prior, 1)
+        assert abs(value - 3.0 - np.log(2 * np.pi * 100)) < 4 * error and error < 0.02
+        model = od.Model(prior, simulate_sum, observed=1.5)
+        post = posterior_of(model, a=normals(0.0, 0.1), b=normals(1.5, 0.1)[::-1])
+        found = importance(model, budget=200, seed=1, proposal=post).settings["prior_constant"][0]
+        assert found == pytest.approx(np.exp(value), rel=1e-12)
+
+    def test_refusals(self):
+        def never(rng, theta):
+            raise AssertionError("simulated")
+
+        model = od.Model(od.Prior(theta=stats.uniform(0, 1)), never, 2.0)
+        for wrong, message in (
+            (od.random_walk(), "proposal must be a Posterior of a run with the same parameters"),
+            ({"theta": [0.5]}, "proposal must be a Posterior"),
+            (posterior_of(Ordered.model, a=[1.0], b=[2.0]), r"proposal holds draws of \['a', 'b'\], the model has"),
+            (posterior_of(toy(), theta=[]), "proposal has 0 draws inside the prior's support, of 0"),
+            (
+                posterior_of(toy(), theta=normals(5.0, 1.0, 20)),
+                "proposal has 0 draws inside the prior's support, of 20",
+            ),
+        ):
+            with pytest.raises(ValueError, match=message):
+                importance(model, budget=100, proposal=wrong)
+        halves = posterior_of(Ordered.model, a=normals(0.0, 1.0), b=normals(0.0, 1.0))
+        halves = replace(halves, draws={"k": halves.draws["a"], "mu": halves.draws["b"]})
+        with pytest.raises(ValueError, match="proposal has 0 draws inside the prior's support, of 1000"):
+            importance(Counted.model, budget=100, proposal=halves)
+
+
+class TestGivenProposalInAFile:
+    """The draws given are part of what a run is: its file has their fingerprint, and a resumed run needs them again."""
+
+    arguments: ClassVar[dict[str, Any]] = {"budget": 1500, "seed": 3, "keep": "all"}
+
+    def run(self, store=None, **more):
+        return importance(toy("plain"), proposal=GIVEN, store=store, **(self.arguments | more))
+
+    def test_resumed_after_any_record(self, tmp_path):
+        whole = self.run()
+        assert told(self.run(tmp_path / "run.db", segment=1e-9)) == told(whole)
+        with Store(tmp_path / "run.db") as file:
+            number = file.count()
+        for kept in (number - 1, number // 2, number // 4, 1):
+            with Store(tmp_path / "run.db", write=True) as file:
+                file.drop_after(kept)
+            assert told(od.resume(tmp_path / "run.db", toy("plain"), proposal=GIVEN)) == told(whole)
+            assert told(od.load(tmp_path / "run.db")) == told(whole)
+            with Store(tmp_path / "run.db", write=True) as file:
+                file.drop_after(kept)
+
+    def test_workers_and_interruptions_change_nothing(self, tmp_path):
+        whole = self.run()
+        assert told(self.run(workers=2)) == told(whole)
+        self.run(tmp_path / "run.db", max_seconds=1e-9)
+        assert told(od.resume(tmp_path / "run.db", toy("plain"), proposal=GIVEN)) == told(whole)
+
+    def test_a_raised_budget_goes_on(self, tmp_path):
+        self.run(tmp_path / "run.db")
+        more = od.resume(tmp_path / "run.db", toy("plain"), proposal=GIVEN, budget=3000)
+        assert more.cost.simulations == 3000 and more.settings["proposal"] == "1,000 draws of rejection"
+        row, exact = more.summary()["theta"], Exact(od.uniform(more.settings["eps"]))
+        assert abs(row.mean - exact.mean) < 4 * row.mcse
+
+    def test_it_needs_the_same_draws(self, tmp_path):
+        self.run(tmp_path / "run.db")
+        with pytest.raises(od.StoreError, match="give it again, as proposal="):
+            od.resume(tmp_path / "run.db", toy("plain"))
+        with pytest.raises(od.StoreError, match="proposal"):
+            od.resume(tmp_path / "run.db", toy("plain"), proposal=SHIFTED)
+        with pytest.raises(od.StoreError, match="proposal"):
+            importance(toy("plain"), store=tmp_path / "run.db", **self.arguments)
+        importance(toy("plain"), store=tmp_path / "none.db", **self.arguments)
+        with pytest.raises(od.StoreError, match="proposal"):
+            od.resume(tmp_path / "none.db", toy("plain"), proposal=GIVEN)
+
+    def test_a_posterior_from_a_file_is_the_same_one(self, tmp_path):
+        post = od.infer(toy("plain"), budget=200, draws=500, seed=1, store=tmp_path / "infer.db")
+        read = od.load(tmp_path / "infer.db")
+        whole = importance(toy("plain"), budget=400, seed=1, proposal=post, store=tmp_path / "run.db")
+        assert whole.settings["proposal"] == "500 draws of infer"
+        again = od.resume(tmp_path / "run.db", toy("plain"), proposal=read)
+        assert told(again) == told(whole) == told(importance(toy("plain"), budget=400, seed=1, proposal=read))
 
 
 @needs_fork

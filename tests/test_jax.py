@@ -575,7 +575,7 @@ def told(post):
     arrays = {name: values.tobytes() for name, values in post.draws.items()}
     distances = None if post.distances is None else post.distances.tobytes()
     cost = post.cost._replace(seconds=0, surplus=0)
-    return arrays, distances, cost, post.acceptance_rate, post.acceptance_rate_se
+    return arrays, distances, cost, repr(post.acceptance_rate), repr(post.acceptance_rate_se)
 
 
 @pytest.fixture(scope="module")

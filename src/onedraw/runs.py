@@ -148,7 +148,7 @@ def resume(
     model
         The model of the run (or `estimator`, if the run had one). It is compared with the file part by part.
     kernel, proposal, start
-        Only if they were a function of your own, or a Posterior to start from: the file cannot hold those.
+        Only if they were a function of your own or a Posterior: the file does not hold those.
     draws, budget
         A larger number than the run began with, to go further.
     force

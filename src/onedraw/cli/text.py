@@ -22,7 +22,7 @@ def opened(file: str) -> Any:
 
 def text(post: Any, failures: bool = False) -> str:
     """A run in lines."""
-    hidden = ("algorithm", "path")
+    hidden = ("algorithm", "path", "terms", "alternatives", "calibration", "held_out")
     given = {key: value for key, value in post.settings.items() if value is not None and key not in hidden}
     settings = ", ".join(f"{key} = {value}" for key, value in six_digits(given).items())
     cost = ", ".join(
@@ -32,8 +32,9 @@ def text(post: Any, failures: bool = False) -> str:
         f"{post.settings['algorithm']}: {post.status.message}",
         f"settings: {settings}, seed = {post.seed}",
         f"cost: {cost}",
-        f"acceptance rate: {post.acceptance_rate:.4g} ± {post.acceptance_rate_se:.2g}",
     ]
+    if not math.isnan(post.acceptance_rate):
+        lines.append(f"acceptance rate: {post.acceptance_rate:.4g} ± {post.acceptance_rate_se:.2g}")
     if math.prod(post.shape):
         lines += ["", str(post.summary())]
     else:

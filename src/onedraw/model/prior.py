@@ -247,6 +247,9 @@ class Prior:
         try:
             allowed = namespace(theta).asarray(self.where(**self.columns(theta)))
         except FAULTS as error:
+            if namespace(theta) is not np:
+                # A device says itself what is not code for it.
+                raise
             raise ValueError(
                 f"where= failed on arrays of parameters ({told(error)}): it takes them by name, and is written with "
                 "&, | and ~ instead of and, or, not"

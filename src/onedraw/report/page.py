@@ -149,7 +149,9 @@ def content_of(post: Posterior, predictive: int | None = None, source: Source | 
     try:
         positions, fixed = (positions_of(post, marginals) if there else []), ""
     except ValueError as error:
-        positions, fixed = [], str(error)
+        positions, fixed = [], f"At the tolerance of the run only: {error}"
+        if post.settings.get("eps") is None:
+            fixed = "The estimate has no tolerance"
     verdict = judge(post, positions)
     now = next((i for i, one in enumerate(positions) if one.eps == post.settings.get("eps")), 0)
     shown = positions or ([_as_it_is(post, marginals)] if there else [])

@@ -31,6 +31,10 @@ HEADLINES = {
 }
 
 
+FEWEST_CALIBRATED, LEAST_CALIBRATED = 20, 0.85
+"""Simulations from which the intervals of a learnt likelihood are judged, and the coverage of 90 % that they need."""
+
+
 class Finding(NamedTuple):
     """The result of one check."""
 
@@ -64,7 +68,7 @@ def judge(post: Posterior, positions: Sequence[SliderPosition] = ()) -> Verdict:
     findings = [_end(post)]
     if rows:
         findings += [*_agreement(post, rows), _effective_draws(post, rows)]
-    findings += [*_acceptance(post), _failures(post)]
+    findings += [*_acceptance(post), *_calibration(post), _failures(post)]
     if rows and positions:
         findings += _tolerance(post, positions)
     warned = ("this run was continued with force", "warning")
@@ -73,7 +77,8 @@ def judge(post: Posterior, positions: Sequence[SliderPosition] = ()) -> Verdict:
     level = next((level for level in (BAD, CARE) if level in [one.level for one in findings]), GOOD)
     todo = [one.todo for one in findings if one.todo]
     if level == GOOD:
-        todo.append("Report the tolerance and the effective number of draws together with the numbers.")
+        what = "the tolerance" if post.settings.get("eps") is not None else "the method"
+        todo.append(f"Report {what} and the effective number of draws together with the numbers.")
     return Verdict(level, HEADLINES[level], tuple(findings), tuple(todo))
 
 
@@ -117,7 +122,9 @@ def _effective_draws(post: Posterior, rows: dict[str, SummaryRow]) -> Finding:
         "posterior's standard deviation."
     )
     todo = ""
-    if level != GOOD and ess > 0:
+    if level != GOOD and post.effective is not None:
+        todo = "Raise the budget."
+    elif level != GOOD and ess > 0:
         more = WANTED_ESS / ess
         budget = float(f"{post.cost.simulations * more:.2g}")
         todo = f"For {WANTED_ESS} effective draws, run about {more:.2g} times as long ({budget:,.0f} simulations)."
@@ -133,6 +140,29 @@ def _acceptance(post: Posterior) -> Iterator[Finding]:
         error = "" if math.isnan(post.acceptance_rate_se) else f"± {100 * post.acceptance_rate_se:.2g} %, "
         text = f"{error}of {post.cost.proposals:,} proposals."
         yield Finding(GOOD, "Accepted", f"{100 * post.acceptance_rate:.3g} %", text)
+
+
+def _calibration(post: Posterior) -> Iterator[Finding]:
+    """Whether intervals of a learnt likelihood hold at simulations near the posterior."""
+    found = post.settings.get("calibration")
+    if found is None:
+        return
+    number, covered = int(found["number"]), found["cover_90"]
+    if number < FEWEST_CALIBRATED:
+        text = f"only {number} simulations near the posterior could be taken as data: the intervals are not checked."
+        yield Finding(CARE, "Intervals", "unchecked", text, "Raise the budget.")
+        return
+    name = min(covered, key=covered.__getitem__)
+    error = math.sqrt(0.09 / number)
+    spreads = [one for one in found["spread"].values() if one is not None]
+    text = (
+        f"of 90 % intervals of {name}, the least of all parameters, contain what made {number} simulations near the "
+        f"posterior (± {200 * error:.0f} % by chance). Standard deviations are {1 / max(spreads):.2f} to "
+        f"{1 / min(spreads):.2f} times what they should be there (± {200 / math.sqrt(2 * number):.0f} % by chance)."
+    )
+    level = CARE if covered[name] < LEAST_CALIBRATED - 2 * error else GOOD
+    todo = "The intervals are too narrow or biased: raise the budget." if level == CARE else ""
+    yield Finding(level, "Intervals", f"{100 * covered[name]:.0f} %", text, todo)
 
 
 def _failures(post: Posterior) -> Finding:

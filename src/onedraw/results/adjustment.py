@@ -8,7 +8,7 @@ import numpy as np
 from onedraw.arguments import seed_or_fresh, whole_number
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.engines.threads import one_blas_thread
-from onedraw.results.coordinates import support_of
+from onedraw.model.coordinates import support_of
 from onedraw.results.posterior import Posterior
 from onedraw.results.regression import Neighbourhood, effective_draws, estimate, posterior_draws, with_clusters
 from onedraw.results.trial import FEWEST, choose_method, held_out_count, near_data

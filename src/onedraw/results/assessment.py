@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
+from onedraw.estimators.weights import effective
 from onedraw.model.distance import Euclidean
 from onedraw.model.model import Model
 from onedraw.results.learned_summary import learn, terms_for
+from onedraw.results.learnt_likelihood import MOST_COLUMNS, LearntLikelihood, SimulatedPairs, learn_likelihood
 from onedraw.results.regression import AdjustedDraws, Method, Neighbourhood, distances_from, estimate, with_clusters
-from onedraw.results.trial import TrialResult, choose_method, held_out_count, near_data
+from onedraw.results.trial import TrialResult, choose_method, held_out_count, near_data, standardising
 
 NEAREST = 5000
 """Simulations that are assessed, the nearest by each summary."""
@@ -19,6 +21,14 @@ LEARN_FROM, LEARN_SHARE = 5000, 0.3
 """The most simulations from which a summary is learnt, and the share of all, the nearest, they are taken from."""
 FEWEST_CLUSTERED = 100
 """Simulations below which no clusters are sought."""
+CLEARLY, LEAST_LEAD = 2.0, 0.05
+"""Standard errors of the log score, and how much more of it, by which regression must be ahead of a surrogate."""
+FEWEST_EFFECTIVE = 50.0
+"""Effective draws of a regression that may be preferred: few heavy ones score well at each other."""
+FEWEST_PER_SUMMARY, PER_SUMMARY = 3, 20
+"""Simulations per summary from which summaries are learnt, and the number of the nearest that is used at least."""
+FEWEST_LEARNT = 20
+"""Simulations below which no likelihood is learnt."""
 HELD_OUT_OF_OWN = 12
 """Simulations that are taken as data if the distance is the user's own, which may be slow."""
 
@@ -40,11 +50,28 @@ class Assessment(NamedTuple):
     """Which of these the methods were tried at."""
     distances: Rows
     """From raw summaries to distances by the chosen summary."""
+    learnt: LearntLikelihood | None = None
+    """The surrogate that did best at the same held-out simulations, if there is one."""
 
     @property
     def method(self) -> Method:
-        """The method that was chosen."""
+        """The method of regression that was chosen."""
         return self.trial.method
+
+    @property
+    def likelihood(self) -> LearntLikelihood | None:
+        """The surrogate unless regression does better, by two standard errors and more, and leans on enough draws."""
+        mean, error = self.gain
+        ahead = mean < -(CLEARLY * error + LEAST_LEAD) and effective(self.draws.weights) >= FEWEST_EFFECTIVE
+        return None if ahead else self.learnt
+
+    @property
+    def gain(self) -> tuple[float, float]:
+        """Mean log score of the surrogate over that of the regression, and its standard error; NaN if not tried."""
+        if self.learnt is None or self.trial.tried < 2:
+            return math.nan, math.nan
+        gain = self.learnt.scores - self.trial.scores
+        return float(gain.mean()), float(gain.std(ddof=1)) / math.sqrt(len(gain))
 
     @property
     def chosen(self) -> tuple[Neighbourhood, Array]:
@@ -82,25 +109,18 @@ def scaled_summary(model: Model, rows: Array) -> tuple[str, Rows]:
 
 
 def assess(
-    model: Model,
-    theta: Array,
-    rows: Array,
-    log_weights: Callable[[Array], Array],
-    pilot: int,
-    rng: np.random.Generator,
-    thorough: bool,
+    model: Model, simulations: SimulatedPairs, pilot: int, rng: np.random.Generator, thorough: bool
 ) -> Assessment:
     """Try methods at simulations near the data, and estimate the posterior by the best.
 
-    `theta` (n, dim) is in unbounded coordinates and `log_weights` a function of them; the first `pilot` simulations are
-    from the prior.
+    The first `pilot` simulations are from the prior.
     """
-    own = own_distance(model)
+    own, theta, rows, log_weights = own_distance(model), simulations.theta, simulations.rows, simulations.log_weights
     name, scale = scaled_summary(model, rows[:pilot])
     maps, names = [scale], [name]
     order = [np.argsort(_distances(scale, own, model)(rows), kind="stable")]
-    if own is None and len(rows) >= 10 * (rows.shape[1] + 1):
-        learnt = _learned(theta, rows, log_weights, scale, order[0])
+    if own is None and len(rows) >= FEWEST_PER_SUMMARY * (rows.shape[1] + 1):
+        learnt = _learned(theta, rows, scale, order[0])
         if learnt is not None:
             maps.append(learnt)
             names.append("learnt summaries")
@@ -123,17 +143,33 @@ def assess(
     k = trial.method.summary
     draws = estimate(neighbourhoods[k], observed[k], trial.method)
     distances = _distances(maps[k], own, model)
-    return Assessment(tuple(neighbourhoods), observed, tuple(names), trial, draws, index, held_out, distances)
+    found = Assessment(tuple(neighbourhoods), observed, tuple(names), trial, draws, index, held_out, distances)
+    if own is not None or len(rows) < FEWEST_LEARNT:
+        return found
+    described = _described(maps, rows, model.observed_row)
+    to_compare = standardising(neighbourhoods[0], trial.held_out) if trial.tried else np.eye(theta.shape[1])
+    return found._replace(
+        learnt=learn_likelihood(simulations, described, index[trial.held_out], to_compare, rng, thorough)
+    )
 
 
-def _learned(theta: Array, rows: Array, log_weights: Rows, scale: Rows, order: Array) -> Rows | None:
-    """A summary learnt from even simulations among the nearest: the odd ones validate it."""
-    some = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 1000))]
+def _described(maps: list[Rows], rows: Array, observed: Array) -> list[tuple[int, Array, Array]]:
+    """The summaries as a surrogate has them: as they are if they are few, and learnt ones if they are many."""
+    if rows.shape[1] <= MOST_COLUMNS:
+        return [(0, rows, observed)]
+    return [(1, maps[1](rows), maps[1](observed[None])[0])] if len(maps) > 1 else []
+
+
+def _learned(theta: Array, rows: Array, scale: Rows, order: Array) -> Rows | None:
+    """A summary learnt from even simulations among the nearest: the odd ones validate it.
+
+    They count without weights: the posterior mean given the proposals as a prior is as good a summary, and leans on
+    more of them.
+    """
+    some = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 1000), PER_SUMMARY * rows.shape[1])]
     some = some[some % 2 == 0]
     some = some[:: max(1, math.ceil(len(some) / LEARN_FROM))]
-    log_weight = log_weights(theta[some])
-    weights, terms = np.exp(log_weight - log_weight.max()), terms_for(rows.shape[1], len(some))
-    learnt = learn(theta[some], scale(rows[some]), weights, terms)
+    learnt = learn(theta[some], scale(rows[some]), np.ones(len(some)), terms_for(rows.shape[1], len(some)))
     return None if learnt is None else lambda raw: learnt(scale(raw))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from onedraw.estimators.weights import effective
 from onedraw.results.assessment import Assessment
+from onedraw.results.learnt_likelihood import LearntLikelihood
 from onedraw.results.trial import near_data, ranks
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -25,6 +26,8 @@ def measure_coverage(
     intervals of a posterior contain the parameters as often as their level says. As `settings` have it: the `number` of
     simulations that were taken as data, `levels`, the shares `held` for each parameter, and their standard errors `se`.
     """
+    if found.likelihood is not None:
+        return _of_likelihood(found.likelihood, names)
     near, observed = found.chosen
     allowed = found.members % 2 == 1
     allowed[found.held_out] = False
@@ -36,6 +39,14 @@ def measure_coverage(
             for name, column in zip(names, away.T, strict=True)}  # fmt: skip
     errors = [math.sqrt(level * (1 - level) / effective(times.astype(float))) for level in levels]
     return {"number": len(picked), "levels": list(levels), "held": held, "se": errors}
+
+
+def _of_likelihood(learnt: LearntLikelihood, names: tuple[str, ...]) -> dict[str, Any]:
+    """The same of a learnt likelihood, at the simulations near the posterior that were left out of it."""
+    levels = LEVELS if len(learnt.ranks) else ()
+    held = {name: [float(learnt.coverage(level)[k]) for level in levels] for k, name in enumerate(names)}
+    errors = [math.sqrt(level * (1 - level) / len(learnt.ranks)) for level in levels]
+    return {"number": len(learnt.ranks), "levels": list(levels), "held": held, "se": errors}
 
 
 def coverage_note(settings: dict[str, Any]) -> str:

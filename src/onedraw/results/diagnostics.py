@@ -1,6 +1,7 @@
 """How far an estimate from a budget of simulations can be trusted, and what a larger budget would give."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,39 +9,27 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.model.model import Model
 from onedraw.results.assessment import Assessment, own_distance, scaled_summary, spread_of
+from onedraw.results.learnt_likelihood import LearntLikelihood
 from onedraw.results.regression import distances_from
 from onedraw.results.trial import TrialResult
 
 FAR = 0.99
 """Share of simulated data sets that must have nearer neighbours than the data before a warning is given."""
 FEW_DRAWS = 100
+FEW_LEARNT = 16
+"""Effective draws of a learnt likelihood below which a warning is given: means are uncertain by a quarter of a sd."""
+FEWEST_PLACED = 20
+"""Simulations near the posterior from which coverage is told."""
+MOST_UNSEEN = 0.05
+"""Share of the posterior far from all simulations that is not worth a warning."""
 FEWEST_REPLICATES, LEAST_ALIKE = 20, 0.02
 LEAST_COVERAGE = 0.8
-LATEST = 3
-"""Stages, the last ones, from which the gain from a larger budget is estimated."""
 
 
 def tolerance_path(distances: Array, ends: tuple[int, ...], nearest: int) -> list[list[float]]:
     """The distance of the nearest simulations at the end of each stage: [simulations, tolerance]."""
     count = max(10, min(nearest, ends[0] // 4))
     return [[end, float(np.partition(distances[:end], count)[count])] for end in ends if end > count]
-
-
-def forecast(path: list[list[float]], eps: float) -> list[str]:
-    """What ten times the budget would give, in plain words; nothing if it cannot be estimated."""
-    usable = [(n, at) for n, at in path if at > 0]
-    if len(usable) < 2:
-        return []
-    # The first stages approach the posterior and fall faster than simulations from one proposal can: along a line the
-    # tolerance falls with their number, and in more dimensions more slowly.
-    log_n, log_eps = np.log(np.array(usable[-LATEST:])).T
-    slope = float(np.clip(np.polyfit(log_n, log_eps, 1)[0], -1.0, 0.0))
-    if 10**slope > 0.95:
-        return [f"Ten times the budget would leave the tolerance near {eps:.3g} and give ten times the draws."]
-    return [
-        f"Ten times the budget would lower the tolerance from {eps:.3g} to about {eps * 10**slope:.2g} for the same "
-        "number of draws, or give ten times the draws."
-    ]
 
 
 def share_nearer(model: Model, pilot: Array) -> float:
@@ -64,6 +53,7 @@ def chosen_settings(found: Assessment, proposals: int, path: list[list[float]]) 
         "adjustment": method.words(), "smoothing": "local" if method.local else "whole", "path": path,
         "held_out": {"number": trial.tried, "gain": _or_none(trial.gain), "se": _or_none(trial.gain_se),
                      "cover_90": _or_none(trial.coverage)},
+        "estimate": f"draws {method.words()}", "alternatives": alternatives(found),
     }  # fmt: skip
 
 
@@ -91,13 +81,126 @@ def notes(
         f"Method: {_method(proposals)}; the nearest {count:,} of {simulations:,} by {name} are used.",
         f"Tolerance: {eps:.4g}. Effective sample size: about {effective:.0f}.",
         f"The draws are {found.trial.words()}.",
-        *forecast(path, eps),
         *warnings(effective, found.trial, nearer),
     ]
     if unadjusted > 0.01:
         share = f"{100 * unadjusted:.0f} %"
         told.append(f"{share} of the draws were left unadjusted: adjustment would have moved them outside the prior.")
     return told
+
+
+def learnt_settings(
+    found: Assessment, learnt: LearntLikelihood, names: Sequence[str], proposals: int
+) -> dict[str, Any]:
+    """What a run has chosen, for `settings`, if its estimate is a learnt likelihood."""
+    form, (gain, error) = learnt.surrogate.form, found.gain
+    return {
+        "method": _method(proposals),
+        "estimate": "learnt likelihood",
+        "summary": found.names[learnt.summary] if learnt.summary else "summaries as given",
+        "terms": [list(terms) for terms in form.terms],
+        "residuals": form.law.name,
+        "power": learnt.surrogate.power,
+        "held_out": {"number": len(learnt.scores), "gain": _or_none(gain), "se": _or_none(error),
+                     "cover_90": _or_none(float(learnt.coverage(0.9).mean()))},
+        "calibration": calibration(learnt, names),
+        "alternatives": alternatives(found),
+    }  # fmt: skip
+
+
+def calibration(learnt: LearntLikelihood, names: Sequence[str]) -> dict[str, Any]:
+    """How 90 % intervals and standard deviations of each parameter did at simulations proposed near the posterior.
+
+    `spread` is the root mean square of the distances of known parameters from their posterior means, in posterior
+    standard deviations: 1 if these are right.
+    """
+    covered, spread = learnt.coverage(0.9), np.sqrt(np.square(learnt.away).mean(axis=0))
+    return {
+        "number": len(learnt.ranks),
+        "cover_90": {name: _or_none(float(one)) for name, one in zip(names, covered, strict=True)},
+        "spread": {name: _or_none(float(one)) for name, one in zip(names, spread, strict=True)},
+    }
+
+
+def alternatives(found: Assessment) -> list[dict[str, Any]]:
+    """The estimates that were tried, the chosen one first: how far each falls behind it in mean log score."""
+    gain, error = found.gain
+    regression = found.method.words()
+    if found.learnt is None:
+        return [{"estimate": regression, "behind": 0.0, "se": 0.0}]
+    both = [{"estimate": "learnt likelihood", "behind": _or_none(-gain), "se": _or_none(error)},
+            {"estimate": regression, "behind": _or_none(gain), "se": _or_none(error)}]  # fmt: skip
+    first, second = both if found.likelihood is not None else both[::-1]
+    return [first | {"behind": 0.0, "se": 0.0}, second]
+
+
+def learnt_notes(
+    found: Assessment,
+    learnt: LearntLikelihood,
+    names: Sequence[str],
+    proposals: int,
+    simulations: int,
+    effective: float,
+    nearer: float,
+    unseen: float,
+) -> list[str]:
+    """What was done and how far to trust it, in plain words, if the estimate is a learnt likelihood."""
+    gain, error = found.gain
+    told = [
+        f"Method: {_method(proposals)}; the likelihood of the summaries was learnt from {simulations:,} of them.",
+        f"Effective sample size: about {effective:.0f}, by how far posterior means depend on single simulations.",
+    ]
+    if not math.isnan(gain):
+        told.append(
+            f"At {len(learnt.scores)} held-out simulations near the data, the log score of the known parameters "
+            f"differs by {gain:+.2f} ± {error:.2f} from that of draws {found.method.words()}."
+        )
+    if len(learnt.ranks) >= FEWEST_PLACED:
+        told.append(_calibrated(learnt, names))
+    if learnt.surrogate.power < 1.0:
+        told.append(
+            f"The likelihood counts with power {learnt.surrogate.power:g}: at full weight intervals were too narrow."
+        )
+    return [*told, *learnt_warnings(learnt, names, effective, nearer, unseen)]
+
+
+def _calibrated(learnt: LearntLikelihood, names: Sequence[str]) -> str:
+    covered, number = learnt.coverage(0.9), len(learnt.ranks)
+    worst = int(np.argmin(covered))
+    return (
+        f"At {number} simulations proposed near the posterior, 90 % intervals contain {100 * covered.mean():.0f} % of "
+        f"the known parameters (least: {names[worst]}, {100 * covered[worst]:.0f} ± {_percent_error(number):.0f} %)."
+    )
+
+
+def _percent_error(number: int) -> float:
+    """Two standard errors of the coverage of 90 % intervals."""
+    return 200.0 * math.sqrt(0.9 * 0.1 / number)
+
+
+def learnt_warnings(
+    learnt: LearntLikelihood, names: Sequence[str], effective: float, nearer: float, unseen: float
+) -> list[str]:
+    """What a reader must know before using draws of a learnt likelihood, in plain words."""
+    found, covered, number = [], learnt.coverage(0.9), len(learnt.ranks)
+    if effective < FEW_LEARNT:
+        found.append(
+            f"warning: posterior means are uncertain by {1 / math.sqrt(effective):.1g} posterior standard deviations; "
+            "raise the budget"
+        )
+    # Each of the parameters may be the worst by chance.
+    least = LEAST_COVERAGE - 0.5 * _percent_error(max(number, 1)) / 100
+    if number >= FEWEST_PLACED and covered.min() < least:
+        worst = int(np.argmin(covered))
+        found.append(
+            f"warning: 90 % intervals of {names[worst]} contain only {100 * covered[worst]:.0f} % of the known "
+            "parameters of simulations near the posterior: they are too narrow or biased; raise the budget"
+        )
+    if unseen > MOST_UNSEEN:
+        found.append(
+            f"warning: {100 * unseen:.0f} % of the posterior is where hardly anything was simulated; raise the budget"
+        )
+    return [*found, *_far(nearer)]
 
 
 def warnings(effective: float, trial: TrialResult, nearer: float) -> list[str]:
@@ -113,12 +216,16 @@ def warnings(effective: float, trial: TrialResult, nearer: float) -> list[str]:
             f"warning: 90 % intervals cover only {100 * trial.coverage:.0f} % of the known parameters of simulations "
             "near the data: this posterior is too narrow or biased"
         )
-    if nearer > FAR:
-        found.append(
-            f"warning: the data are farther from the simulations than {100 * nearer:.0f} % of simulated data sets are: "
-            "check that prior and simulator can produce such data"
-        )
-    return found
+    return [*found, *_far(nearer)]
+
+
+def _far(nearer: float) -> list[str]:
+    if nearer <= FAR:
+        return []
+    return [
+        f"warning: the data are farther from the simulations than {100 * nearer:.0f} % of simulated data sets are: "
+        "check that prior and simulator can produce such data"
+    ]
 
 
 def predictive_check(rows: Array, observed: Array) -> list[str]:

@@ -24,6 +24,8 @@ from onedraw.results.regression import RIDGE, design
 
 LEAST_EXPLAINED = 0.02
 """Share of a parameter's variance that a column must explain to be kept."""
+FEW_EACH, PENALTIES = 10, (RIDGE, 0.01, 0.1, 1.0)
+"""Simulations per coefficient below which one of these penalties is chosen."""
 FEWEST_EACH = 5
 """Simulations per coefficient from which squares and products are used unless asked for."""
 
@@ -55,7 +57,10 @@ def terms_for(width: int, simulations: int) -> str:
 
 
 def learn(theta: Array, rows: Array, weights: Array, terms: str) -> LearnedSummary | None:
-    """The summary from a regression of parameters (n, dim) on rows (n, s); None if the rows explain nothing."""
+    """The summary from a regression of parameters (n, dim) on rows (n, s); None if the rows explain nothing.
+
+    With few simulations per coefficient the penalty is the one that predicts simulations left out best.
+    """
     share = weights / weights.sum()
     centre, spread = rows.mean(axis=0), rows.std(axis=0)
     scale = np.where(spread > 0, spread, 1.0)
@@ -64,18 +69,36 @@ def learn(theta: Array, rows: Array, weights: Array, terms: str) -> LearnedSumma
     scaled = (theta - middle) / np.where(deviation > 0, deviation, 1.0)
     targets = np.concatenate([scaled, np.abs(scaled)], axis=1)
     columns = design((rows - centre) / scale, terms)
-    weighted = columns * share[:, None]
-    penalty = np.full(columns.shape[1], RIDGE)
-    penalty[0] = 1e-10
-    coefficients = np.linalg.solve(weighted.T @ columns + np.diag(penalty), weighted.T @ targets)
+    few = effective(share) < FEW_EACH * columns.shape[1]
+    fits = [_penalised(columns, targets, share, ridge) for ridge in (PENALTIES if few else (RIDGE,))]
+    coefficients, left_out = min(fits, key=lambda fit: float(fit[1].sum()))
     fitted = columns @ coefficients
     residual = share @ (targets - fitted) ** 2
-    explained = share @ (fitted - share @ fitted) ** 2
-    r_squared = explained / np.maximum(explained + residual, 1e-300)
-    keep = r_squared > max(LEAST_EXPLAINED, 3.0 * columns.shape[1] / effective(share) / 2)
+    if few:
+        residual, variance = left_out, share @ (targets - share @ targets) ** 2
+        r_squared, least = 1.0 - left_out / np.maximum(variance, 1e-300), LEAST_EXPLAINED
+    else:
+        explained = share @ (fitted - share @ fitted) ** 2
+        r_squared = explained / np.maximum(explained + residual, 1e-300)
+        least = max(LEAST_EXPLAINED, 3.0 * columns.shape[1] / effective(share) / 2)
+    keep, dim = r_squared > least, theta.shape[1]
+    # The size of a parameter that is seen itself says little more, and the two are nearly functions of each other.
+    keep[dim:] &= r_squared[dim:] > r_squared[:dim]
     if not keep.any():
         return None
     return LearnedSummary(centre, scale, terms, coefficients[:, keep] / np.sqrt(np.maximum(residual[keep], 1e-12)))
+
+
+def _penalised(columns: Array, targets: Array, share: Array, ridge: float) -> tuple[Array, Array]:
+    """Coefficients of a ridge regression, and the mean squares of residuals of simulations left out."""
+    penalty = np.full(columns.shape[1], ridge)
+    penalty[0] = 1e-10
+    weighted = columns * share[:, None]
+    gram = weighted.T @ columns + np.diag(penalty)
+    coefficients = np.linalg.solve(gram, weighted.T @ targets)
+    leverage = np.einsum("ij,ji->i", weighted, np.linalg.solve(gram, columns.T))
+    left_out = (targets - columns @ coefficients) / np.maximum(1.0 - leverage, 0.05)[:, None]
+    return coefficients, share @ np.square(left_out)
 
 
 @dataclass(frozen=True, eq=False)

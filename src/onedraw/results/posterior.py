@@ -180,6 +180,16 @@ class Posterior:
             doubts.append(f"ESS of {', '.join(thin)} is below {ESS_LIMIT}: the numbers above are rough; run longer")
         return doubts
 
+    @property
+    def method(self) -> str:
+        """How the draws were made, in words: the algorithm, or for `od.infer` the estimate that it chose."""
+        return str(self.settings.get("estimate", self.settings.get("algorithm", "")))
+
+    @property
+    def alternatives(self) -> list[dict[str, Any]]:
+        """The estimates that `od.infer` tried, the chosen one first: how far each fell behind in mean log score."""
+        return list(self.settings.get("alternatives", ()))
+
     def summary(self, hdi_prob: float = 0.9) -> Summary:
         """Mean, sd, highest density interval, Monte Carlo error, ESS and R-hat of each parameter.
 
@@ -345,6 +355,8 @@ class Posterior:
         if self.kernel is None:
             tried = "chose its neighbourhood of the nearest simulations by trial"
             why = tried if self.settings.get("adjustment") else "used an estimator or kernel of its own"
+            if self.method == "learnt likelihood":
+                why = "has learnt the likelihood, which needs no tolerance"
             raise ValueError(f"at(eps) needs a run with a kernel: this one {why}")
         if self.distances is None:
             raise ValueError(
@@ -506,9 +518,10 @@ class Posterior:
 
     def __repr__(self) -> str:
         chains, draws = self.shape
+        rate = "" if math.isnan(self.acceptance_rate) else f", acceptance rate {self.acceptance_rate:.4g}"
         return (
             f"Posterior({self.settings.get('algorithm')}: {', '.join(self.names)}; {chains} x {draws} draws, "
-            f"{self.cost.simulations:,} simulations, acceptance rate {self.acceptance_rate:.4g}; {self.status.message})"
+            f"{self.cost.simulations:,} simulations{rate}; {self.status.message})"
         )
 
 

@@ -23,9 +23,9 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
+from onedraw.model.coordinates import Support
 from onedraw.model.prior import Prior
 from onedraw.proposals.mixture import local_roots
-from onedraw.results.coordinates import Support
 
 RIDGE, RIDGE_OF_FEW = 1e-3, 0.05
 """Penalty on coefficients of standardised summaries; the second is added if there are few draws per coefficient."""

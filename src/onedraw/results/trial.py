@@ -32,9 +32,9 @@ MOST_PRODUCTS = 70
 """Coefficients beyond which a regression on squares and products is not tried."""
 BROAD = 0.02
 """Share of a broad normal in a score, which bounds the damage of a single held-out simulation."""
-ROUNDS = ((16, 16), (48, 8), (192, 8))
+ROUNDS = ((12, 12), (48, 5), (160, 4))
 """Held-out simulations of the trial up to each round, and how many methods, the best so far, go on."""
-BRIEF_ROUNDS = ((8, 6), (32, 6))
+BRIEF_ROUNDS = ((8, 4), (24, 3))
 """The same while a run goes on."""
 FEWEST_HELD_OUT = 6
 """Held-out simulations below which nothing is tried."""
@@ -61,6 +61,10 @@ class TrialResult(NamedTuple):
     gain_se: float
     coverage: float
     """Share of the known parameters inside the chosen method's central 90 % intervals."""
+    held_out: Array
+    """(tried,) which they were."""
+    scores: Array
+    """(tried,) log scores of the chosen method."""
 
     def words(self) -> str:
         """The result in plain words."""
@@ -112,8 +116,11 @@ def choose_method(
         methods = [one for one in methods if one.terms != "none" or one.number == n - 2]
     if not methods or len(held_out) < FEWEST_HELD_OUT:
         count = min(n - 2, max(FEWEST, n // 5))
-        return TrialResult(Method(0, max(count, 1), "none"), 0, math.nan, math.nan, math.nan)
-    methods, scores, covered = _race(neighbourhoods, methods, held_out, ROUNDS if thorough else BRIEF_ROUNDS)
+        none = np.empty(0, dtype=np.int64)
+        return TrialResult(Method(0, max(count, 1), "none"), 0, math.nan, math.nan, math.nan, none, np.empty(0))
+    # Any first part of this order is spread over all of them.
+    order = held_out[np.argsort(np.modf(np.arange(len(held_out)) * GOLDEN)[0], kind="stable")]
+    methods, scores, covered = _race(neighbourhoods, methods, order, ROUNDS if thorough else BRIEF_ROUNDS)
     mean = scores.mean(axis=1)
     best = int(mean.argmax())
     chosen = min(
@@ -123,16 +130,23 @@ def choose_method(
     plain, adjusting = _best_of_each_kind(methods, mean)
     gain = np.full(2, np.nan) if plain is None or adjusting is None else scores[adjusting] - scores[plain]
     error = float(gain.std(ddof=1)) / math.sqrt(len(gain))
-    return TrialResult(methods[chosen], scores.shape[1], float(gain.mean()), error, float(covered[chosen].mean()))
+    number = scores.shape[1]
+    return TrialResult(
+        methods[chosen],
+        number,
+        float(gain.mean()),
+        error,
+        float(covered[chosen].mean()),
+        order[:number],
+        scores[chosen],
+    )
 
 
 def _race(
-    neighbourhoods: Sequence[Neighbourhood], methods: list[Method], held_out: Array, rounds: Sequence[tuple[int, int]]
+    neighbourhoods: Sequence[Neighbourhood], methods: list[Method], order: Array, rounds: Sequence[tuple[int, int]]
 ) -> tuple[list[Method], Array, Array]:
     """The methods that are left after all rounds, with their scores and coverage (methods, held out)."""
-    scale = _standardising(neighbourhoods[0], held_out)
-    # Any first part of this order is spread over all of them.
-    order = held_out[np.argsort(np.modf(np.arange(len(held_out)) * GOLDEN)[0], kind="stable")]
+    scale = standardising(neighbourhoods[0], order)
     scores, covered = np.empty((2, len(methods), 0))
     for upto, number in rounds:
         more = score_methods(neighbourhoods, methods, order[scores.shape[1] : upto], scale)
@@ -167,7 +181,7 @@ def _not_worse(difference: Array) -> bool:
     return bool(difference.mean() >= -0.5 * difference.std() / math.sqrt(len(difference)))
 
 
-def _standardising(near: Neighbourhood, held_out: Array) -> Array:
+def standardising(near: Neighbourhood, held_out: Array) -> Array:
     """A map (dim, dim) to coordinates in which the held-out parameters have unit covariance."""
     dim, known = near.theta.shape[1], near.jittered(near.theta[held_out], held_out)
     found = np.atleast_2d(np.cov(known, rowvar=False)) if len(held_out) > dim + 1 else np.eye(dim)

@@ -7,9 +7,10 @@ import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
+from onedraw.model.coordinates import Support
 from onedraw.model.prior import Prior
 from onedraw.proposals.mixture import Mixture, log_prior_constant, log_weights
-from onedraw.results.coordinates import Support
+from onedraw.results.learnt_likelihood import SimulatedPairs
 from onedraw.run.plan import Outcome
 
 DEFENSIVE = 10
@@ -53,6 +54,34 @@ class Bank(NamedTuple):
             return np.zeros(len(unbounded))
         others = [(number, mixture.log_density(unbounded)) for number, mixture in self.mixtures]
         return log_weights(self.log_prior(unbounded), self.of_prior, others)
+
+    def aimed(self, unbounded: Array) -> Array:
+        """The share of the proposals at these parameters that does not come from the prior; 1 if all do."""
+        if not self.mixtures:
+            return np.ones(len(unbounded))
+        made = self.of_prior + sum(number for number, _ in self.mixtures)
+        share: Array = 1.0 - self.of_prior / made * np.exp(self.log_weights(unbounded))
+        return np.clip(share, 0.0, 1.0)
+
+    def sample(self, rng: np.random.Generator, n: int) -> Array:
+        """n draws (n, dim) from the mixture of all proposals inside the prior, in unbounded coordinates."""
+        made = self.of_prior + sum(number for number, _ in self.mixtures)
+        numbers = [round(n * number / made) for number, _ in self.mixtures]
+        parts = [mixture.sample(rng, number) for number, (_, mixture) in zip(numbers, self.mixtures, strict=True)]
+        of_prior = max(n - sum(numbers), 1)
+        parts.append(self.support.unbounded(self.prior.sample(rng, of_prior)))
+        points = np.concatenate(parts)
+        return points[self.log_prior(points) > -np.inf]
+
+    def simulations(self) -> SimulatedPairs:
+        """As their assessment needs them."""
+        theta, rows = self.good()
+        failed = np.ascontiguousarray(self.theta[np.isnan(self.rows[:, 0])])
+        return SimulatedPairs(
+            self.support, self.support.unbounded(theta), rows, self.support.unbounded(failed),
+            np.asarray(self.prior.discrete), self.log_weights, self.log_prior, self.aimed, self.sample,
+            lambda rng, n: self.support.unbounded(self.prior.sample(rng, n)),
+        )  # fmt: skip
 
     def with_cost(self, cost: Cost) -> "Bank":
         """With what else was spent."""

@@ -16,12 +16,15 @@ from onedraw.estimators.tolerances import tolerance_with
 from onedraw.estimators.weights import effective
 from onedraw.proposals.mixture import Mixture, log_weights
 from onedraw.results.posterior import Simulations
+from onedraw.run.fitted_mixture import GivenProposal
 from onedraw.run.plan import Outcome
 from onedraw.run.result import Result, Stage, nothing
 from onedraw.run.specification import distance_setting
 
 FEWEST = 20
 """Fewest simulations from which a distance's scale is learned again."""
+UNSEEN = 0.1
+"""Share of the posterior that a given proposal may lack unnoticed without a note about it."""
 
 
 class ProposalBlock(NamedTuple):
@@ -66,6 +69,7 @@ class Design(NamedTuple):
     defensive: float
     keep: str
     seed: int
+    proposal: GivenProposal | None = None
 
     @property
     def least(self) -> float:
@@ -119,7 +123,8 @@ def first_draws(design: Design, estimator: AbcAverage, spent: int) -> WeightedDr
     draws, width = estimator.pseudo_samples, estimator.model.observed_row.size
     rows = np.empty((0, draws, width)) if estimator.keep_rows else None
     empty = np.empty((0, estimator.prior.dim), order="F"), np.empty(0), np.empty((0, draws))
-    return WeightedDraws(design, estimator, *empty, rows, spent)
+    constant = None if design.proposal is None else design.proposal.constant
+    return WeightedDraws(design, estimator, *empty, rows, spent, constant=constant)
 
 
 def log_weight(now: WeightedDraws, some: Array) -> Array:
@@ -199,11 +204,39 @@ def wanted(now: WeightedDraws) -> float:
     return min(ess, 0.9 * max(len(now.theta), 1))
 
 
+def settings_of(now: WeightedDraws) -> dict[str, Any]:
+    """What a run has chosen, whether it has draws or not."""
+    given = now.design.proposal
+    return {
+        "distance": distance_setting(now.estimator.model),
+        "proposal": None if given is None else given.source,
+    }
+
+
+def unseen_note(now: WeightedDraws, evidence: float) -> list[str]:
+    """How large a part of the posterior may be missing if the given proposal lacks it.
+
+    Proposals from the prior hit with probability `evidence`, and a share p of the hits lies in a part of share p. None
+    of n hits there has probability exp(-n p) at most, which is 5 % at n p = 3.
+    """
+    if now.design.proposal is None:
+        return []
+    share = 3.0 / max(now.of_prior * evidence, 1e-300)
+    if share < UNSEEN:
+        return []
+    what = "however large" if share >= 1 else f"with less than {100 * share:.0f} % of it"
+    return [
+        f"a part of the posterior that the given proposal lacks, {what}, may be missing here: the {now.of_prior:,} "
+        f"proposals from the prior give about {now.of_prior * evidence:.2g} draws; if there may be one, run without "
+        "proposal=, or raise budget or defensive"
+    ]
+
+
 def result_of(now: WeightedDraws, reason: str) -> Result:
     """The draws at the final tolerance, wherever a run is stopped."""
     design, model = now.design, now.estimator.model
     eps, some, weight = nearest(now, wanted(now))
-    settings: dict[str, Any] = {"distance": distance_setting(model)}
+    settings = settings_of(now)
     if now.scales:
         settings["scales"] = list(now.scales)
     notes = []
@@ -222,6 +255,7 @@ def result_of(now: WeightedDraws, reason: str) -> Result:
             f"eps = {design.target:g} left an effective number of draws below {wanted(now):.0f}: these are at eps = "
             f"{eps:.4g}; raise the budget"
         )
+    notes += unseen_note(now, float(weight.sum()) / now.proposals)
     some, weight = some[weight > 0], weight[weight > 0] / weight.sum()
     rate = float(np.exp(now.estimator.kernel.with_eps(eps).log_average(now.distances)).sum()) / now.proposals
     bank = None

@@ -2,7 +2,9 @@
 
 Round 0 draws from the prior. Each later round draws a defensive share from the prior and the rest from Student
 distributions around the nearest draws so far, each with the covariance of *its own* neighbours, so that a posterior
-in several pieces is followed piece by piece. With n_k proposals from component q_k, a proposal at theta has the weight
+in several pieces is followed piece by piece. If the Posterior of another run is given, round 0 draws in the same way,
+with Student distributions around its draws, and later rounds too, until those around the run's own draws are better.
+With n_k proposals from component q_k, a proposal at theta has the weight
 
     w(theta) = pi(theta) / sum_k (n_k / n) q_k(theta),      n = sum_k n_k,
 
@@ -22,17 +24,18 @@ from typing import Unpack
 import numpy as np
 
 from onedraw.arguments import checked_pseudo_samples, one_of, positive, share, whole_number
-from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.engines.threads import one_blas_thread
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.tolerances import kernel_asked
-from onedraw.estimators.weights import effective, systematic
+from onedraw.estimators.weights import effective
 from onedraw.estimators.with_rows import is_adaptive
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
-from onedraw.proposals.mixture import Mixture, local_mixture, log_prior_constant
+from onedraw.proposals.mixture import Mixture
 from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import cut
+from onedraw.run.fitted_mixture import MOST_NEAR, around, check_proposal, given_proposal, prior_constant, widened
 from onedraw.run.options import Options, RunOptions, check_model, check_pays, on_engine
 from onedraw.run.pilot import PLAIN_BLOCK, pilot
 from onedraw.run.plan import Gathered, Limits, Plan, Round
@@ -40,7 +43,7 @@ from onedraw.run.registry import sampler
 from onedraw.run.result import Result, Stage, nothing
 from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
-from onedraw.run.specification import distance_setting, specify
+from onedraw.run.specification import specify
 from onedraw.run.weighted_draws import (
     Design,
     ProposalBlock,
@@ -51,80 +54,37 @@ from onedraw.run.weighted_draws import (
     nearest,
     relearned,
     result_of,
+    settings_of,
     taken,
     wanted,
 )
 
-FREEDOM = 5
-"""Degrees of freedom of the Student distributions: tails that a normal posterior does not outrun."""
 DEFENSIVE = 0.1
 """Share of the proposals of every round that comes from the prior."""
-COMPONENTS = 16
-"""Most Student distributions in the proposal of a round."""
-NEIGHBOURS = 0.1
-"""Share of the near draws that are the neighbours of one of them."""
-WIDENINGS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-"""Factors by which the variances of the components may be widened."""
-VALIDATION = 1000
-"""Draws, about, by which the widening is chosen."""
 GROWTH = 1.5
 """Size of a round over that of the one before."""
 KEPT_NEAR, CLOSER = 0.1, 0.4
 """Effective number of near draws from which the next proposal is made, as a share of all draws so far: the smaller of
 KEPT_NEAR and CLOSER to the power of the dimension, since in many dimensions few draws are much nearer than others."""
-MOST_NEAR = 10_000.0
-"""The largest such number."""
 TOP_UP_ROUNDS = 30
 """Rounds after the last in which what was saved on proposals outside the prior is spent."""
 
 
-def around(theta: Array, weight: Array, discrete: Array, rng: np.random.Generator) -> tuple[Mixture, Array]:
-    """Student distributions around draws (n, dim) picked by weight, with the covariance of neighbours; and which."""
-    n, dim = theta.shape
-    number = int(min(COMPONENTS, max(1, effective(weight) // 2)))
-    centres = systematic(weight, number, rng.random())
-    count = int(min(n, max(3 * (dim + 1), math.ceil(NEIGHBOURS * n))))
-    return local_mixture(theta, weight, centres, count, discrete, FREEDOM, shrink=True), centres
-
-
-def widened(made: Mixture, theta: Array, weight: Array, log_prior: Array, centres: Array, defensive: float) -> Mixture:
-    """The mixture with its components widened as the draws say is best.
-
-    A weighted mean of f from proposals q has a variance proportional to the sum over the draws of weight² (f - mean)²
-    as that sum is under q, which is the integral of pi² E[K] (f - mean)² / q; draws that stand for pi E[K] estimate it
-    by the mean of pi (f - mean)² / q. What is least is wider than the posterior: most simulations miss, also where
-    the posterior is. Components' own centres are left out, where each of them is sure to be dense.
-    """
-    some = np.setdiff1d(np.arange(len(theta)), centres)
-    if some.size < 2:
-        return made.widened(WIDENINGS[len(WIDENINGS) // 2])
-    some = some[:: max(1, some.size // VALIDATION)]
-    theta, weight, log_prior = theta[some], weight[some], log_prior[some]
-    square = (theta - weight @ theta / weight.sum()) ** 2
-    variance = np.maximum(weight @ square / weight.sum(), 1e-300)
-    value = weight * (1.0 + (square / variance).mean(axis=1))
-
-    def cost(factor: float) -> float:
-        log_other = math.log1p(-defensive) + made.widened(factor).log_density(theta) - log_prior
-        return float((value / (defensive + np.exp(np.minimum(log_other, 700.0)))).sum())
-
-    return made.widened(min(WIDENINGS, key=cost))
-
-
 def next_mixture(now: WeightedDraws) -> tuple[WeightedDraws, Mixture | None]:
-    """The mixture of the next round, made from the nearest draws; None if there are too few."""
+    """The mixture of the next round, made from the nearest draws or the one given; None if there is neither."""
     (n, dim), design = now.theta.shape, now.design
+    given = () if design.proposal is None else (design.proposal.mixture,)
     target = min(max(min(min(KEPT_NEAR, CLOSER**dim) * n, MOST_NEAR), 10.0 * (dim + 1)), 0.5 * n)
     eps, some, weight = nearest(now, target)
     some, weight = some[weight > 0], weight[weight > 0]
     if some.size < dim + 2:
-        return now, None
+        return now, given[0] if given else None
     rng, prior = Rng(design.seed, Phase.IMPORTANCE, now.rounds).bulk(Purpose.HANDICAP), now.estimator.prior
     made, centres = around(now.theta[some], weight, np.asarray(prior.discrete), rng)
-    constant = log_prior_constant(prior, design.seed, made) if now.constant is None else now.constant
+    constant = prior_constant(prior, design.seed) if now.constant is None else now.constant
     log_prior = now.log_prior[some] - constant[0]
-    made = widened(made, now.theta[some], weight, log_prior, centres, design.defensive)
-    return now._replace(eps=eps, constant=constant), made
+    best = widened((*given, made), now.theta[some], weight, log_prior, centres, design.defensive)
+    return now._replace(eps=eps, constant=constant), best
 
 
 def proposed(now: WeightedDraws, count: int, mixture: Mixture | None) -> RoundProposals:
@@ -150,7 +110,8 @@ def round_of(now: WeightedDraws, new: RoundProposals) -> Round:
             proposals = int(ends[first + length - 1] - (ends[first - 1] if first else 0))
             yield ProposalBlock(len(now.theta) + first, length, theta, proposals)
 
-    note = "prior" if math.isinf(now.eps) else f"eps {now.eps:.3g}"
+    first = "prior" if now.design.proposal is None else "given proposal"
+    note = first if math.isinf(now.eps) else f"eps {now.eps:.3g}"
     shown = partial(result_of, now, "unfinished") if len(now.theta) else None
     return Round(Simulate(estimator, now.design.seed), items, note=lambda gathered: note, shown=shown)
 
@@ -194,7 +155,8 @@ def plan(estimator: AbcAverage, design: Design, limits: list[Limits]) -> Plan[Re
         now = first_draws(design, estimator.with_model(model), estimator.model.pilot)
         for _, budget in limits:
             assert budget is not None
-            sizes, mixture, reason = round_sizes((budget - now.spent) // each, model.prior.dim), None, "budget"
+            sizes, reason = round_sizes((budget - now.spent) // each, model.prior.dim), "budget"
+            mixture = None if design.proposal is None else design.proposal.mixture
             for number in range(len(sizes) + TOP_UP_ROUNDS):
                 left, top_up = (budget - now.spent) // each, number >= len(sizes)
                 if left < 1:
@@ -215,8 +177,8 @@ def plan(estimator: AbcAverage, design: Design, limits: list[Limits]) -> Plan[Re
         if new is not None and stopped.partial is not None and "distances" in stopped.partial.arrays:
             now = taken(now, new, stopped.partial)
     if len(now.theta) == 0:
-        settings = {"distance": distance_setting(now.estimator.model)}
-        return nothing(now.estimator.prior.dim, reason, settings=settings, eps=math.nan, model=now.estimator.model)
+        model = now.estimator.model
+        return nothing(model.prior.dim, reason, settings=settings_of(now), eps=math.nan, model=model)
     return result_of(now, reason)
 
 
@@ -229,6 +191,7 @@ def importance(
     ess: float | None = None,
     pseudo_samples: int = 1,
     defensive: float = DEFENSIVE,
+    proposal: Posterior | None = None,
     keep: str = "distances",
     **options: Unpack[RunOptions],
 ) -> Posterior:
@@ -266,6 +229,13 @@ def importance(
         M, the pseudo-samples at one theta. More than one pays for simulators whose set-up is expensive.
     defensive
         Share of every round that is proposed from the prior, between 0 and 1: no weight is above its inverse.
+    proposal
+        The Posterior of another run with the same parameters, typically of `od.infer`, whose estimate takes few
+        simulations. Student distributions are placed around its draws, and rounds propose from them, from the first on,
+        until those around the run's own draws are better. The weights are those of all proposals made, so the draws
+        follow the same pi_K as without it; if the Posterior is far off, the run needs more simulations. A part of the
+        posterior that it lacks altogether, such as a second mode, is found only by the share from the prior: a note
+        says how large a part that may have missed.
     keep
         "distances" (the default) or "all": `bank` of the Posterior then has theta, summaries, distances and weights of
         every simulation.
@@ -293,6 +263,12 @@ def importance(
         ess = positive("ess", ess, "the effective number of draws wanted")
     defensive = share("defensive", defensive, "the share from the prior")
     design = Design(kernel.eps, ess, defensive, one_of("keep", keep, ("distances", "all")), checked.seed)
+    made_of = None
+    if proposal is not None:
+        check_proposal(proposal, model.prior)
+        made_of = ({name: proposal.draws[name] for name in model.prior.names}, proposal.weights)
+        with one_blas_thread():
+            design = design._replace(proposal=given_proposal(proposal, model.prior, defensive, checked.seed))
     estimator = AbcAverage(
         model.limited(checked.timeout), kernel.with_eps(1.0), pseudo_samples, on_error=checked.on_error, early=False,
         keep_rows=keep == "all" or is_adaptive(model),
@@ -303,6 +279,6 @@ def importance(
         "budget": budget, "keep": keep, **checked.identity(estimator),
     }  # fmt: skip
     return Run(
-        "importance", arguments, lambda: specify("importance", estimator, arguments), checked,
+        "importance", arguments, lambda: specify("importance", estimator, arguments, proposal=made_of), checked,
         lambda limits: plan(estimator, design, limits), model.prior, kernel, threads=model.compiled,
     ).posterior()  # fmt: skip

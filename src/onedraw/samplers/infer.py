@@ -1,16 +1,17 @@
 """The most accurate posterior for a budget: stages that adapt to each other, and an estimate that is tried out.
 
 1. *Pilot*: simulations at draws from the prior, from which the scale of each summary is learnt.
-2. *Stages*: the simulations so far are assessed (`results.assessment`): which summary, how wide a region and which kind
-   of regression predict held-out simulations near the data best. The next stage draws from the prior, or from
-   normals around the nearest draws with local covariances, whichever promises more effective draws in that region. With
-   prior draws in the region R, a simulation from q counts as 1 / E_R[pi / q] simulations from the prior; this is
-   measured on draws that q was not made from. A simulation at theta has the weight
+2. *Stages*: the simulations so far are assessed (`results.assessment`): whether a learnt likelihood
+   (`results.learnt_likelihood`) or a regression predicts held-out simulations near the data best. The next stage draws
+   from normals around draws of the learnt likelihood. If regression is ahead, it draws from the prior, or from normals
+   around the nearest draws with local covariances, whichever promises more effective draws near the data: with prior
+   draws in the region R, a simulation from q counts as 1 / E_R[pi / q] simulations from the prior; this is measured on
+   draws that q was not made from. A simulation at theta has the weight
 
        w(theta) = pi(theta) / sum_k (n_k / n) q_k(theta),
 
    whichever q_k it came from, the prior among them, so that every simulation is used to the end.
-3. *Estimate*: a thorough assessment, and draws from the smoothed estimate. A part of the budget is spent on replicates
+3. *Estimate*: a thorough assessment, and draws of the best estimate. A part of the budget is spent on replicates
    at these draws, to check whether they look like the data.
 
 Reference: docs/choosing.md; Cornuet, Marin, Mira and Robert (2012) for the weights; Filippi et al. (2013) for local
@@ -31,19 +32,19 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.weights import systematic
 from onedraw.failures import NoAnswer
+from onedraw.model.coordinates import Support, support_of
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import CHUNK_VALUES
 from onedraw.proposals.mixture import Mixture, local_mixture
 from onedraw.results.assessment import Assessment, assess, own_distance
-from onedraw.results.coordinates import Support, support_of
 from onedraw.results.coverage import coverage_note, measure_coverage
-from onedraw.results.diagnostics import chosen_settings, notes, predictive_check, share_nearer, tolerance_path
+from onedraw.results.diagnostics import predictive_check
 from onedraw.results.learned_summary import Fitted
 from onedraw.results.posterior import Posterior
-from onedraw.results.regression import effective_draws, posterior_draws
 from onedraw.run.bank import DEFENSIVE, Bank
 from onedraw.run.blocks import Block, cut
+from onedraw.run.estimate import estimated
 from onedraw.run.options import Options, RunOptions, on_engine
 from onedraw.run.plan import Decision, Limits, Outcome, Plan, Round
 from onedraw.run.registry import sampler
@@ -56,6 +57,7 @@ PLAIN_BLOCK = 32
 """Simulations per block for simulators that are called once per pseudo-sample."""
 PILOT, PILOT_GROWTH = 200, 0.7
 """Pilot simulations at a budget of 1000, and the power of the budget with which they grow."""
+FEWEST_PILOT = 20
 GROWTH = 0.5
 """Simulations of a stage, as a share of all before it."""
 LAST = 0.35
@@ -65,12 +67,16 @@ SMALL_REST = 0.02
 COMPONENTS, TRIAL_COMPONENTS = 300, 200
 SCALES = (0.5, 1.0, 2.0, 4.0)
 """Covariances of the normals that are tried, in covariances of a draw's neighbours."""
+LEARNT_SCALE = 0.25
+"""The same for normals around draws of a learnt likelihood, which are many."""
 WORTHWHILE = 1.1
 """Gain over the prior from which a proposal is used."""
 CHECK_SHARE, CHECK_MOST = 50, 100
 """One simulation in this many, up to a limit, is a replicate at a posterior draw."""
 CHECK_FROM, CHECK_STAGE = 1000, 2**20
 """The budget from which a part is spent on the check, and the number that names its streams."""
+PARTICLES = 1000
+"""Draws of a learnt likelihood from which the next proposal is made."""
 INTERIM = 1000
 """Draws of the estimate that a file holds while a run goes on."""
 MOST_PROPOSALS = 20
@@ -90,6 +96,10 @@ class Inference(NamedTuple):
     def rng(self, stage: int, step: int = 0, purpose: int = Purpose.MOVE) -> np.random.Generator:
         """The stream of one decision after this many stages."""
         return Rng(self.seed, Phase.RESAMPLE, 1 + stage, step).bulk(purpose)
+
+    def estimated(self, bank: Bank, found: Assessment, draws: int, reason: str) -> Result:
+        """Draws of the best estimate."""
+        return estimated(self.model, bank, found, draws, self.rng(bank.stages, 2), reason)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +153,7 @@ def next_size(budget: int, done: int) -> int:
     """
     left = budget - done
     if done == 0:
-        size = max(PILOT, round(PILOT * (budget / 1000) ** PILOT_GROWTH))
-        return budget if budget < 1.25 * size else size
+        return min(budget, max(FEWEST_PILOT, round(PILOT * (budget / 1000) ** PILOT_GROWTH)))
     size = max(1, round(GROWTH * done))
     return left if left - size < LAST * (done + size) else size
 
@@ -168,13 +177,24 @@ def around(
     return local_mixture(theta, weights, centres, count, discrete, towards_all=towards_all).widened(scale)
 
 
+def near_posterior(run: Inference, bank: Bank, found: Assessment) -> tuple[Array, Array]:
+    """Weighted draws (n, dim) from which the next proposal is made."""
+    if found.likelihood is not None:
+        theta = found.likelihood.draws(bank.simulations(), PARTICLES, run.rng(bank.stages, 4))
+        return theta, np.ones(len(theta))
+    near, _ = found.chosen
+    return near.theta[found.draws.source], near.weights(found.draws.source)
+
+
 def next_proposal(run: Inference, bank: Bank, found: Assessment) -> Mixture | None:
     """Normals around the nearest draws if they promise more effective draws near the data than the prior, or None."""
-    near, _ = found.chosen
-    index = found.draws.source
-    if len(index) < 4 * (near.theta.shape[1] + 1):
+    theta, weights = near_posterior(run, bank, found)
+    discrete = np.asarray(run.model.prior.discrete)
+    index = np.arange(len(theta))
+    if found.likelihood is not None:
+        return around(theta, weights, LEARNT_SCALE, COMPONENTS, run.rng(bank.stages, 1), discrete)
+    if len(index) < 4 * (theta.shape[1] + 1):
         return None
-    theta, weights, discrete = near.theta[index], near.weights(index), ~near.continuous
     half = np.arange(max(30, len(index) // 2) if len(index) > 30 else len(index))
     # No proposal is made from the draws that validate it.
     validation = half[half % 2 == 1]
@@ -194,12 +214,11 @@ def next_proposal(run: Inference, bank: Bank, found: Assessment) -> Mixture | No
 
 def assessed(run: Inference, bank: Bank, thorough: bool) -> Assessment:
     """What all simulations so far say."""
-    theta, rows = bank.good()
-    own = own_distance(run.model)
-    if own is not None and not np.isfinite(own(rows, run.model.observed_row)).any():
-        raise NoAnswer(f"no simulation has a finite distance of {len(rows)}: check the distance, or raise budget")
-    unbounded, rng = bank.support.unbounded(theta), run.rng(bank.stages)
-    return assess(run.model, unbounded, rows, bank.log_weights, bank.ends[0], rng, thorough)
+    simulations, own = bank.simulations(), own_distance(run.model)
+    if own is not None and not np.isfinite(own(simulations.rows, run.model.observed_row)).any():
+        number = len(simulations.rows)
+        raise NoAnswer(f"no simulation has a finite distance of {number}: check the distance, or raise budget")
+    return assess(run.model, simulations, bank.ends[0], run.rng(bank.stages), thorough)
 
 
 def decide_stage(
@@ -210,37 +229,6 @@ def decide_stage(
     few = not bank.ends or bank.ends[-1] < 2 * run.model.prior.dim + 10
     mixture = None if few or limit - done < SMALL_REST * limit else next_proposal(run, bank, assessment())
     return {"size": size}, {} if mixture is None else {name: getattr(mixture, name) for name in MIXTURE}
-
-
-def estimated(run: Inference, bank: Bank, found: Assessment, draws: int, reason: str = "budget") -> Result:
-    """Draws of the estimate and everything there is to say of them."""
-    (near, observed), method, (_, rows) = found.chosen, found.method, bank.good()
-    rng = run.rng(bank.stages, 2)
-    theta, source, unadjusted = posterior_draws(rng, near, found.draws, method, draws, run.model.prior, bank.support)
-    effective, count, eps = (
-        effective_draws(near, observed, method, found.draws),
-        len(found.draws.source),
-        found.draws.eps,
-    )
-    path, nearer = (
-        tolerance_path(found.distances(rows), bank.ends, count),
-        share_nearer(run.model, rows[: bank.ends[0]]),
-    )
-    rate = count / len(rows)
-    return Result(
-        theta=theta[None],
-        distances=near.distances(observed)[source][None, :, None],
-        reason=reason,
-        made=f"{draws:,} draws, eps = {eps:.3g}, effective sample size {effective:.0f}",
-        rate=rate,
-        rate_se=rate * math.sqrt((1 - rate) / count),
-        settings={**chosen_settings(found, len(bank.mixtures), path), "stages": len(bank.ends)},
-        notes=tuple(notes(found, len(bank.mixtures), len(rows), effective, path, nearer, unadjusted)),
-        eps=eps,
-        effective=effective,
-        after=f" after {bank.cost.simulations:,} simulations",
-        model=run.model,
-    )
 
 
 def _as_given(outcome: Outcome, block: Block) -> Outcome:
@@ -267,7 +255,9 @@ def one_stage(run: Inference, bank: Bank, limit: int) -> Plan[tuple[Bank, str]]:
         ProposeAndSimulate(run, bank.stages, mixture),
         lambda gathered: cut(int(scalars["size"]), block_size(run.model), gathered.done),
         note=lambda gathered: f"stage {bank.stages + 1}",
-        shown=(lambda: estimated(run, bank, assessment(), INTERIM, "unfinished")) if bank.ends else None,
+        shown=(lambda: estimated(run.model, bank, assessment(), INTERIM, run.rng(bank.stages, 2), "unfinished"))
+        if bank.ends
+        else None,
     )
     try:
         return bank.with_stage((yield request), mixture, run.seed), ""
@@ -318,8 +308,8 @@ def fulfil(
         return bank, replicates, nothing(model.prior.dim, reason or "budget", model=model, notes=(note,))
     assessment = cache(lambda: assessed(run, bank, thorough=True))
     if reason:
-        return bank, replicates, estimated(run, bank, assessment(), draws, reason)
-    packed = yield Decision("estimate", lambda: estimated(run, bank, assessment(), draws).packed())
+        return bank, replicates, run.estimated(bank, assessment(), draws, reason)
+    packed = yield Decision("estimate", lambda: run.estimated(bank, assessment(), draws, "budget").packed())
     result = replace(Result.unpacked(*packed), model=model)
     number = min(check_size(budget), budget - bank.cost.simulations, draws)
     # More draws of the same estimate need no other check.

@@ -7,10 +7,10 @@ import numpy as np
 from onedraw.arguments import one_of, whole_number
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.failures import NoAnswer
+from onedraw.model.coordinates import support_of
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import JaxSimulator
-from onedraw.results.coordinates import support_of
 from onedraw.results.learned_summary import Fitted, LearnedSummary, learn, terms_for, with_learned
 from onedraw.run.blocks import cut
 from onedraw.run.options import Options, RunOptions, check_model, on_engine
@@ -78,7 +78,7 @@ def fit_summary(model: Model, *, budget: int, terms: str | None = None, **option
     >>> model = od.Model(od.Prior(mu=stats.norm(0, 2)), lambda rng, mu: rng.normal(mu, 1.0, size=20), np.zeros(20))
     >>> fitted = od.fit_summary(model, budget=500, seed=1)
     >>> fitted.model, fitted.cost.simulations
-    (Model(mu -> 2 summaries), 500)
+    (Model(mu -> 1 summary), 500)
     """
     checked = Options.checked(options)
     check_model(model)

@@ -1,0 +1,80 @@
+"""The draws of an assessment's best estimate, and everything there is to say of them."""
+
+import math
+
+import numpy as np
+
+from onedraw.model.model import Model
+from onedraw.results.assessment import Assessment
+from onedraw.results.diagnostics import (
+    chosen_settings,
+    learnt_notes,
+    learnt_settings,
+    notes,
+    share_nearer,
+    tolerance_path,
+)
+from onedraw.results.learnt_likelihood import LearntLikelihood, share_unseen
+from onedraw.results.regression import effective_draws, posterior_draws
+from onedraw.run.bank import Bank
+from onedraw.run.result import Result
+
+
+def estimated(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.random.Generator, reason: str) -> Result:
+    """Draws of the estimate and everything there is to say of them."""
+    if found.likelihood is not None:
+        return _learnt(model, bank, found, found.likelihood, draws, rng, reason)
+    (near, observed), method, (_, rows) = found.chosen, found.method, bank.good()
+    theta, source, unadjusted = posterior_draws(rng, near, found.draws, method, draws, model.prior, bank.support)
+    effective, count, eps = (
+        effective_draws(near, observed, method, found.draws),
+        len(found.draws.source),
+        found.draws.eps,
+    )
+    path, nearer = (
+        tolerance_path(found.distances(rows), bank.ends, count),
+        share_nearer(model, rows[: bank.ends[0]]),
+    )
+    rate = count / len(rows)
+    return Result(
+        theta=theta[None],
+        distances=near.distances(observed)[source][None, :, None],
+        reason=reason,
+        made=f"{draws:,} draws, eps = {eps:.3g}, effective sample size {effective:.0f}",
+        rate=rate,
+        rate_se=rate * math.sqrt((1 - rate) / count),
+        settings={**chosen_settings(found, len(bank.mixtures), path), "stages": len(bank.ends)},
+        notes=tuple(notes(found, len(bank.mixtures), len(rows), effective, path, nearer, unadjusted)),
+        eps=eps,
+        effective=effective,
+        after=f" after {bank.cost.simulations:,} simulations",
+        model=model,
+    )
+
+
+def _learnt(
+    model: Model,
+    bank: Bank,
+    found: Assessment,
+    learnt: LearntLikelihood,
+    draws: int,
+    rng: np.random.Generator,
+    reason: str,
+) -> Result:
+    """Draws of the posterior under a learnt likelihood and everything there is to say of them."""
+    simulations, names = bank.simulations(), model.prior.names
+    theta = learnt.draws(simulations, draws, rng)
+    effective = learnt.effective_draws(simulations.theta, theta)
+    nearer = share_nearer(model, simulations.rows[: bank.ends[0]])
+    unseen, number = share_unseen(simulations.theta, theta), len(simulations.rows)
+    return Result(
+        theta=np.asfortranarray(bank.support.bounded(theta))[None],
+        distances=None,
+        reason=reason,
+        made=f"{draws:,} draws of a learnt likelihood, effective sample size {effective:.0f}",
+        settings={**learnt_settings(found, learnt, names, len(bank.mixtures)), "stages": len(bank.ends)},
+        notes=tuple(learnt_notes(found, learnt, names, len(bank.mixtures), number, effective, nearer, unseen)),
+        effective=effective,
+        after=f" after {bank.cost.simulations:,} simulations",
+        model=model,
+    )

@@ -1,0 +1,181 @@
+"""A surrogate for the likelihood: the law of the summaries given the parameters, one summary after another.
+
+    p(s | theta) = prod_k p(s_k | s_<k, theta),
+
+each factor with a mean and a log scale that are linear in features of the parameters,
+
+    s_k = phi(theta) b_k + sum_{l<k} s_l (psi(theta) c_kl) + exp(chi(theta) g_k) e_k.
+
+With normal e_k the summaries are jointly normal given the parameters, with a mean and a covariance that depend on them.
+Means are fitted by penalised weighted least squares, log scales by Fisher scoring, in turn. The fit does not depend on
+the law of the parameters, so that simulations of all stages count without weights.
+
+Reference: Papamakarios, Sterratt and Murray (2019) for the sequential use of a learnt likelihood; Pourahmadi (1999) for
+the autoregressive form of a covariance.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+
+from onedraw.engines.arrays import Array
+from onedraw.surrogate.features import Sets
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+ITERATIONS, STEPS = 3, 3
+"""Fits of the mean, and steps of the log scale before each."""
+LARGEST_STEP = 1.0
+"""Of a log scale."""
+LARGEST_SQUARE = 10.0
+"""Squares of standardised residuals beyond this count as this: a scale that varies does not follow outliers."""
+LARGEST_LEVERAGE = 0.95
+LEAST_GAIN = 1e-3
+"""In mean log score: less is no reason to change anything."""
+ROOM = 4.0
+"""Range of log scales around their mean, in their standard deviations."""
+
+
+class Terms(NamedTuple):
+    """Which sets of features a factor has, by name (`Features.sets`), and the penalty on its coefficients."""
+
+    mean: str = "1"
+    earlier: str = "0"
+    """What multiplies the earlier summaries; "" leaves them out."""
+    scale: str = "0"
+    ridge: float = 1.0
+
+
+class Factor(NamedTuple):
+    """The law of one standardised summary given the parameters and the earlier ones."""
+
+    mean: Array
+    """(p,) coefficients of all features; zero for those that are not used."""
+    earlier: Array
+    """(k, p)"""
+    scale: Array
+    """(p,)"""
+    low: float
+    high: float
+    """Range of the log scale."""
+
+
+class Fit(NamedTuple):
+    """A factor, and what it says of each simulation if that is left out."""
+
+    factor: Factor
+    residuals: Array
+    """(n,) standardised."""
+    scores: Array
+    """(n,) log densities."""
+
+
+class MeanFit(NamedTuple):
+    """Coefficients of a mean, residuals, and how far each fitted value follows its own datum."""
+
+    coefficients: Array
+    residuals: Array
+    leverage: Array
+
+
+def design(columns: Array, rows: Array, k: int, terms: Terms, sets: Sets) -> Array:
+    """Columns (n, q) of the regression of summary k on features (n, p) and on the earlier summaries."""
+    own = columns[:, sets[terms.mean]]
+    if k == 0 or not terms.earlier:
+        return own
+    multiplied = columns[:, sets[terms.earlier]]
+    products = (rows[:, :k, None] * multiplied[:, None, :]).reshape(len(rows), -1)
+    return np.concatenate([own, products], axis=1)
+
+
+def fit_factor(columns: Array, rows: Array, weights: Array, k: int, terms: Terms, sets: Sets) -> Fit:
+    """The factor of summary k, from features (n, p) and standardised summaries (n, s) of simulations with weights."""
+    x, y, z = design(columns, rows, k, terms, sets), rows[:, k], columns[:, sets[terms.scale]]
+    information = cho_factor(2.0 * (z * weights[:, None]).T @ z + np.diag(_penalty(z.shape[1], terms.ridge)))
+    scale = np.zeros(z.shape[1])
+    fit = _fit_mean(x, y, weights, terms.ridge, leverage=z.shape[1] == 1)
+    scale[0] = _log_deviation(_squares(fit), weights)
+    log_scale = np.full(len(y), scale[0])
+    if z.shape[1] > 1:
+        for iteration in range(ITERATIONS):
+            scale = _fit_scale(z, _squares(fit), weights, scale, information, terms.ridge)
+            log_scale = _limited(z @ scale, weights)
+            fit = _fit_mean(x, y, weights * np.exp(-2.0 * log_scale), terms.ridge, iteration == ITERATIONS - 1)
+    else:
+        fit = _fit_mean(x, y, weights * math.exp(-2.0 * scale[0]), terms.ridge, leverage=True)
+    factor = _factor(terms, sets, columns.shape[1], k, fit.coefficients, scale, log_scale)
+    return _left_out(factor, fit, z, information, weights, log_scale)
+
+
+def better(scores: Array, others: Array, share: Array, errors: float) -> bool:
+    """Whether scores (n,) are above others on average, by weights that sum to 1 and by this many standard errors."""
+    counted = share > 0
+    gain, share = scores[counted] - others[counted], share[counted]
+    mean = float(share @ gain)
+    if not math.isfinite(mean):
+        return mean > 0
+    return mean > max(LEAST_GAIN, errors * math.sqrt(float(np.square(share) @ np.square(gain - mean))))
+
+
+def _penalty(size: int, ridge: float) -> Array:
+    found = np.full(size, ridge)
+    found[0] = 1e-8
+    return found
+
+
+def _fit_mean(x: Array, y: Array, weights: Array, ridge: float, leverage: bool) -> MeanFit:
+    root = np.linalg.cholesky((x * weights[:, None]).T @ x + np.diag(_penalty(x.shape[1], ridge)))
+    coefficients = cho_solve((root, True), x.T @ (weights * y))
+    if not leverage:
+        # The mean leverage is good enough on the way.
+        return MeanFit(coefficients, y - x @ coefficients, np.full(1, min(x.shape[1] / len(y), LARGEST_LEVERAGE)))
+    own = weights * np.square(solve_triangular(root, x.T, lower=True, check_finite=False)).sum(axis=0)
+    return MeanFit(coefficients, y - x @ coefficients, np.minimum(own, LARGEST_LEVERAGE))
+
+
+def _squares(fit: MeanFit) -> Array:
+    """Squared residuals whose mean is the variance, in spite of the coefficients that were fitted."""
+    found: Array = np.square(fit.residuals) / (1.0 - fit.leverage)
+    return found
+
+
+def _log_deviation(squares: Array, weights: Array) -> float:
+    return 0.5 * math.log(max(float(weights @ squares) / float(weights.sum()), 1e-20))
+
+
+def _fit_scale(z: Array, squares: Array, weights: Array, scale: Array, information: object, ridge: float) -> Array:
+    for _ in range(STEPS):
+        ratio = np.minimum(squares * np.exp(-2.0 * (z @ scale)), LARGEST_SQUARE)
+        gradient = z.T @ (weights * (ratio - 1.0)) - _penalty(len(scale), ridge) * scale
+        step = cho_solve(information, gradient)
+        scale = scale + step * min(1.0, LARGEST_STEP / (float(np.abs(z @ step).max()) + 1e-12))
+    return scale
+
+
+def _limited(log_scale: Array, weights: Array) -> Array:
+    mean = float(weights @ log_scale) / float(weights.sum())
+    room = ROOM * math.sqrt(float(weights @ np.square(log_scale - mean)) / float(weights.sum()))
+    return np.clip(log_scale, mean - room, mean + room)
+
+
+def _factor(terms: Terms, sets: Sets, p: int, k: int, coefficients: Array, scale: Array, log_scale: Array) -> Factor:
+    of_mean = sets[terms.mean]
+    mean, earlier, of_scale = np.zeros(p), np.zeros((k, p)), np.zeros(p)
+    mean[of_mean] = coefficients[: len(of_mean)]
+    if k and terms.earlier:
+        earlier[:, sets[terms.earlier]] = coefficients[len(of_mean) :].reshape(k, -1)
+    of_scale[sets[terms.scale]] = scale
+    return Factor(mean, earlier, of_scale, float(log_scale.min()), float(log_scale.max()))
+
+
+def _left_out(factor: Factor, fit: MeanFit, z: Array, information: object, weights: Array, log_scale: Array) -> Fit:
+    """What the fit without a simulation says of it: exact for the mean, to first order for the log scale."""
+    # A constant scale is the mean of all squares, as they are.
+    most = LARGEST_SQUARE if z.shape[1] > 1 else np.inf
+    ratio = np.minimum(_squares(fit) * np.exp(-2.0 * log_scale), most)
+    # The information has each simulation twice its weight.
+    own = np.minimum(2.0 * weights * np.einsum("ij,ji->i", z, cho_solve(information, z.T)), LARGEST_LEVERAGE)
+    without = log_scale - 0.5 * own * (ratio - 1.0) / (1.0 - own)
+    residuals = fit.residuals / (1.0 - fit.leverage) * np.exp(-without)
+    return Fit(factor, residuals, -0.5 * np.square(residuals) - without - HALF_LOG_2PI)

@@ -1,0 +1,74 @@
+"""The whole surrogate likelihood: how it is fitted to simulations, and its value at parameters for given summaries."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from onedraw.engines.arrays import Array
+from onedraw.surrogate.choice import Form
+from onedraw.surrogate.likelihood import Factor, fit_factor
+from onedraw.surrogate.success import Success
+
+MOST_FITTED = 20_000
+"""Simulations, the latest, that coefficients are fitted to."""
+
+
+class Coefficients(NamedTuple):
+    """A surrogate for one row of summaries, as a function of the features of parameters."""
+
+    row: Array
+    mean: Array
+    """(p, k)"""
+    scale: Array
+    """(p, k)"""
+    low: Array
+    high: Array
+
+
+class Surrogate(NamedTuple):
+    """The law of the summaries given the parameters, and the probability that a simulation succeeds."""
+
+    form: Form
+    factors: tuple[Factor, ...]
+    success: Success | None
+    power: float = 1.0
+    """Of the likelihood: below 1 if the surrogate is too sure."""
+
+    def columns(self, unbounded: Array) -> Array:
+        """Features (n, p) of parameters in unbounded coordinates (n, dim)."""
+        return self.form.features(self.form.coordinates(unbounded))
+
+    def at(self, rows: Array, places: Array | None = None) -> list[Coefficients]:
+        """For each of some rows of summaries (m, s)."""
+        scale = np.array([factor.scale for factor in self.factors]).T
+        low, high = np.array([(factor.low, factor.high) for factor in self.factors]).T
+        return [
+            Coefficients(row, np.array([f.mean + row[:k] @ f.earlier for k, f in enumerate(self.factors)]).T, scale,
+                         low, high)
+            for row in self.form.transform(rows, places)
+        ]  # fmt: skip
+
+    def log_likelihood(self, columns: Array, given: Coefficients) -> Array:
+        """Log density of a row, in transformed summaries, at features (n, p)."""
+        log_scale = np.clip(columns @ given.scale, given.low, given.high)
+        residuals = (given.row - columns @ given.mean) * np.exp(-log_scale)
+        found = self.form.law.log_density(residuals) - log_scale.sum(axis=1)
+        if self.success is not None:
+            found = found + self.success.log_probability(columns)
+        return self.power * found
+
+
+def fit_surrogate(
+    form: Form, unbounded: Array, rows: Array, places: Array, weights: Array, success: Success | None
+) -> Surrogate:
+    """The surrogate of a form, fitted to simulations at parameters (n, dim) with summaries (n, s) and weights.
+
+    Any weights that depend on the parameters alone are right: they say where the fit should be best.
+    """
+    latest = slice(max(0, len(rows) - MOST_FITTED), None)
+    columns, sets = form.features(form.coordinates(unbounded[latest])), form.features.sets()
+    transformed = form.transform(rows[latest], places[latest])
+    factors = [
+        fit_factor(columns, transformed, weights[latest], k, terms, sets).factor for k, terms in enumerate(form.terms)
+    ]
+    return Surrogate(form, tuple(factors), success)

@@ -1,0 +1,82 @@
+"""Draws from a posterior whose density is known: sequential Monte Carlo from the prior, by powers of the likelihood.
+
+Reference: Del Moral, Doucet and Jasra (2006); ter Braak (2006) for moves along differences of particles.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from onedraw.engines.arrays import Array
+from onedraw.estimators.weights import effective, systematic
+
+KEEP = 0.5
+"""Effective share of the particles that one step of the power leaves."""
+MOVES, LAST_MOVES = 6, 24
+MOST_STEPS = 60
+
+LogDensity = Callable[[Array], Array]
+
+
+def next_power(log_likelihood: Array, power: float) -> float:
+    """The power at which half of the particles, by weight, are left.
+
+    >>> next_power(np.zeros(10), 0.3)
+    1.0
+    """
+
+    def left(more: float) -> float:
+        weights = np.exp(more * (log_likelihood - log_likelihood.max()))
+        return effective(weights) / len(weights)
+
+    if left(1.0 - power) >= KEEP:
+        return 1.0
+    low, high = 0.0, 1.0 - power
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if left(middle) >= KEEP else (low, middle)
+    return power + max(low, 1e-9)
+
+
+def tempered_draws(
+    start: Array, log_prior: LogDensity, log_likelihood: LogDensity, discrete: Array, rng: np.random.Generator
+) -> Array:
+    """As many draws (n, dim) as there are particles to start with, which are draws from the prior."""
+    points = start.copy()
+    prior, likelihood, power = log_prior(points), log_likelihood(points), 0.0
+    for step in range(MOST_STEPS):
+        new = 1.0 if step == MOST_STEPS - 1 else next_power(likelihood, power)
+        weights = np.exp((new - power) * (likelihood - likelihood.max()))
+        pick = systematic(weights, len(points), rng.random())
+        points, prior, likelihood, power = points[pick], prior[pick], likelihood[pick], new
+        for move in range(LAST_MOVES if power == 1.0 else MOVES):
+            proposed = proposals(points, move, discrete, rng)
+            log_p = log_prior(proposed)
+            inside = np.flatnonzero(log_p > -np.inf)
+            log_l = np.full(len(points), -np.inf)
+            log_l[inside] = log_likelihood(proposed[inside])
+            with np.errstate(invalid="ignore"):
+                accept = np.log(rng.random(len(points))) < log_p - prior + power * (log_l - likelihood)
+            points[accept], prior[accept], likelihood[accept] = proposed[accept], log_p[accept], log_l[accept]
+        if power == 1.0:
+            break
+    return points
+
+
+def proposals(points: Array, move: int, discrete: Array, rng: np.random.Generator) -> Array:
+    """Points moved along differences of others, or by a normal step with the covariance of all; symmetric."""
+    n, dim = points.shape
+    scale = 2.38 / math.sqrt(dim)
+    if move % 3 == 2:
+        spread = np.atleast_2d(np.cov(points, rowvar=False))
+        root = np.linalg.cholesky(spread + 1e-10 * np.diag(np.diag(spread)) + 1e-300 * np.eye(dim))
+        step = 0.5 * scale * rng.standard_normal((n, dim)) @ root.T
+    else:
+        factor = np.where(rng.random(n) < 0.5, scale / math.sqrt(2.0), 0.25 * scale)
+        first, second = rng.integers(0, n, n), rng.integers(0, n, n)
+        step = factor[:, None] * (points[first] - points[second])
+        step += 1e-6 * rng.standard_normal((n, dim)) * points.std(axis=0)
+    # Rounded up or down at random, in proportion: short steps move whole numbers too.
+    step[:, discrete] = np.floor(step[:, discrete] + rng.random((n, int(discrete.sum()))))
+    return points + step
