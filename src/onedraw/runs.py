@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from onedraw.arguments import shown, whole_number
+from onedraw.arguments import shown, true_or_false, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.numba import Compiled
@@ -169,7 +169,7 @@ def resume(
     ((1, 80), True)
     >>> folder.cleanup()
     """
-    if force:
+    if true_or_false("force", force):
         _mend(path)
     with Store(path) as store:
         written = _specification(store)

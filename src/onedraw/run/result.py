@@ -77,12 +77,13 @@ class Result:
     @staticmethod
     def unpacked(scalars: Mapping[str, Any], arrays: Mapping[str, Array]) -> "Result":
         """As it was packed."""
-        known = {name: arrays[name].copy(order="K") if name in arrays else None for name in ARRAYS[:-1]}
+        known = {name: arrays[name].copy(order="K") if name in arrays else None for name in ARRAYS[1:-1]}
+        theta = arrays["theta"].copy(order="K")
         path = tuple(Stage(a, b, int(c), int(d), e) for a, b, c, d, e in arrays["path"].tolist())
         numbers = {name: None if scalars[name] == "None" else float(scalars[name]) for name in NUMBERS}
         eps = None if scalars["eps"] is None else float(scalars["eps"])
         plain = {name: scalars[name] for name in ("reason", "made", "settings", "independent", "after")}
-        return Result(**known, **plain, **numbers, eps=eps, path=path, notes=tuple(scalars["notes"]))  # type: ignore[arg-type]
+        return Result(theta=theta, **known, **plain, **numbers, eps=eps, path=path, notes=tuple(scalars["notes"]))  # type: ignore[arg-type]
 
 
 def nothing(dim: int, reason: str, **more: Any) -> Result:

@@ -556,7 +556,8 @@ def tolerance_for(
         raise ValueError(f"budget = {budget} leaves nothing after the {model.pilot} pilot simulations: raise it")
     if budget is not None and budget < smallest:
         raise ValueError(
-            f"budget = {budget} is too small for a search with M = {pseudo_samples}: give at least {smallest}"
+            f"budget = {budget} is too small for a search with pseudo_samples = {pseudo_samples}: give at least "
+            f"{smallest}"
         )
     fewest = chains or (FEW_CHAINS if small else CHAINS[model.batched][0])
     if chains is None and isinstance(model.simulate, JaxSimulator):
