@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 
-from onedraw.engines.arrays import Array
 from onedraw.model.model import Model
 from onedraw.results.assessment import Assessment
 from onedraw.results.diagnostics import (
@@ -15,13 +14,10 @@ from onedraw.results.diagnostics import (
     share_nearer,
     tolerance_path,
 )
-from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs, share_unseen
+from onedraw.results.learnt_likelihood import LearntLikelihood, share_unseen
 from onedraw.results.regression import effective_draws, posterior_draws
 from onedraw.run.bank import Bank
 from onedraw.run.result import Result
-
-LEAST_AIMED = 0.02
-"""Share of the proposals at a draw that must have been aimed at the posterior."""
 
 
 def estimated(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.random.Generator, reason: str) -> Result:
@@ -67,10 +63,10 @@ def _learnt(
 ) -> Result:
     """Draws of the posterior under a learnt likelihood and everything there is to say of them."""
     simulations, names = bank.simulations(), model.prior.names
-    theta, unlooked = looked_at(simulations, learnt.draws(simulations, draws, rng), rng)
+    theta = learnt.draws(simulations, draws, rng)
     effective = learnt.effective_draws(simulations.theta, theta)
     nearer = share_nearer(model, simulations.rows[: bank.ends[0]])
-    unseen, number = max(unlooked, share_unseen(simulations.theta, theta)), len(simulations.rows)
+    unseen, number = share_unseen(simulations.theta, theta), len(simulations.rows)
     return Result(
         theta=np.asfortranarray(bank.support.bounded(theta))[None],
         distances=None,
@@ -82,17 +78,3 @@ def _learnt(
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,
     )
-
-
-def looked_at(simulations: SimulatedPairs, theta: Array, rng: np.random.Generator) -> tuple[Array, float]:
-    """Draws (n, dim) without those at which no stage has aimed, and the share of these.
-
-    Far from all stages a learnt likelihood extrapolates, and the last one finds modes that no simulation has confirmed.
-    Others take their places, unless they are fewer.
-    """
-    far = np.flatnonzero(simulations.aimed(theta) < LEAST_AIMED)
-    if len(far) == 0 or 2 * len(far) > len(theta):
-        return theta, len(far) / len(theta)
-    kept = theta.copy()
-    kept[far] = theta[rng.choice(np.setdiff1d(np.arange(len(theta)), far), len(far))]
-    return kept, len(far) / len(theta)
