@@ -70,7 +70,7 @@ def regression_curve(theta, s, terms):
 def learnt_quantiles(found, levels):
     """Quantiles of s at each theta of GRID, by the learnt likelihood."""
     surrogate, s = found.learnt.surrogate, np.linspace(-4.0, 14.0, 721)
-    columns = surrogate.columns(support_of(model.prior).unbounded(np.clip(GRID, 1e-3, 10 - 1e-3)[:, None]))
+    columns = surrogate.form.columns(support_of(model.prior).unbounded(np.clip(GRID, 1e-3, 10 - 1e-3)[:, None]))
     there = surrogate.form.transform(s[:, None])[:, 0]
     log_density = np.array([surrogate.log_likelihood(columns, given) for given in surrogate.at(s[:, None])])
     mass = np.exp(log_density) * np.gradient(there)[:, None]

@@ -7,8 +7,13 @@ from scipy import stats
 import onedraw as od
 from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
-from onedraw.results.learnt_likelihood import share_unseen
+from onedraw.results.assessment import Assessment
+from onedraw.results.learned_summary import _penalised
+from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs, _placed, _scores, share_unseen
+from onedraw.results.regression import AdjustedDraws, Method
+from onedraw.results.trial import BROAD, TrialResult, log_density, log_with_broad
 from onedraw.run.bank import Bank
+from onedraw.surrogate.validation import FreeDraws, HeldOut, choose_power
 
 NORMAL = od.Prior(theta=stats.norm(0, 1))
 
@@ -122,9 +127,10 @@ def test_which_proposals_are_aimed():
     """With 300 from N(0, 1) and 100 from N(2, 1/4), the share of the second at theta is that of their densities."""
     points = np.array([[-3.0], [0.0], [1.0], [2.0], [3.0]])
     first, second = 300 * stats.norm.pdf(points[:, 0]), 100 * stats.norm.pdf(points[:, 0], 2.0, 0.5)
-    assert np.allclose(bank_with(300, 100).aimed(points), second / (first + second))
-    empty = bank_with(300, 100)._replace(mixtures=())
-    assert np.all(empty.aimed(points) == 1.0)
+    for bank, share in ((bank_with(300, 100), second / (first + second)), (bank_with(300, 0), 1.0)):
+        bank = bank if bank.mixtures[0][0] else bank._replace(mixtures=())
+        simulations = bank.simulations()
+        assert np.allclose(simulations.aimed(simulations.log_weights(points)), share)
 
 
 def test_draws_of_all_proposals():
@@ -140,3 +146,133 @@ def test_posterior_mass_without_simulations_is_seen():
     assert share_unseen(theta, draws) < 0.01
     draws[:100] += 20.0
     assert share_unseen(theta, draws) == pytest.approx(0.2, abs=0.02)
+
+
+class TestPlaces:
+    """Where known parameters lie in their posteriors."""
+
+    points = np.array([[0.0, 1.0], [1.0, 2.0], [2.0, 2.0], [4.0, 3.0]])
+    weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]])
+
+    def test_ranks_are_masses_below_and_half_of_what_is_equal_for_whole_numbers(self):
+        known = np.array([[1.5, 2.0], [9.0, 1.0]])
+        ranks, _ = _placed(self.weights, self.points, known, np.array([False, True]))
+        assert np.allclose(ranks, [[0.1 + 0.2, 0.1 + 0.5 * (0.2 + 0.3)], [1.0, 0.5 * 0.25]])
+
+    def test_distances_are_in_posterior_deviations(self):
+        known = np.array([[1.5, 2.0], [9.0, 1.0]])
+        _, away = _placed(self.weights, self.points, known, np.array([False, False]))
+        for k, share in enumerate(self.weights):
+            mean = np.average(self.points, axis=0, weights=share)
+            deviation = np.sqrt(np.average((self.points - mean) ** 2, axis=0, weights=share))
+            assert np.allclose(away[k], (known[k] - mean) / deviation)
+
+    def test_coverage_counts_ranks_inside_central_intervals(self):
+        ranks = np.array([[0.03, 0.5], [0.2, 0.96], [0.9, 0.04], [0.97, 0.1]])
+        learnt = LearntLikelihood(None, None, None, False, None, ranks, ranks)
+        assert learnt.coverage(0.9).tolist() == [0.5, 0.5]
+        assert learnt.coverage(0.5).tolist() == [0.0, 0.25]
+        assert np.isnan(learnt._replace(ranks=np.empty((0, 2))).coverage(0.9)).all()
+
+
+class TestScores:
+    """Both families are scored by the density of known parameters, up to the same constant."""
+
+    def exact(self, n, seed):
+        """The posterior of a correlated normal, N(m, S), at known parameters, as free draws and as its own draws."""
+        rng = np.random.default_rng(seed)
+        root, mean = np.array([[0.6, 0.0], [0.3, 0.4]]), np.array([0.5, -0.2])
+        prior, posterior = stats.multivariate_normal(np.zeros(2), 4.0), stats.multivariate_normal(mean, root @ root.T)
+        points, known = 2.0 * rng.standard_normal((n, 2)), mean + 0.5 * rng.standard_normal((6, 2))
+
+        def log_likelihood(theta):
+            return posterior.logpdf(theta) - prior.logpdf(theta)
+
+        held = HeldOut(log_likelihood(known), np.tile(log_likelihood(points), (6, 1)))
+        own = mean + rng.standard_normal((n, 2)) @ root.T
+        return known, held, FreeDraws(points, np.zeros(n), np.zeros(n)), prior, own
+
+    def test_the_score_of_a_surrogate_is_the_log_density_in_the_coordinates_of_the_trial(self):
+        known, held, free, prior, own = self.exact(40_000, 1)
+        scale = np.array([[1.7, 0.4], [0.0, 2.0]])
+        support, names = support_of(od.Prior(a=stats.norm(0, 2), b=stats.norm(0, 2))), [False, False]
+        simulations = SimulatedPairs(support, known, known, known[:0], names, None, prior.logpdf, 1.0, None, None)
+        found = _scores(held, known, simulations, free, scale, 1.0)
+        share = np.full(len(own), 1.0 / len(own))
+        kernel = [log_density(own @ scale, share, point @ scale, local=False) for point in known]
+        # A smoothed density is a little too low at the centre and too high in the tails; its constant is the same.
+        assert np.mean(found - kernel) == pytest.approx(0.0, abs=0.06)
+        assert np.allclose(found, kernel, atol=0.2)
+
+    def test_the_broad_normal_bounds_a_score(self):
+        points, share = np.array([[-1.0], [1.0]]), np.full(2, 0.5)
+        found = log_with_broad(-np.inf, points, share, np.array([2.0]))
+        assert found == pytest.approx(np.log(BROAD) - 0.5 * (2.0 / 2.0) ** 2 - np.log(2.0), abs=1e-8)
+
+
+class TestPower:
+    def held(self, narrower, seed=1):
+        """Normal posteriors whose stated deviations are too small by a factor, at parameters drawn from right ones."""
+        rng = np.random.default_rng(seed)
+        points = np.linspace(-6.0, 6.0, 1201)
+        known, means = np.empty(200), rng.standard_normal(200)
+        known[:] = means + 0.3 * rng.standard_normal(200)
+        deviation = 0.3 * narrower
+
+        def log_likelihood(theta, mean):
+            return -0.5 * np.square((theta - mean) / deviation) - np.log(deviation)
+
+        at_draws = np.array([log_likelihood(points, mean) for mean in means])
+        return HeldOut(log_likelihood(known, means), at_draws), np.zeros(len(points))
+
+    def test_a_surrogate_that_is_right_keeps_its_weight(self):
+        assert choose_power(*self.held(1.0)) == 1.0
+
+    def test_a_surrogate_that_is_too_sure_is_raised_to_a_power(self):
+        """A power that gains less than a standard error is not taken: too small a one is biased."""
+        assert choose_power(*self.held(0.4)) == 0.5
+        assert choose_power(*self.held(0.6)) < 1.0
+
+    def test_one_that_is_too_wide_is_left_alone(self):
+        assert choose_power(*self.held(1.5)) == 1.0
+
+
+class TestChoice:
+    """Regression is used only if it is clearly ahead, and leans on enough draws."""
+
+    def assessment(self, gain, spread, draws):
+        scores = np.array([1.0, -1.0] * 50)
+        trial = TrialResult(Method(0, 10, "linear"), 100, 0.0, 0.0, 0.9, np.arange(100), 0.0 * scores)
+        learnt = LearntLikelihood("surrogate", None, None, False, gain + spread * scores, scores, scores)
+        adjusted = AdjustedDraws(np.zeros((draws, 1)), np.ones(draws), np.arange(draws), 1.0)
+        return Assessment((), (), (), trial, adjusted, np.arange(0), np.arange(0), None, learnt)
+
+    @pytest.mark.parametrize(
+        ("gain", "spread", "draws", "surrogate"),
+        [
+            (0.3, 1.0, 500, True),
+            # The error is .1005: two of them and .05 are .251.
+            (-0.24, 1.0, 500, True),
+            (-0.26, 1.0, 500, False),
+            (-0.26, 1.0, 49, True),
+            (-0.06, 0.01, 500, False),
+            (-0.04, 0.01, 500, True),
+        ],
+    )
+    def test_which_family(self, gain, spread, draws, surrogate):
+        assert (self.assessment(gain, spread, draws).likelihood is not None) == surrogate
+
+
+def test_the_error_of_a_learnt_summary_is_that_of_simulations_left_out():
+    """The formula for ridge regression against a fit without each simulation."""
+    rng = np.random.default_rng(3)
+    columns = np.column_stack([np.ones(40), rng.normal(size=(40, 5))])
+    targets, share = rng.normal(size=(40, 2)) + columns[:, 1:3], rng.uniform(0.5, 1.5, 40)
+    share /= share.sum()
+    _, found = _penalised(columns, targets, share, 0.1)
+    residuals = np.empty((40, 2))
+    for i in range(40):
+        rest = np.where(np.arange(40) == i, 0.0, share)
+        gram = (columns * rest[:, None]).T @ columns + np.diag([1e-10] + [0.1] * 5)
+        residuals[i] = targets[i] - columns[i] @ np.linalg.solve(gram, columns.T @ (rest[:, None] * targets))
+    assert np.allclose(found, share @ np.square(residuals))

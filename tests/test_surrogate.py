@@ -30,7 +30,8 @@ from onedraw.surrogate.residuals import (
 from onedraw.surrogate.success import RIDGE, fit_success
 from onedraw.surrogate.surrogate import fit_surrogate
 from onedraw.surrogate.tempering import KEEP, next_power, proposals, tempered_draws
-from onedraw.surrogate.transforms import LEAST_VARIED, Transform, Warp, choose_transform, places_in_cells
+from onedraw.surrogate.training import Training, training_of
+from onedraw.surrogate.transforms import LEAST_VARIED, Transform, Warp, choose_transform
 from onedraw.surrogate.validation import FreeDraws, HeldOut, folds, held_out_likelihoods, jackknife_error
 
 TINY = 1e-10
@@ -299,6 +300,11 @@ def free_support(dim):
     return Support(np.full(dim, -np.inf), np.full(dim, np.inf))
 
 
+def training(theta, rows):
+    """Simulations that count alike, whole numbers in the middle of their cells."""
+    return Training(theta, rows, np.zeros(rows.shape), np.ones(len(rows)))
+
+
 def plain_recipe(unbounded, rows, terms, law=None, most=6):
     """Features of the parameters as they are, and summaries that are only standardised."""
     dim, width = unbounded.shape[1], rows.shape[1]
@@ -324,7 +330,7 @@ class LinearNormal:
     def surrogate(self, n, seed):
         theta, rows = self.simulate(n, seed)
         form = plain_recipe(theta, rows, Terms("1", "0", "0", TINY))
-        return fit_surrogate(form, theta, rows, np.zeros(rows.shape), np.ones(len(rows)), None)
+        return fit_surrogate(form, training(theta, rows), None)
 
     def log_likelihood(self, theta, rows):
         return stats.multivariate_normal(np.zeros(3), self.root @ self.root.T).logpdf(rows - theta @ self.slope.T)
@@ -332,7 +338,7 @@ class LinearNormal:
 
 def each_at_its_own(surrogate, theta, rows):
     """Log densities of rows (n, s), each at its own parameters, in summaries that are not standardised."""
-    columns = surrogate.columns(theta)
+    columns = surrogate.form.columns(theta)
     found = [surrogate.log_likelihood(columns[i : i + 1], given)[0] for i, given in enumerate(surrogate.at(rows))]
     return np.array(found) - np.log(surrogate.form.transform.spread).sum()
 
@@ -358,8 +364,8 @@ class TestSurrogate:
         rows[:, 2] += rows[:, 0] * theta[:, 1]
         law = ResidualLaw("skewed", (Normal(1), Skewed(0, 0.1, -0.1, 0.2, 0.1), Normal(2)))
         form = plain_recipe(theta, rows, Terms("2", "1", "1"), law)
-        surrogate = fit_surrogate(form, theta, rows, np.zeros(rows.shape), np.ones(len(rows)), None)._replace(power=0.7)
-        columns = surrogate.columns(3 * rng.normal(size=(50, 2)))
+        surrogate = fit_surrogate(form, training(theta, rows), None)._replace(power=0.7)
+        columns = surrogate.form.columns(3 * rng.normal(size=(50, 2)))
         first = surrogate.factors[0]
         assert 0 < np.mean((columns @ first.scale < first.low) | (columns @ first.scale > first.high)) < 1
         given = (rows[7] - form.transform.centre) / form.transform.spread
@@ -376,7 +382,7 @@ class TestSurrogate:
     def test_factors_are_those_of_its_regressions(self):
         theta, rows = LinearNormal().simulate(300, 4)
         form = plain_recipe(theta, rows, Terms("1", "0", "0", TINY))
-        factors = fit_surrogate(form, theta, rows, np.zeros(rows.shape), np.ones(len(rows)), None).factors
+        factors = fit_surrogate(form, training(theta, rows), None).factors
         z, x = form.transform(rows), np.column_stack([np.ones(300), theta])
         for k, factor in enumerate(factors):
             both = np.column_stack([x, z[:, :k]])
@@ -389,7 +395,7 @@ class TestSurrogate:
         model = LinearNormal()
         surrogate = model.surrogate(300, 5)
         theta, rows = model.simulate(50, 6)
-        columns, given = surrogate.columns(theta), surrogate.at(rows[:1])[0]
+        columns, given = surrogate.form.columns(theta), surrogate.at(rows[:1])[0]
         success = fit_success(columns[:, :3], theta[:, 0] > 0)
         more = surrogate._replace(success=success).log_likelihood(columns, given)
         odds = columns[:, :3] @ success.coefficients
@@ -408,12 +414,11 @@ class TestSurrogate:
             return np.exp(np.column_stack([0.4 * theta[:, 0], -0.3 * theta[:, 1]]))
 
         rows = mean(theta) + deviation(theta) * rng.normal(size=(1500, 2))
-        places = np.zeros(rows.shape)
-        form = choose_form(free_support(2), theta, rows, places, rows[0], np.ones(1500), True)
+        form = choose_form(free_support(2), training(theta, rows), rows[0], True)
         assert {warp.kind for warp in form.transform.warps} == {"plain"}
         assert form.terms[0].mean != "1"
         assert all(terms.scale != "0" for terms in form.terms)
-        surrogate = fit_surrogate(form, theta, rows, places, np.ones(len(rows)), None)
+        surrogate = fit_surrogate(form, training(theta, rows), None)
         fresh = rng.normal(size=(1000, 2))
         given = mean(fresh) + deviation(fresh) * rng.normal(size=(1000, 2))
         exact = stats.norm(mean(fresh), deviation(fresh)).logpdf(given).sum(axis=1)
@@ -426,12 +431,12 @@ class TestSurrogate:
     def test_terms_that_are_chosen_score_best_among_their_neighbours(self):
         columns, rows, sets, rng = regression(400, 8, summaries=2)
         rows[:, 1] += 2 * rows[:, 0] + columns[:, 3]
-        relevance = rng.uniform(0.1, 1.0, 400)
-        terms, fit = choose_terms(columns, rows, np.ones(400), relevance, sets, 1, Terms())
+        weights = rng.uniform(0.1, 1.0, 400)
+        terms, fit = choose_terms(columns, rows, weights, sets, 1, Terms())
         assert (terms.mean, terms.earlier) == ("2", "0")
-        assert fit.scores.tobytes() == fit_factor(columns, rows, np.ones(400), 1, terms, sets).scores.tobytes()
-        poorer = fit_factor(columns, rows, np.ones(400), 1, terms._replace(mean="1"), sets)
-        assert relevance @ bounded_scores(fit) > relevance @ bounded_scores(poorer)
+        assert fit.scores.tobytes() == fit_factor(columns, rows, weights, 1, terms, sets).scores.tobytes()
+        poorer = fit_factor(columns, rows, weights, 1, terms._replace(mean="1"), sets)
+        assert weights @ bounded_scores(fit) > weights @ bounded_scores(poorer)
 
     def test_bounded_scores_are_those_of_a_mixture_with_a_wide_normal(self):
         columns, rows, sets, _ = regression(50, 9)
@@ -485,7 +490,7 @@ class TestTransforms:
         points = rng.normal(size=(600, 1))
         features = features_of(points, 1, 4)
         values = draw(rng, points[:, 0])[:, None]
-        places = places_in_cells(600, 1)
+        places = training_of(points, values, np.ones(600)).places
         transform, score = choose_transform(
             features(points), values, places, np.median(values, axis=0), np.ones(600), features.sets()
         )
@@ -523,7 +528,7 @@ class TestTransforms:
             points[:, 0], np.full(500, 3.7), rng.poisson(4.0, 500), rare, few, some
         ])  # fmt: skip
         observed = np.array([0.0, 3.7, 2.0, 1.0, -1.0, 2.5])
-        places = places_in_cells(*rows.shape)
+        places = training_of(points, rows, np.ones(500)).places
         transform, _ = choose_transform(features(points), rows, places, observed, np.ones(500), features.sets())
         assert transform.kept.tolist() == [0, 2, 4, 5]
         # The last is no count, since the data have a half.
@@ -540,7 +545,7 @@ class TestTransforms:
         assert score == -math.inf
         assert transform(rows).shape == (100, 0)
         support = free_support(1)
-        assert choose_form(support, points, rows, rows, rows[0], np.ones(100), True) is None
+        assert choose_form(support, training(points, rows), rows[0], True) is None
 
     def test_data_below_the_simulations_allow_no_logarithm(self):
         points = np.random.default_rng(15).normal(size=(300, 1))
@@ -553,8 +558,9 @@ class TestTransforms:
             assert transform.warps[0].kind in kinds
 
     def test_places_are_uniform_in_cells_and_the_same_in_every_run(self):
-        places = places_in_cells(2000, 2)
-        assert places.tobytes() == places_in_cells(2000, 2).tobytes()
+        rows = np.zeros((2000, 2))
+        places = training_of(rows, rows, np.ones(2000)).places
+        assert places.tobytes() == training_of(rows + 1, rows + 2, np.zeros(2000)).places.tobytes()
         assert stats.kstest(places.ravel() + 0.5, "uniform").pvalue > 1e-4
 
 
@@ -1065,19 +1071,19 @@ class TestValidation:
         """Likelihoods at known parameters and at draws are those of a surrogate without the fold."""
         model = LinearNormal()
         theta, rows = model.simulate(200, 5)
-        form, places = plain_recipe(theta, rows, Terms("1", "0", "0")), np.zeros(rows.shape)
+        form, given = plain_recipe(theta, rows, Terms("1", "0", "0")), training(theta, rows)
         held_out, points = np.array([3, 50, 51, 120, 199]), np.random.default_rng(6).normal(size=(20, 2))
         free = FreeDraws(points, np.zeros(20), np.zeros(20))
-        held = held_out_likelihoods(form, theta, rows, places, np.ones(len(rows)), held_out, free, None)
+        held = held_out_likelihoods(form, given, held_out, free, None)
         for part in folds(held_out, 200):
             kept = np.setdiff1d(np.arange(200), held_out[part])
-            surrogate = fit_surrogate(form, theta[kept], rows[kept], places[kept], np.ones(len(rows))[kept], None)
+            surrogate = fit_surrogate(form, given.some(kept), None)
             for place in part:
-                given = surrogate.at(rows[held_out[place]][None])[0]
-                known = surrogate.columns(theta[held_out[place]][None])
-                assert held.at_known[place] == pytest.approx(surrogate.log_likelihood(known, given)[0], rel=1e-9)
+                there = surrogate.at(rows[held_out[place]][None])[0]
+                known = surrogate.form.columns(theta[held_out[place]][None])
+                assert held.at_known[place] == pytest.approx(surrogate.log_likelihood(known, there)[0], rel=1e-9)
                 assert held.at_draws[place] == pytest.approx(
-                    surrogate.log_likelihood(surrogate.columns(points), given), rel=1e-9
+                    surrogate.log_likelihood(surrogate.form.columns(points), there), rel=1e-9
                 )
         assert held.some(np.array([2])).at_draws.tobytes() == held.at_draws[2:3].tobytes()
 
@@ -1090,12 +1096,12 @@ class TestValidation:
             theta = rng.normal(size=(150, 1))
             rows = theta + 0.7 * rng.normal(size=(150, 1))
             form = plain_recipe(theta, rows, Terms("1", "0", "0"), most=2)
-            given = theta, rows, np.zeros(rows.shape), np.ones(len(rows))
-            surrogate = fit_surrogate(form, *given, None)._replace(power=power)
-            log_posterior = surrogate.log_likelihood(surrogate.columns(grid), surrogate.at(observed[None])[0])
+            given = training(theta, rows)
+            surrogate = fit_surrogate(form, given, None)._replace(power=power)
+            log_posterior = surrogate.log_likelihood(surrogate.form.columns(grid), surrogate.at(observed[None])[0])
             log_posterior -= 0.5 * np.square(grid[:, 0])
             draws = grid[systematic(np.exp(log_posterior - log_posterior.max()), 1000, 0.5)]
             means.append(draws.mean(axis=0))
-            errors.append(jackknife_error(surrogate, *given, observed, draws, 8))
+            errors.append(jackknife_error(surrogate, given, observed, draws, 8))
         spread = np.std(means, ddof=1)
         assert math.sqrt(np.mean(np.square(errors))) == pytest.approx(spread, rel=0.25)

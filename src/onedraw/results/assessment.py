@@ -11,7 +11,13 @@ from onedraw.estimators.weights import effective
 from onedraw.model.distance import Euclidean
 from onedraw.model.model import Model
 from onedraw.results.learned_summary import learn, terms_for
-from onedraw.results.learnt_likelihood import MOST_COLUMNS, LearntLikelihood, SimulatedPairs, learn_likelihood
+from onedraw.results.learnt_likelihood import (
+    MOST_COLUMNS,
+    Described,
+    LearntLikelihood,
+    SimulatedPairs,
+    learn_likelihood,
+)
 from onedraw.results.regression import AdjustedDraws, Method, Neighbourhood, distances_from, estimate, with_clusters
 from onedraw.results.trial import TrialResult, choose_method, held_out_count, near_data, standardising
 
@@ -115,7 +121,8 @@ def assess(
 
     The first `pilot` simulations are from the prior.
     """
-    own, theta, rows, log_weights = own_distance(model), simulations.theta, simulations.rows, simulations.log_weights
+    own, theta, rows = own_distance(model), simulations.theta, simulations.rows
+    weights = simulations.log_weights(theta)
     name, scale = scaled_summary(model, rows[:pilot])
     maps, names = [scale], [name]
     order = [np.argsort(_distances(scale, own, model)(rows), kind="stable")]
@@ -126,10 +133,10 @@ def assess(
             names.append("learnt summaries")
             order.append(np.argsort(_distances(learnt, None, model)(rows), kind="stable"))
     index = np.unique(np.concatenate([some[:NEAREST] for some in order]))
-    weights, observed = log_weights(theta[index]), tuple(one(model.observed_row[None])[0] for one in maps)
+    observed = tuple(one(model.observed_row[None])[0] for one in maps)
     neighbourhoods = []
     for one, there in zip(maps, observed, strict=True):
-        near = Neighbourhood(theta[index], one(rows[index]), weights, ~np.asarray(model.prior.discrete), (), own)
+        near = Neighbourhood(theta[index], one(rows[index]), weights[index], ~np.asarray(model.prior.discrete), (), own)
         neighbourhoods.append(with_clusters(near, there) if len(index) >= FEWEST_CLUSTERED else near)
     most = held_out_count(thorough)
     each = max(1, (most if own is None else min(most, HELD_OUT_OF_OWN)) // len(maps))
@@ -147,17 +154,18 @@ def assess(
     if own is not None or len(rows) < FEWEST_LEARNT:
         return found
     described = _described(maps, rows, model.observed_row)
+    if described is None:
+        return found
     to_compare = standardising(neighbourhoods[0], trial.held_out) if trial.tried else np.eye(theta.shape[1])
-    return found._replace(
-        learnt=learn_likelihood(simulations, described, index[trial.held_out], to_compare, rng, thorough)
-    )
+    held_out = index[trial.held_out]
+    return found._replace(learnt=learn_likelihood(simulations, weights, described, held_out, to_compare, rng, thorough))
 
 
-def _described(maps: list[Rows], rows: Array, observed: Array) -> list[tuple[int, Array, Array]]:
+def _described(maps: list[Rows], rows: Array, observed: Array) -> Described | None:
     """The summaries as a surrogate has them: as they are if they are few, and learnt ones if they are many."""
     if rows.shape[1] <= MOST_COLUMNS:
-        return [(0, rows, observed)]
-    return [(1, maps[1](rows), maps[1](observed[None])[0])] if len(maps) > 1 else []
+        return Described(rows, observed, learnt=False)
+    return Described(maps[1](rows), maps[1](observed[None])[0], learnt=True) if len(maps) > 1 else None
 
 
 def _learned(theta: Array, rows: Array, scale: Rows, order: Array) -> Rows | None:

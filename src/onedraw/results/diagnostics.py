@@ -97,7 +97,7 @@ def learnt_settings(
     return {
         "method": _method(proposals),
         "estimate": "learnt likelihood",
-        "summary": found.names[learnt.summary] if learnt.summary else "summaries as given",
+        "summary": found.names[-1] if learnt.learnt_summary else "summaries as given",
         "terms": [list(terms) for terms in form.terms],
         "residuals": form.law.name,
         "power": learnt.surrogate.power,

@@ -10,12 +10,12 @@ from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import systematic
 from onedraw.model.coordinates import Support
 from onedraw.proposals.mixture import local_mixture
-from onedraw.results.trial import BROAD
-from onedraw.surrogate.choice import choose_form
+from onedraw.results.trial import log_with_broad
+from onedraw.surrogate.choice import Form, choose_form
 from onedraw.surrogate.success import Success, fit_success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
 from onedraw.surrogate.tempering import tempered_draws
-from onedraw.surrogate.transforms import places_in_cells
+from onedraw.surrogate.training import Training, training_of
 from onedraw.surrogate.validation import FreeDraws, HeldOut, choose_power, held_out_likelihoods, jackknife_error
 
 FREE, FREE_BRIEFLY = 4000, 2000
@@ -28,6 +28,8 @@ LEAST_RELEVANCE = 0.05
 """Of simulations that were proposed far from the posterior."""
 LEAST_WEIGHT = 1e-6
 """Of simulations that nothing is learnt from."""
+FEWEST_PER_TERM = 5
+"""Simulations per term of a quadratic that says where simulations fail."""
 CALIBRATION = 100
 """Simulations proposed near the posterior at which intervals are checked, and the power of the likelihood chosen."""
 MOST_PLACED = 1000
@@ -55,25 +57,37 @@ class SimulatedPairs(NamedTuple):
     log_weights: Callable[[Array], Array]
     """Log of the prior over the mixture of all proposals."""
     log_prior: Callable[[Array], Array]
-    aimed: Callable[[Array], Array]
-    """The share of the proposals at these parameters that does not come from the prior; 1 if all do."""
+    prior_share: float
+    """Share of the proposals that came from the prior."""
     of_proposals: Callable[[np.random.Generator, int], Array]
     """Draws from the mixture of all proposals."""
     of_prior: Callable[[np.random.Generator, int], Array]
+
+    def aimed(self, log_weights: Array) -> Array:
+        """The share of the proposals at parameters of these log weights that is not from the prior; 1 if all are."""
+        if self.prior_share == 1.0:
+            return np.ones(len(log_weights))
+        return np.clip(1.0 - self.prior_share * np.exp(log_weights), 0.0, 1.0)
+
+
+class Described(NamedTuple):
+    """The summaries that a surrogate is fitted to."""
+
+    rows: Array
+    """(n, s) of all simulations."""
+    observed: Array
+    learnt: bool
+    """Whether they were learnt from the simulations with even numbers."""
 
 
 class LearntLikelihood(NamedTuple):
     """A surrogate, fitted to all simulations, and how it did at held-out ones."""
 
     surrogate: Surrogate
-    summary: int
-    """Which description of the data it is fitted to."""
-    rows: Array
-    places: Array
-    weights: Array
+    training: Training
     observed: Array
-    quality: float
-    """Mean log score at simulations that were proposed near the posterior, up to a constant."""
+    learnt_summary: bool
+    """Whether it is fitted to learnt summaries."""
     scores: Array
     """(m,) log densities of the known parameters of simulations near the data."""
     ranks: Array
@@ -92,16 +106,14 @@ class LearntLikelihood(NamedTuple):
         return tempered_draws(
             simulations.of_prior(rng, number),
             simulations.log_prior,
-            lambda points: self.surrogate.log_likelihood(self.surrogate.columns(points), given),
+            lambda points: self.surrogate.log_likelihood(self.surrogate.form.columns(points), given),
             simulations.discrete,
             rng,
         )
 
-    def effective_draws(self, theta: Array, draws: Array) -> float:
+    def effective_draws(self, draws: Array) -> float:
         """How many independent draws would give posterior means as exactly as these draws (n, dim) do."""
-        error = jackknife_error(
-            self.surrogate, theta, self.rows, self.places, self.weights, self.observed, draws, GROUPS
-        )
+        error = jackknife_error(self.surrogate, self.training, self.observed, draws, GROUPS)
         variance = draws.var(axis=0)
         some = variance > 0
         return float(1.0 / (np.mean(np.square(error[some]) / variance[some]) + 1.0 / len(draws))) if some.any() else 1.0
@@ -129,25 +141,38 @@ def share_unseen(theta: Array, draws: Array) -> float:
 
 def learn_likelihood(
     simulations: SimulatedPairs,
-    described: list[tuple[int, Array, Array]],
+    log_weights: Array,
+    described: Described,
     held_out: Array,
     scale: Array,
     rng: np.random.Generator,
     thorough: bool,
 ) -> LearntLikelihood | None:
-    """The surrogate that does best at held-out simulations, by their number; None if there is none.
+    """The surrogate of these simulations, and how it does at those held out; None if no summary varies.
 
-    `described` has the summaries (n, s) of all simulations and of the data in one or more ways, each with its number;
-    `scale` (dim, dim) takes parameters to the coordinates in which densities are compared.
+    `log_weights` (n,) are those of all simulations; `scale` (dim, dim) takes parameters to the coordinates in which
+    densities are compared.
     """
-    aimed, odd = simulations.aimed(simulations.theta), np.arange(len(simulations.theta)) % 2 == 1
-    # A learnt summary was learnt from the even ones.
+    theta, aimed = simulations.theta, simulations.aimed(log_weights)
+    odd, weights = np.arange(len(theta)) % 2 == 1, np.maximum(aimed, LEAST_RELEVANCE)
+    # A learnt summary was learnt from the even ones, and fits them too well.
     calibration = np.unique(systematic(np.where(odd, aimed, 0.0), min(CALIBRATION, len(aimed) // 4), rng.random()))
-    relevance = np.maximum(aimed, LEAST_RELEVANCE)
+    training = training_of(theta, described.rows, np.where(odd, weights, LEAST_WEIGHT) if described.learnt else weights)
     both = np.unique(np.concatenate([held_out, calibration]))
-    free = _free_draws(simulations, simulations.theta[both], FREE if thorough else FREE_BRIEFLY, rng)
-    tried = (_tried(simulations, *one, relevance, held_out, calibration, free, scale, thorough) for one in described)
-    return max((one for one in tried if one is not None), key=lambda one: one.quality, default=None)
+    free = _free_draws(simulations, theta[both], FREE if thorough else FREE_BRIEFLY, rng)
+    form = choose_form(simulations.support, training, described.observed, thorough)
+    if form is None:
+        return None
+    success = _success(simulations, form)
+    held = held_out_likelihoods(form, training, both, free, success)
+    near = held.some(np.searchsorted(both, calibration))
+    power = choose_power(near, free.log_aimed)
+    scores = _scores(held.some(np.searchsorted(both, held_out)), theta[held_out], simulations, free, scale, power)
+    share = near.weights(free.log_aimed, power)
+    enough = 1.0 / np.square(share).sum(axis=1) > FEWEST_PLACED
+    ranks, away = _placed(share[enough], free.points, theta[calibration][enough], simulations.discrete)
+    surrogate = fit_surrogate(form, training, success)._replace(power=power)
+    return LearntLikelihood(surrogate, training, described.observed, described.learnt, scores, ranks, away)
 
 
 def _free_draws(simulations: SimulatedPairs, known: Array, number: int, rng: np.random.Generator) -> FreeDraws:
@@ -161,72 +186,34 @@ def _free_draws(simulations: SimulatedPairs, known: Array, number: int, rng: np.
     points = around.sample(rng, number // 2)
     points = points[simulations.log_prior(points) > -np.inf]
     points = np.concatenate([points, simulations.of_proposals(rng, number // 2)])
-    log_prior = simulations.log_prior(points)
-    log_proposals = log_prior - simulations.log_weights(points)
+    log_prior, log_weights = simulations.log_prior(points), simulations.log_weights(points)
+    log_proposals = log_prior - log_weights
     log_mixed = np.logaddexp(log_proposals, around.log_density(points)) - math.log(2.0)
     with np.errstate(divide="ignore"):
-        log_aimed = np.log(simulations.aimed(points)) + log_proposals - log_mixed
+        log_aimed = np.log(simulations.aimed(log_weights)) + log_proposals - log_mixed
     return FreeDraws(points, log_prior - log_mixed, log_aimed)
 
 
-def _tried(
-    simulations: SimulatedPairs,
-    number: int,
-    rows: Array,
-    observed: Array,
-    relevance: Array,
-    held_out: Array,
-    calibration: Array,
-    free: FreeDraws,
-    scale: Array,
-    thorough: bool,
-) -> LearntLikelihood | None:
-    theta, places = simulations.theta, places_in_cells(*rows.shape)
-    if number:
-        # The summary fits those that it was learnt from too well.
-        relevance = np.where(np.arange(len(theta)) % 2 == 1, relevance, LEAST_WEIGHT)
-    form = choose_form(simulations.support, theta, rows, places, observed, relevance, thorough)
-    if form is None:
-        return None
-    success = _success(simulations, lambda some: form.features(form.coordinates(some)))
-    both = np.unique(np.concatenate([held_out, calibration]))
-    held = held_out_likelihoods(form, theta, rows, places, relevance, both, free, success)
-    aimed = held.some(np.searchsorted(both, calibration))
-    power, quality = choose_power(aimed, free.log_aimed)
-    known = theta[held_out]
-    trial = held.some(np.searchsorted(both, held_out))
-    scores = _scores(trial, known, simulations.log_prior(known), free, scale, power)
-    share = aimed.weights(free.log_aimed, power)
-    enough = 1.0 / np.square(share).sum(axis=1) > FEWEST_PLACED
-    ranks, away = _placed(share[enough], free.points, theta[calibration][enough], simulations.discrete)
-    surrogate = fit_surrogate(form, theta, rows, places, relevance, success)._replace(power=power)
-    return LearntLikelihood(surrogate, number, rows, places, relevance, observed, quality, scores, ranks, away)
-
-
-def _success(simulations: SimulatedPairs, columns: Callable[[Array], Array]) -> Success | None:
+def _success(simulations: SimulatedPairs, form: Form) -> Success | None:
     if not len(simulations.failed):
         return None
-    dim = simulations.theta.shape[1]
-    quadratic = 1 + dim + dim * (dim + 1) // 2
-    both = columns(np.concatenate([simulations.theta, simulations.failed]))
-    width = quadratic if quadratic * 5 < len(both) and quadratic <= both.shape[1] else 1 + dim
-    return fit_success(both[:, :width], np.arange(len(both)) < len(simulations.theta))
+    both, sets = form.columns(np.concatenate([simulations.theta, simulations.failed])), form.features.sets()
+    enough = "2" in sets and FEWEST_PER_TERM * len(sets["2"]) < len(both)
+    return fit_success(both[:, sets["2" if enough else "1"]], np.arange(len(both)) < len(simulations.theta))
 
 
-def _scores(held: HeldOut, known: Array, log_prior: Array, free: FreeDraws, scale: Array, power: float) -> Array:
-    """Log densities as `trial.log_density` has them: in scaled coordinates, mixed with that of a broad normal."""
-    dim = known.shape[1]
-    constant = 0.5 * dim * math.log(2 * math.pi) - math.log(abs(float(np.linalg.det(scale))))
-    inside = log_prior + held.log_ratios(free.log_weights, power) + constant
-    points, there = free.points @ scale, known @ scale
-    broad = np.empty(len(known))
-    for k, weights in enumerate(held.weights(free.log_weights, power)):
-        mean = weights @ points
-        away = points - mean
-        root = np.linalg.cholesky((away * weights[:, None]).T @ away + 1e-9 * np.eye(dim))
-        broad[k] = -0.5 * float(np.square(np.linalg.solve(2 * root, there[k] - mean)).sum())
-        broad[k] -= float(np.log(np.diag(root)).sum()) + dim * math.log(2.0)
-    return np.logaddexp(math.log1p(-BROAD) + inside, math.log(BROAD) + broad)
+def _scores(
+    held: HeldOut, known: Array, simulations: SimulatedPairs, free: FreeDraws, scale: Array, power: float
+) -> Array:
+    """Log densities of known parameters (m, dim) as `trial.log_density` has them."""
+    constant = 0.5 * known.shape[1] * math.log(2 * math.pi) - math.log(abs(float(np.linalg.det(scale))))
+    inside = simulations.log_prior(known) + held.log_ratios(free.log_weights, power) + constant
+    points, shares = free.points @ scale, held.weights(free.log_weights, power)
+    found = [
+        log_with_broad(one, points, share, there)
+        for one, share, there in zip(inside, shares, known @ scale, strict=True)
+    ]
+    return np.array(found)
 
 
 def _placed(weights: Array, points: Array, known: Array, discrete: Array) -> tuple[Array, Array]:

@@ -25,7 +25,7 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
 from onedraw.model.coordinates import Support
 from onedraw.model.prior import Prior
-from onedraw.proposals.mixture import local_roots
+from onedraw.proposals.mixture import local_roots, moments
 
 RIDGE, RIDGE_OF_FEW = 1e-3, 0.05
 """Penalty on coefficients of standardised summaries; the second is added if there are few draws per coefficient."""
@@ -307,12 +307,6 @@ def _squares(points: Array, centres: Array) -> Array:
     return np.array([np.square(points - one).sum(axis=1) for one in centres])
 
 
-def covariance(theta: Array, share: Array) -> Array:
-    """The covariance (dim, dim) of draws (n, dim) whose weights sum to 1."""
-    away = theta - share @ theta
-    return (away * share[:, None]).T @ away
-
-
 def kernel_width(draws: float, dim: int) -> float:
     """The width of a normal kernel for this many independent draws, in their standard deviations (Silverman's rule)."""
     return (4.0 / ((dim + 2.0) * draws)) ** (1.0 / (dim + 4.0))
@@ -334,8 +328,7 @@ def smoothed(rng: np.random.Generator, found: AdjustedDraws, n: int, method: Met
         root = local_roots(theta, weights, theta[centres], count)
         drawn = theta[pick] + LOCAL_WIDTH * np.einsum("nij,nj->ni", root[place], noise)
     else:
-        mean, width = weights @ theta, min(0.5, kernel_width(effective(weights), dim))
-        whole = covariance(theta, weights)
+        (mean, whole), width = moments(theta, weights), min(0.5, kernel_width(effective(weights), dim))
         root = np.linalg.cholesky(whole + 1e-12 * np.diag(np.diag(whole)) + 1e-300 * np.eye(dim))
         drawn = mean + math.sqrt(1.0 - width**2) * (theta[pick] - mean) + width * noise @ root.T
     order = rng.permutation(n)

@@ -15,6 +15,7 @@ import numpy as np
 
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective, systematic
+from onedraw.proposals.mixture import moments
 from onedraw.results.regression import (
     CLUSTERS,
     TERMS,
@@ -22,7 +23,6 @@ from onedraw.results.regression import (
     Method,
     Neighbourhood,
     coefficient_count,
-    covariance,
     estimate,
     kernel_width,
     ordered,
@@ -220,19 +220,29 @@ def log_density(theta: Array, weights: Array, point: Array, local: bool) -> floa
     `local` smooths with a kernel shaped like the point's neighbours; otherwise draws are smoothed as a whole, with
     their variance kept.
     """
-    dim = theta.shape[1]
-    centre = weights @ theta - point
-    root = np.linalg.cholesky(covariance(theta, weights) + 1e-9 * np.eye(dim))
-    log_root = float(np.log(np.diag(root)).sum())
-    broad = math.log(BROAD) - 0.5 * float(np.square(np.linalg.solve(2 * root, centre)).sum()) - log_root
-    broad -= dim * math.log(2.0)
     if local:
-        inside = _log_local_density(theta - point, weights)
-    else:
-        width = min(0.5, kernel_width(effective(weights), dim))
-        shrunk = centre + math.sqrt(1 - width**2) * (theta - point - centre)
-        inside = _log_kernel_mean(shrunk, weights, root, width) - dim * math.log(width) - log_root
-    return float(np.logaddexp(math.log1p(-BROAD) + inside, broad))
+        return log_with_broad(_log_local_density(theta - point, weights), theta, weights, point)
+    dim, (mean, spread) = theta.shape[1], moments(theta, weights)
+    root, width = _root(spread), min(0.5, kernel_width(effective(weights), dim))
+    shrunk = mean - point + math.sqrt(1 - width**2) * (theta - mean)
+    inside = _log_kernel_mean(shrunk, weights, root, width) - dim * math.log(width) - _log_det(root)
+    return log_with_broad(inside, theta, weights, point)
+
+
+def log_with_broad(inside: float, theta: Array, weights: Array, point: Array) -> float:
+    """A log density at a point, mixed with that of a normal of twice the draws' deviations, up to the same constant."""
+    mean, spread = moments(theta, weights)
+    root = 2.0 * _root(spread)
+    broad = -0.5 * float(np.square(np.linalg.solve(root, point - mean)).sum()) - _log_det(root)
+    return float(np.logaddexp(math.log1p(-BROAD) + inside, math.log(BROAD) + broad))
+
+
+def _root(spread: Array) -> Array:
+    return np.linalg.cholesky(spread + 1e-9 * np.eye(len(spread)))
+
+
+def _log_det(root: Array) -> float:
+    return float(np.log(np.diag(root)).sum())
 
 
 def _log_local_density(away: Array, weights: Array) -> float:
@@ -245,11 +255,11 @@ def _log_local_density(away: Array, weights: Array) -> float:
     if mass <= 0.0:
         return -math.inf
     share = weights[close] / mass
-    there = covariance(away[close], share)
+    _, there = moments(away[close], share)
     root = np.linalg.cholesky(there + (BROAD * float(np.trace(there)) / dim + 1e-9) * np.eye(dim))
     width = kernel_width(max(effective(share), 2.0), dim)
     log_mean = math.log(mass) + _log_kernel_mean(away[close], share, root, width)
-    return log_mean - (dim * math.log(width) + float(np.log(np.diag(root)).sum()))
+    return log_mean - (dim * math.log(width) + _log_det(root))
 
 
 def _log_kernel_mean(away: Array, weights: Array, root: Array, width: float) -> float:

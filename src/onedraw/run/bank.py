@@ -42,6 +42,10 @@ class Bank(NamedTuple):
         # In one layout, whether they come from blocks or from a file: sums depend on it in their last bit.
         return np.ascontiguousarray(self.theta[good]), np.ascontiguousarray(self.rows[good])
 
+    def proposals(self) -> int:
+        """How many were made."""
+        return self.of_prior + sum(number for number, _ in self.mixtures)
+
     def log_prior(self, unbounded: Array) -> Array:
         """Log density of the prior in unbounded coordinates."""
         theta = np.asfortranarray(self.support.bounded(unbounded))
@@ -55,17 +59,9 @@ class Bank(NamedTuple):
         others = [(number, mixture.log_density(unbounded)) for number, mixture in self.mixtures]
         return log_weights(self.log_prior(unbounded), self.of_prior, others)
 
-    def aimed(self, unbounded: Array) -> Array:
-        """The share of the proposals at these parameters that does not come from the prior; 1 if all do."""
-        if not self.mixtures:
-            return np.ones(len(unbounded))
-        made = self.of_prior + sum(number for number, _ in self.mixtures)
-        share: Array = 1.0 - self.of_prior / made * np.exp(self.log_weights(unbounded))
-        return np.clip(share, 0.0, 1.0)
-
     def sample(self, rng: np.random.Generator, n: int) -> Array:
         """n draws (n, dim) from the mixture of all proposals inside the prior, in unbounded coordinates."""
-        made = self.of_prior + sum(number for number, _ in self.mixtures)
+        made = self.proposals()
         numbers = [round(n * number / made) for number, _ in self.mixtures]
         parts = [mixture.sample(rng, number) for number, (_, mixture) in zip(numbers, self.mixtures, strict=True)]
         of_prior = max(n - sum(numbers), 1)
@@ -79,7 +75,8 @@ class Bank(NamedTuple):
         failed = np.ascontiguousarray(self.theta[np.isnan(self.rows[:, 0])])
         return SimulatedPairs(
             self.support, self.support.unbounded(theta), rows, self.support.unbounded(failed),
-            np.asarray(self.prior.discrete), self.log_weights, self.log_prior, self.aimed, self.sample,
+            np.asarray(self.prior.discrete), self.log_weights, self.log_prior, self.of_prior / self.proposals(),
+            self.sample,
             lambda rng, n: self.support.unbounded(self.prior.sample(rng, n)),
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ def _learnt(
     """Draws of the posterior under a learnt likelihood and everything there is to say of them."""
     simulations, names = bank.simulations(), model.prior.names
     theta = learnt.draws(simulations, draws, rng)
-    effective = learnt.effective_draws(simulations.theta, theta)
+    effective = learnt.effective_draws(theta)
     nearer = share_nearer(model, simulations.rows[: bank.ends[0]])
     unseen, number = share_unseen(simulations.theta, theta), len(simulations.rows)
     return Result(

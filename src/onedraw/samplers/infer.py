@@ -177,39 +177,36 @@ def around(
     return local_mixture(theta, weights, centres, count, discrete, towards_all=towards_all).widened(scale)
 
 
-def near_posterior(run: Inference, bank: Bank, found: Assessment) -> tuple[Array, Array]:
-    """Weighted draws (n, dim) from which the next proposal is made."""
+def next_proposal(run: Inference, bank: Bank, found: Assessment) -> Mixture | None:
+    """Normals around draws of a learnt likelihood, or around the nearest draws if that is worthwhile, or None."""
+    rng, discrete = run.rng(bank.stages, 1), np.asarray(run.model.prior.discrete)
     if found.likelihood is not None:
         theta = found.likelihood.draws(bank.simulations(), PARTICLES, run.rng(bank.stages, 4))
-        return theta, np.ones(len(theta))
+        return around(theta, np.ones(len(theta)), LEARNT_SCALE, COMPONENTS, rng, discrete)
     near, _ = found.chosen
-    return near.theta[found.draws.source], near.weights(found.draws.source)
+    theta, weights = near.theta[found.draws.source], near.weights(found.draws.source)
+    scale = worthwhile_scale(run, bank, theta, weights, discrete)
+    return None if scale is None else around(theta, weights, scale, COMPONENTS, rng, discrete)
 
 
-def next_proposal(run: Inference, bank: Bank, found: Assessment) -> Mixture | None:
-    """Normals around the nearest draws if they promise more effective draws near the data than the prior, or None."""
-    theta, weights = near_posterior(run, bank, found)
-    discrete = np.asarray(run.model.prior.discrete)
-    index = np.arange(len(theta))
-    if found.likelihood is not None:
-        return around(theta, weights, LEARNT_SCALE, COMPONENTS, run.rng(bank.stages, 1), discrete)
-    if len(index) < 4 * (theta.shape[1] + 1):
+def worthwhile_scale(run: Inference, bank: Bank, theta: Array, weights: Array, discrete: Array) -> float | None:
+    """The scale of normals that promises most effective draws near the data; None if the prior promises as many."""
+    n, dim = theta.shape
+    if n < 4 * (dim + 1):
         return None
-    half = np.arange(max(30, len(index) // 2) if len(index) > 30 else len(index))
     # No proposal is made from the draws that validate it.
+    half = np.arange(max(30, n // 2) if n > 30 else n)
     validation = half[half % 2 == 1]
-    training = np.setdiff1d(np.arange(len(index)), validation)
+    training = np.setdiff1d(np.arange(n), validation)
     log_prior, share = bank.log_prior(theta[validation]), weights[validation] / weights[validation].sum()
-    best = (WORTHWHILE, 0.0)
+    best: tuple[float, float | None] = (WORTHWHILE, None)
     for scale in SCALES:
         rng = run.rng(bank.stages, 1, Purpose.PRIOR)
         trial = around(theta[training], weights[training], scale, TRIAL_COMPONENTS, rng, discrete)
         log_density = trial.log_density(theta[validation]) + math.log1p(-1 / DEFENSIVE)
         log_mixed = np.logaddexp(log_density, log_prior - math.log(DEFENSIVE))
-        best = max(best, (1.0 / float(share @ np.exp(log_prior - log_mixed)), scale))
-    if best[1] == 0.0:
-        return None
-    return around(theta, weights, best[1], COMPONENTS, run.rng(bank.stages, 1), discrete)
+        best = max(best, (1.0 / float(share @ np.exp(log_prior - log_mixed)), scale), key=lambda one: one[0])
+    return best[1]
 
 
 def assessed(run: Inference, bank: Bank, thorough: bool) -> Assessment:
@@ -217,7 +214,7 @@ def assessed(run: Inference, bank: Bank, thorough: bool) -> Assessment:
     simulations, own = bank.simulations(), own_distance(run.model)
     if own is not None and not np.isfinite(own(simulations.rows, run.model.observed_row)).any():
         number = len(simulations.rows)
-        raise NoAnswer(f"no simulation has a finite distance of {number}: check the distance, or raise budget")
+        raise NoAnswer(f"none of the {number:,} simulations has a finite distance: check the distance, or raise budget")
     return assess(run.model, simulations, bank.ends[0], run.rng(bank.stages), thorough)
 
 

@@ -16,6 +16,7 @@ from onedraw.model.coordinates import Support
 from onedraw.surrogate.features import Features, Sets, features_of
 from onedraw.surrogate.likelihood import LEAST_GAIN, Fit, Terms, better, fit_factor
 from onedraw.surrogate.residuals import ResidualLaw, choose_law
+from onedraw.surrogate.training import Training
 from onedraw.surrogate.transforms import Transform, choose_transform
 
 SMOOTH = {
@@ -32,8 +33,6 @@ BESIDE: dict[str, dict[Any, tuple[Any, ...]]] = {
 """What is tried in place of what a factor has."""
 PER_COEFFICIENT = 3.0
 """Simulations per coefficient that a factor needs to be tried."""
-LEAST_ERRORS = 0.0
-"""Gain in the mean log score, in its standard errors, for which a factor gets other features: any gain will do."""
 BROAD, BREADTH = 0.01, 5.0
 """Share and width of the wide normal that bounds a score."""
 CHOSEN_FROM, BRIEFLY_FROM = 3000, 1000
@@ -77,6 +76,10 @@ class Form(NamedTuple):
     terms: tuple[Terms, ...]
     law: ResidualLaw
 
+    def columns(self, theta: Array) -> Array:
+        """Features (n, p) of parameters in unbounded coordinates (n, dim)."""
+        return self.features(self.coordinates(theta))
+
 
 def options(support: Support) -> list[Coordinates]:
     """The coordinates that are tried: the first has boxes as they are, and logarithms beside a single bound.
@@ -98,38 +101,31 @@ def options(support: Support) -> list[Coordinates]:
     return [Coordinates(support, one) for one in kinds]
 
 
-def choose_form(
-    support: Support, unbounded: Array, rows: Array, places: Array, observed: Array, relevance: Array, thorough: bool
-) -> Form | None:
-    """The form for simulations with these parameters (n, dim) and summaries (n, s); None if no summary varies."""
-    step = -(-len(rows) // (CHOSEN_FROM if thorough else BRIEFLY_FROM))
-    unbounded, rows, places, relevance = unbounded[::step], rows[::step], places[::step], relevance[::step]
-    weights, most = relevance, len(rows) // 3
+def choose_form(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
+    """The form that describes simulations best; None if no summary varies."""
+    step = -(-len(training.rows) // (CHOSEN_FROM if thorough else BRIEFLY_FROM))
+    theta, rows, places, weights = training.some(slice(None, None, step))
     best = -math.inf
     for coordinates in options(support):
-        features = features_of(coordinates(unbounded), unbounded.shape[1], most)
-        transform, score = choose_transform(
-            features(coordinates(unbounded)), rows, places, observed, relevance, features.sets()
-        )
+        there = coordinates(theta)
+        features = features_of(there, theta.shape[1], len(rows) // 3)
+        columns, sets = features(there), features.sets()
+        transform, score = choose_transform(columns, rows, places, observed, weights, sets)
         if score > best + LEAST_GAIN:
-            best, chosen = score, (coordinates, features, transform)
+            best, chosen = score, (coordinates, features, transform, columns, sets)
     if best == -math.inf:
         return None
-    coordinates, features, transform = chosen
-    terms, residuals = _choose_all(
-        features(coordinates(unbounded)), transform(rows, places), weights, relevance, features.sets()
-    )
-    return Form(coordinates, features, transform, terms, choose_law(residuals, relevance, thorough))
+    coordinates, features, transform, columns, sets = chosen
+    terms, residuals = _choose_all(columns, transform(rows, places), weights, sets)
+    return Form(coordinates, features, transform, terms, choose_law(residuals, weights, thorough))
 
 
-def _choose_all(
-    columns: Array, rows: Array, weights: Array, relevance: Array, sets: Sets
-) -> tuple[tuple[Terms, ...], Array]:
+def _choose_all(columns: Array, rows: Array, weights: Array, sets: Sets) -> tuple[tuple[Terms, ...], Array]:
     """Terms of all factors, and residuals (n, s) of simulations left out."""
     chosen, residuals, first = [], np.empty(rows.shape), Terms()
     for k in range(rows.shape[1]):
         # Summaries are often alike: the search begins at what the one before has.
-        first, fit = choose_terms(columns, rows, weights, relevance, sets, k, first)
+        first, fit = choose_terms(columns, rows, weights, sets, k, first)
         chosen.append(first)
         residuals[:, k] = fit.residuals
     return tuple(chosen), residuals
@@ -148,11 +144,9 @@ def coefficient_count(terms: Terms, k: int, sets: Sets) -> int:
     return len(sets[terms.mean]) + earlier + len(sets[terms.scale])
 
 
-def choose_terms(
-    columns: Array, rows: Array, weights: Array, relevance: Array, sets: Sets, k: int, first: Terms
-) -> tuple[Terms, Fit]:
+def choose_terms(columns: Array, rows: Array, weights: Array, sets: Sets, k: int, first: Terms) -> tuple[Terms, Fit]:
     """The terms of factor k by a search from `first` on, one axis after another, and the fit with them."""
-    most, share = effective(weights) / PER_COEFFICIENT, relevance / relevance.sum()
+    most, share = effective(weights) / PER_COEFFICIENT, weights / weights.sum()
     tried: dict[Terms, Fit] = {}
 
     def allowed(terms: Terms) -> bool:
@@ -165,10 +159,10 @@ def choose_terms(
         return bounded_scores(tried[terms])
 
     def preferred(terms: Terms, over: Terms) -> bool:
-        """Whether other terms are better; the simpler of two unless the richer is better by enough."""
+        """Whether other terms are better: the simpler of two unless the richer gains."""
         if _richness(terms, k, sets) > _richness(over, k, sets):
-            return better(scores(terms), scores(over), share, LEAST_ERRORS)
-        return not better(scores(over), scores(terms), share, LEAST_ERRORS)
+            return better(scores(terms), scores(over), share)
+        return not better(scores(over), scores(terms), share)
 
     start = next((terms for terms in (first, Terms(), Terms("1", "", "0")) if allowed(terms)), Terms("0", "", "0"))
     found = _climb(start, allowed, preferred, [axis for axis in BESIDE if k or axis != "earlier"])

@@ -31,6 +31,7 @@ LARGEST_STEP = 1.0
 LARGEST_SQUARE = 10.0
 """Squares of standardised residuals beyond this count as this: a scale that varies does not follow outliers."""
 LARGEST_LEVERAGE = 0.95
+"""Of a simulation in its own fit, so that its residual without it stays finite."""
 LEAST_GAIN = 1e-3
 """In mean log score: less is no reason to change anything."""
 ROOM = 4.0
@@ -108,7 +109,7 @@ def fit_factor(columns: Array, rows: Array, weights: Array, k: int, terms: Terms
     return _left_out(factor, fit, z, information, weights, log_scale)
 
 
-def better(scores: Array, others: Array, share: Array, errors: float) -> bool:
+def better(scores: Array, others: Array, share: Array, errors: float = 0.0) -> bool:
     """Whether scores (n,) are above others on average, by weights that sum to 1 and by this many standard errors."""
     counted = share > 0
     gain, share = scores[counted] - others[counted], share[counted]

@@ -10,6 +10,7 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective
+from onedraw.proposals.mixture import moments
 from onedraw.surrogate.likelihood import HALF_LOG_2PI, better
 
 ROUNDS = 40
@@ -21,13 +22,15 @@ MOST_FITTED = 4000
 WIDE = 0.0005
 """Share of a wide normal, so that no residual is impossible."""
 WIDTH = 4.0
+"""Its standard deviation, in those of the residuals."""
 LEAST_ERRORS = 1.0
 """Gain in the mean log score, in its standard errors, for which a mixture has more parts."""
 MOST_JOINT = 8
 """Residuals that may have one mixture together."""
-FEWEST_SKEWED = 40
-PENALTY = 1.0
+FEWEST_SKEWED, PENALTY = 40, 1.0
+"""Residuals from which skewness is tried, and the penalty that keeps it near the normal if they are few."""
 LARGEST = 30.0
+"""Of the angle whose hyperbolic sine is normal: beyond it a density is zero in double precision."""
 LOWEST = 20.0
 """Scores are cut this far below their median, so that no single one decides."""
 
@@ -47,16 +50,20 @@ class Mixed(NamedTuple):
 
     def log_density(self, residuals: Array) -> Array:
         """At residuals (n, s)."""
-        some = residuals[:, self.columns]
+        each = self.log_parts(residuals[:, self.columns])
+        top = each.max(axis=0)
+        found: Array = top + np.log(np.exp(each - top).sum(axis=0))
+        return found
+
+    def log_parts(self, some: Array) -> Array:
+        """Log densities (g, n) of the normals at some of the residuals (n, k), times their shares."""
         each = np.empty((len(self.share), len(some)))
         for j, middle in enumerate(self.centre):
             z = (some - middle) @ self.inverse[j].T
             each[j] = np.einsum("ij,ij->i", z, z)
         each *= -0.5
         each += (self.log_constant + np.log(self.share))[:, None]
-        top = each.max(axis=0)
-        found: Array = top + np.log(np.exp(each - top).sum(axis=0))
-        return found
+        return each
 
 
 class Skewed(NamedTuple):
@@ -135,17 +142,18 @@ def fit_mixture(residuals: Array, weights: Array, columns: Array, number: int) -
     """A mixture of `number` normals by the EM algorithm, and a wide one; two begin as one inside the other."""
     some, share = residuals[:, columns], weights / weights.sum()
     k = some.shape[1]
-    mean = share @ some
-    whole = _covariance(some - mean, share) + 1e-9 * np.eye(k)
+    mean, whole = moments(some, share)
+    whole = whole + 1e-9 * np.eye(k)
     floor = LEAST * np.diag(np.diag(whole))
     centre, spread = _first(some, mean, whole, number)
     mass = np.full(number, 1.0 / number)
     for _ in range(ROUNDS):
-        each = Mixed(np.arange(k), mass, centre, *_inverses(spread))
-        part = _responsibilities(each, some) * share
+        each = Mixed(np.arange(k), mass, centre, *_inverses(spread)).log_parts(some)
+        each = np.exp(each - each.max(axis=0))
+        part = each / each.sum(axis=0) * share
         mass = np.maximum(part.sum(axis=1), 1e-9)
-        centre = part @ some / mass[:, None]
-        spread = np.array([_covariance(some - c, p / m) + floor for c, p, m in zip(centre, part, mass, strict=True)])
+        found = [moments(some, one / one_mass) for one, one_mass in zip(part, mass, strict=True)]
+        centre, spread = np.array([one for one, _ in found]), np.array([one + floor for _, one in found])
         mass = mass / mass.sum()
     mass = np.append((1 - WIDE) * mass, WIDE)
     inverse, constant = _inverses(np.concatenate([spread, WIDTH**2 * whole[None]]))
@@ -160,26 +168,11 @@ def _first(some: Array, mean: Array, whole: Array, number: int) -> tuple[Array, 
     return some[picked].copy(), np.array([0.5 * whole] * number)
 
 
-def _covariance(away: Array, share: Array) -> Array:
-    found: Array = (away * share[:, None]).T @ away
-    return found
-
-
 def _inverses(spread: Array) -> tuple[Array, Array]:
     root = np.linalg.cholesky(spread)
     inverse = np.linalg.inv(root)
     log_root = np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
     return inverse, -log_root - HALF_LOG_2PI * spread.shape[1]
-
-
-def _responsibilities(each: Mixed, some: Array) -> Array:
-    found = np.empty((len(each.share), len(some)))
-    for j, middle in enumerate(each.centre):
-        z = (some - middle) @ each.inverse[j].T
-        found[j] = -0.5 * np.einsum("ij,ij->i", z, z) + each.log_constant[j] + math.log(each.share[j])
-    found = np.exp(found - found.max(axis=0))
-    normalised: Array = found / found.sum(axis=0)
-    return normalised
 
 
 def choose_law(residuals: Array, weights: Array, thorough: bool = True) -> ResidualLaw:

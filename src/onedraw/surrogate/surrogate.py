@@ -8,6 +8,7 @@ from onedraw.engines.arrays import Array
 from onedraw.surrogate.choice import Form
 from onedraw.surrogate.likelihood import Factor, fit_factor
 from onedraw.surrogate.success import Success
+from onedraw.surrogate.training import Training
 
 MOST_FITTED = 20_000
 """Simulations, the latest, that coefficients are fitted to."""
@@ -34,10 +35,6 @@ class Surrogate(NamedTuple):
     power: float = 1.0
     """Of the likelihood: below 1 if the surrogate is too sure."""
 
-    def columns(self, unbounded: Array) -> Array:
-        """Features (n, p) of parameters in unbounded coordinates (n, dim)."""
-        return self.form.features(self.form.coordinates(unbounded))
-
     def at(self, rows: Array, places: Array | None = None) -> list[Coefficients]:
         """For each of some rows of summaries (m, s)."""
         scale = np.array([factor.scale for factor in self.factors]).T
@@ -58,17 +55,9 @@ class Surrogate(NamedTuple):
         return self.power * found
 
 
-def fit_surrogate(
-    form: Form, unbounded: Array, rows: Array, places: Array, weights: Array, success: Success | None
-) -> Surrogate:
-    """The surrogate of a form, fitted to simulations at parameters (n, dim) with summaries (n, s) and weights.
-
-    Any weights that depend on the parameters alone are right: they say where the fit should be best.
-    """
-    latest = slice(max(0, len(rows) - MOST_FITTED), None)
-    columns, sets = form.features(form.coordinates(unbounded[latest])), form.features.sets()
-    transformed = form.transform(rows[latest], places[latest])
-    factors = [
-        fit_factor(columns, transformed, weights[latest], k, terms, sets).factor for k, terms in enumerate(form.terms)
-    ]
+def fit_surrogate(form: Form, training: Training, success: Success | None) -> Surrogate:
+    """The surrogate of a form, fitted to simulations."""
+    theta, rows, places, weights = training.some(slice(-MOST_FITTED, None))
+    columns, sets, transformed = form.columns(theta), form.features.sets(), form.transform(rows, places)
+    factors = [fit_factor(columns, transformed, weights, k, terms, sets).factor for k, terms in enumerate(form.terms)]
     return Surrogate(form, tuple(factors), success)

@@ -14,7 +14,9 @@ from onedraw.estimators.weights import effective, systematic
 KEEP = 0.5
 """Effective share of the particles that one step of the power leaves."""
 MOVES, LAST_MOVES = 6, 24
+"""Of each particle after a step of the power, and after the last one."""
 MOST_STEPS = 60
+"""Of the power: the last of them goes to 1 whatever is left."""
 
 LogDensity = Callable[[Array], Array]
 

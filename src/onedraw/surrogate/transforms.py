@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.surrogate.features import Sets
 from onedraw.surrogate.likelihood import Terms, better, fit_factor
 
@@ -80,11 +79,6 @@ class Transform(NamedTuple):
 def _warped(some: Array, warps: tuple[Warp, ...]) -> Array:
     columns = [warp(column) for warp, column in zip(warps, some.T, strict=True)]
     return np.stack(columns, axis=1) if columns else np.empty((len(some), 0))
-
-
-def places_in_cells(n: int, width: int) -> Array:
-    """Places (n, width) of whole numbers in their cells, the same in every run."""
-    return Rng(0, Phase.RESAMPLE).bulk(Purpose.SIMULATE).random((n, width)) - 0.5
 
 
 def choose_transform(

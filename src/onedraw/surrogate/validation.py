@@ -9,7 +9,7 @@ weights. A surrogate that is right about the summaries but has posterior mass in
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from onedraw.surrogate.choice import Form
 from onedraw.surrogate.likelihood import better
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
+from onedraw.surrogate.training import Training
 
 POWERS = (1.0, 0.85, 0.7, 0.5)
 """Powers of the likelihood that are tried."""
@@ -75,8 +76,8 @@ class HeldOut(NamedTuple):
         return np.logaddexp(math.log1p(-OF_PRIOR) + ratios, math.log(OF_PRIOR))
 
 
-def choose_power(held: HeldOut, log_weights: Array) -> tuple[float, float]:
-    """The power of the likelihood that does best at held-out simulations, and its mean log ratio.
+def choose_power(held: HeldOut, log_weights: Array) -> float:
+    """The power of the likelihood that does best at held-out simulations.
 
     Less than 1 if that gains more than a standard error: a power that is too small biases the posterior to the prior.
     """
@@ -86,7 +87,7 @@ def choose_power(held: HeldOut, log_weights: Array) -> tuple[float, float]:
         others = held.bounded_ratios(log_weights, power)
         if better(others, scores, share, 1.0):
             best, scores = power, others
-    return best, float(scores.mean()) if len(scores) else 0.0
+    return best
 
 
 def _log_sum(values: Array) -> float:
@@ -102,57 +103,34 @@ def folds(held_out: Array, n: int) -> Iterator[Array]:
 
 
 def held_out_likelihoods(
-    form: Form,
-    unbounded: Array,
-    rows: Array,
-    places: Array,
-    weights: Array,
-    held_out: Array,
-    free: FreeDraws,
-    success: Success | None,
+    form: Form, training: Training, held_out: Array, free: FreeDraws, success: Success | None
 ) -> HeldOut:
     """Log likelihoods at the known parameters and at free draws, by surrogates that have not seen the simulation."""
     at_known, at_draws = np.empty(len(held_out)), np.empty((len(held_out), len(free.points)))
-    for part in folds(held_out, len(rows)):
-        kept = np.ones(len(rows), dtype=bool)
+    columns, of_free = form.columns(training.theta[held_out]), form.columns(free.points)
+    for part in folds(held_out, len(training.rows)):
+        kept = np.ones(len(training.rows), dtype=bool)
         kept[held_out[part]] = False
-        surrogate = fit_surrogate(form, unbounded[kept], rows[kept], places[kept], weights[kept], success)
-        some = held_out[part]
-        columns, of_free = surrogate.columns(unbounded[some]), surrogate.columns(free.points)
-        for place, (k, given) in zip(part, enumerate(surrogate.at(rows[some], places[some])), strict=True):
-            at_known[place] = surrogate.log_likelihood(columns[k : k + 1], given)[0]
+        surrogate, some = fit_surrogate(form, training.some(kept), success), training.some(held_out[part])
+        for place, given in zip(part, surrogate.at(some.rows, some.places), strict=True):
+            at_known[place] = surrogate.log_likelihood(columns[place : place + 1], given)[0]
             at_draws[place] = surrogate.log_likelihood(of_free, given)
     return HeldOut(at_known, at_draws)
 
 
-def jackknife_error(
-    surrogate: Surrogate,
-    unbounded: Array,
-    rows: Array,
-    places: Array,
-    weights: Array,
-    observed: Array,
-    draws: Array,
-    groups: int,
-) -> Array:
+def jackknife_error(surrogate: Surrogate, training: Training, observed: Array, draws: Array, groups: int) -> Array:
     """Standard errors (dim,) of posterior means from the simulations' number, by fits without a part of them.
 
     `draws` (n, dim) of the posterior are reweighted by what each fit says.
     """
-    columns = surrogate.columns(draws)
+    columns = surrogate.form.columns(draws)
     before = surrogate.log_likelihood(columns, surrogate.at(observed[None])[0])
     means = np.empty((groups, draws.shape[1]))
     for group in range(groups):
-        kept = np.arange(len(rows)) % groups != group
-        other = fit_surrogate(
-            surrogate.form, unbounded[kept], rows[kept], places[kept], weights[kept], surrogate.success
-        )
-        other = other._replace(power=surrogate.power)
+        kept = np.arange(len(training.rows)) % groups != group
+        other = fit_surrogate(surrogate.form, training.some(kept), surrogate.success)._replace(power=surrogate.power)
         ratio = other.log_likelihood(columns, other.at(observed[None])[0]) - before
         share = np.exp(ratio - ratio.max())
         means[group] = share @ draws / share.sum()
     found: Array = np.sqrt((groups - 1) / groups * np.square(means - means.mean(axis=0)).sum(axis=0))
     return found
-
-
-LogPrior = Callable[[Array], Array]
