@@ -9,10 +9,11 @@ from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
 from onedraw.results.assessment import Assessment
 from onedraw.results.learned_summary import _penalised
-from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs, _placed, _scores, share_unseen
+from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs, _placed, _scores, fitted_to, unseen
 from onedraw.results.regression import AdjustedDraws, Method
 from onedraw.results.trial import BROAD, TrialResult, log_density, log_with_broad
 from onedraw.run.bank import Bank
+from onedraw.surrogate.training import Training
 from onedraw.surrogate.validation import FreeDraws, HeldOut, choose_power
 
 NORMAL = od.Prior(theta=stats.norm(0, 1))
@@ -143,9 +144,45 @@ def test_draws_of_all_proposals():
 def test_posterior_mass_without_simulations_is_seen():
     rng = np.random.default_rng(1)
     theta, draws = rng.standard_normal((2000, 3)), rng.standard_normal((500, 3))
-    assert share_unseen(theta, draws) < 0.01
+    assert unseen(theta, draws).mean() < 0.01
     draws[:100] += 20.0
-    assert share_unseen(theta, draws) == pytest.approx(0.2, abs=0.02)
+    assert unseen(theta, draws)[:100].all() and unseen(theta, draws)[100:].mean() < 0.02
+
+
+def test_tails_of_the_posterior_are_not_unseen():
+    """In one dimension draws lie closely: those a little beyond all simulations stay."""
+    theta, draws = np.linspace(-2.8, 2.8, 4000)[:, None], np.random.default_rng(2).standard_normal((4000, 1))
+    assert np.abs(draws).max() > 3.0 and not unseen(theta, draws).any()
+
+
+def test_simulations_made_by_chance_do_not_count_as_a_look():
+    theta, draws = np.concatenate([np.zeros((50, 1)), np.full((5, 1), 9.0)]), np.array([[0.1]] * 30 + [[9.0]])
+    weights = np.where(np.arange(55) < 50, 1.0, 0.05)
+    learnt = LearntLikelihood(None, Training(theta, theta, theta, weights), None, False, None, None, None)
+    assert learnt.unseen(draws).tolist() == [False] * 30 + [True]
+
+
+def test_a_learnt_likelihood_does_not_forget_where_earlier_stages_looked():
+    assert fitted_to(20_000).tolist() == list(range(20_000))
+    number = fitted_to(100_000)
+    assert len(np.unique(number)) == 20_000 and number[-10_000:].tolist() == list(range(90_000, 100_000))
+    assert np.diff(number[:10_000]).max() == 9
+
+
+def test_draws_where_no_stage_has_looked_are_left_out(monkeypatch):
+    """Of a posterior with a tenth of its mass in the wrong place, the rest is left, as many draws as were asked for."""
+    draws = LearntLikelihood.draws
+
+    def with_false_mass(self, simulations, number, rng):
+        found = draws(self, simulations, number, rng)
+        if number == 777:
+            found[::10] += 40.0
+        return found
+
+    monkeypatch.setattr(LearntLikelihood, "draws", with_false_mass)
+    post = od.infer(od.Model(NORMAL, noisy, 2.0), budget=300, seed=1, draws=777)
+    assert post.draws["theta"].shape == (1, 777) and post.draws["theta"].max() < 10
+    assert any("10 % of the posterior lies where there are hardly any simulations" in note for note in post.notes)
 
 
 class TestPlaces:

@@ -32,7 +32,7 @@ from onedraw.surrogate.surrogate import fit_surrogate
 from onedraw.surrogate.tempering import KEEP, next_power, proposals, tempered_draws
 from onedraw.surrogate.training import Training, training_of
 from onedraw.surrogate.transforms import LEAST_VARIED, Transform, Warp, choose_transform
-from onedraw.surrogate.validation import FreeDraws, HeldOut, folds, held_out_likelihoods, jackknife_error
+from onedraw.surrogate.validation import FreeDraws, HeldOut, choice_error, folds, held_out_likelihoods, jackknife_error
 
 TINY = 1e-10
 """A penalty that changes nothing."""
@@ -1105,3 +1105,20 @@ class TestValidation:
             errors.append(jackknife_error(surrogate, given, observed, draws, 8))
         spread = np.std(means, ddof=1)
         assert math.sqrt(np.mean(np.square(errors))) == pytest.approx(spread, rel=0.25)
+
+    def test_the_error_of_the_choice_is_half_of_what_other_forms_differ_by(self, monkeypatch):
+        """Forms that make the posterior of a normal mean twice as wide and half as wide, by exact normal posteriors."""
+        rng = np.random.default_rng(9)
+        theta = rng.normal(size=(4000, 1))
+        rows = theta + rng.normal(size=(4000, 1))
+        given, observed = training(theta, rows), np.array([2.0])
+        form = plain_recipe(theta, rows, Terms("1", "0", "0"), most=2)
+        surrogate = fit_surrogate(form, given, None)
+        draws = stats.norm(1.0, math.sqrt(0.5)).ppf((np.arange(2000) + 0.5) / 2000)[:, None]
+        assert choice_error(surrogate, given, observed, draws) == pytest.approx(0.0, abs=0.02)
+        # A constant in place of the slope: the likelihood says nothing, and draws are weighted back to the prior.
+        other = form._replace(terms=(Terms("0", "0", "0"),))
+        monkeypatch.setattr("onedraw.surrogate.validation.choose_form", lambda *_, **__: other)
+        back = stats.norm(0.0, 1.0).pdf(draws) / stats.norm(1.0, math.sqrt(0.5)).pdf(draws)
+        moved = np.average(draws, weights=back) - draws.mean()
+        assert choice_error(surrogate, given, observed, draws) == pytest.approx(abs(moved) / math.sqrt(2), rel=0.05)

@@ -122,7 +122,6 @@ def assess(
     The first `pilot` simulations are from the prior.
     """
     own, theta, rows = own_distance(model), simulations.theta, simulations.rows
-    weights = simulations.log_weights(theta)
     name, scale = scaled_summary(model, rows[:pilot])
     maps, names = [scale], [name]
     order = [np.argsort(_distances(scale, own, model)(rows), kind="stable")]
@@ -133,10 +132,10 @@ def assess(
             names.append("learnt summaries")
             order.append(np.argsort(_distances(learnt, None, model)(rows), kind="stable"))
     index = np.unique(np.concatenate([some[:NEAREST] for some in order]))
-    observed = tuple(one(model.observed_row[None])[0] for one in maps)
+    weights, observed = simulations.log_weights(theta[index]), tuple(one(model.observed_row[None])[0] for one in maps)
     neighbourhoods = []
     for one, there in zip(maps, observed, strict=True):
-        near = Neighbourhood(theta[index], one(rows[index]), weights[index], ~np.asarray(model.prior.discrete), (), own)
+        near = Neighbourhood(theta[index], one(rows[index]), weights, ~np.asarray(model.prior.discrete), (), own)
         neighbourhoods.append(with_clusters(near, there) if len(index) >= FEWEST_CLUSTERED else near)
     most = held_out_count(thorough)
     each = max(1, (most if own is None else min(most, HELD_OUT_OF_OWN)) // len(maps))
@@ -158,7 +157,7 @@ def assess(
         return found
     to_compare = standardising(neighbourhoods[0], trial.held_out) if trial.tried else np.eye(theta.shape[1])
     held_out = index[trial.held_out]
-    return found._replace(learnt=learn_likelihood(simulations, weights, described, held_out, to_compare, rng, thorough))
+    return found._replace(learnt=learn_likelihood(simulations, described, held_out, to_compare, rng, thorough))
 
 
 def _described(maps: list[Rows], rows: Array, observed: Array) -> Described | None:

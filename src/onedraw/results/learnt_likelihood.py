@@ -16,8 +16,17 @@ from onedraw.surrogate.success import Success, fit_success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
 from onedraw.surrogate.tempering import tempered_draws
 from onedraw.surrogate.training import Training, training_of
-from onedraw.surrogate.validation import FreeDraws, HeldOut, choose_power, held_out_likelihoods, jackknife_error
+from onedraw.surrogate.validation import (
+    FreeDraws,
+    HeldOut,
+    choice_error,
+    choose_power,
+    held_out_likelihoods,
+    jackknife_error,
+)
 
+MOST_FITTED, EARLIER = 20_000, 0.5
+"""Simulations that a surrogate is fitted to, and the share of them that is not of the latest."""
 FREE, FREE_BRIEFLY = 4000, 2000
 """Draws over which posteriors of held-out simulations are normalised."""
 BREADTH = 2.0
@@ -35,7 +44,10 @@ CALIBRATION = 100
 MOST_PLACED = 1000
 """Draws of the posterior that are compared with the simulations."""
 FAR = 5.0
-"""Distance from all simulations, in usual distances between draws, beyond which a draw is unseen."""
+"""Distance from all simulations, in usual distances between draws, beyond which a draw is unseen; at least a posterior
+standard deviation."""
+LOOKED = 0.5
+"""Weight from which a simulation was made to look there, and not by chance."""
 FEWEST_PLACED = 10.0
 """Effective draws among which a known parameter is placed."""
 MOST_COLUMNS = 40
@@ -111,37 +123,56 @@ class LearntLikelihood(NamedTuple):
             rng,
         )
 
+    def unseen(self, draws: Array) -> Array:
+        """Which of some draws (n, dim) are where no stage has looked."""
+        return unseen(self.training.theta[self.training.weights >= LOOKED], draws)
+
     def effective_draws(self, draws: Array) -> float:
         """How many independent draws would give posterior means as exactly as these draws (n, dim) do."""
-        error = jackknife_error(self.surrogate, self.training, self.observed, draws, GROUPS)
+        given = self.surrogate, self.training, self.observed, draws
+        error = np.hypot(jackknife_error(*given, GROUPS), choice_error(*given))
         variance = draws.var(axis=0)
         some = variance > 0
         return float(1.0 / (np.mean(np.square(error[some]) / variance[some]) + 1.0 / len(draws))) if some.any() else 1.0
 
 
-def share_unseen(theta: Array, draws: Array) -> float:
-    """Share of draws (m, dim) that are farther from all simulations (n, dim) than nearly all of these are.
+def unseen(theta: Array, draws: Array) -> Array:
+    """Which of some draws (m, dim) are farther from all simulations (n, dim) than nearly all draws should be.
 
     >>> theta = np.random.default_rng(1).standard_normal((500, 2))
-    >>> share_unseen(theta, 0.5 * theta), share_unseen(theta, 9.0 + theta)
+    >>> float(unseen(theta, 0.5 * theta).mean()), float(unseen(theta, np.append(theta, [[9.0, 9.0]], axis=0)).sum())
     (0.0, 1.0)
     """
     from scipy.spatial import cKDTree
 
-    whole = np.atleast_2d(np.cov(draws, rowvar=False))
-    dim = theta.shape[1]
+    whole, dim = np.atleast_2d(np.cov(draws, rowvar=False)), theta.shape[1]
     whiten = np.linalg.inv(np.linalg.cholesky(whole + 1e-9 * np.diag(np.diag(whole)) + 1e-300 * np.eye(dim)))
-    tree, there = cKDTree(theta @ whiten.T), draws[:: -(-len(draws) // MOST_PLACED)] @ whiten.T
-    away, _ = tree.query(there, k=1)
+    there = draws @ whiten.T
     # From a fourth as many draws of the posterior itself as there are simulations, others are this far.
-    some = max(5, min(len(there) // 2, len(theta) // 4))
-    usual = np.median(cKDTree(there[:some]).query(there[some:], k=1)[0]) if len(there) > some else 0.0
-    return float(np.mean(away > FAR * max(float(usual), 1e-12)))
+    some = there[:: -(-len(there) // MOST_PLACED)]
+    number = max(5, min(len(some) // 2, len(theta) // 4))
+    usual = np.median(cKDTree(some[:number]).query(some[number:], k=1)[0]) if len(some) > number else 0.0
+    away, _ = cKDTree(theta @ whiten.T).query(there, k=1, distance_upper_bound=max(FAR * float(usual), 1.0))
+    return np.isinf(away)
+
+
+def fitted_to(n: int) -> Array:
+    """Which of n simulations a surrogate is fitted to: the latest, and some of all earlier ones.
+
+    Without these a fit forgets where earlier stages have looked in vain.
+
+    >>> len(fitted_to(500)), len(fitted_to(10**6)), int(fitted_to(10**6)[0])
+    (500, 20000, 0)
+    """
+    if n <= MOST_FITTED:
+        return np.arange(n)
+    earlier = round(EARLIER * MOST_FITTED)
+    latest = np.arange(n - (MOST_FITTED - earlier), n)
+    return np.concatenate([np.linspace(0, latest[0], earlier, endpoint=False).astype(np.int64), latest])
 
 
 def learn_likelihood(
     simulations: SimulatedPairs,
-    log_weights: Array,
     described: Described,
     held_out: Array,
     scale: Array,
@@ -150,14 +181,15 @@ def learn_likelihood(
 ) -> LearntLikelihood | None:
     """The surrogate of these simulations, and how it does at those held out; None if no summary varies.
 
-    `log_weights` (n,) are those of all simulations; `scale` (dim, dim) takes parameters to the coordinates in which
-    densities are compared.
+    `scale` (dim, dim) takes parameters to the coordinates in which densities are compared.
     """
-    theta, aimed = simulations.theta, simulations.aimed(log_weights)
-    odd, weights = np.arange(len(theta)) % 2 == 1, np.maximum(aimed, LEAST_RELEVANCE)
+    number = np.union1d(fitted_to(len(simulations.theta)), held_out)
+    theta, rows, held_out = simulations.theta[number], described.rows[number], np.searchsorted(number, held_out)
+    aimed = simulations.aimed(simulations.log_weights(theta))
+    odd, weights = number % 2 == 1, np.maximum(aimed, LEAST_RELEVANCE)
     # A learnt summary was learnt from the even ones, and fits them too well.
     calibration = np.unique(systematic(np.where(odd, aimed, 0.0), min(CALIBRATION, len(aimed) // 4), rng.random()))
-    training = training_of(theta, described.rows, np.where(odd, weights, LEAST_WEIGHT) if described.learnt else weights)
+    training = training_of(theta, rows, np.where(odd, weights, LEAST_WEIGHT) if described.learnt else weights)
     both = np.unique(np.concatenate([held_out, calibration]))
     free = _free_draws(simulations, theta[both], FREE if thorough else FREE_BRIEFLY, rng)
     form = choose_form(simulations.support, training, described.observed, thorough)

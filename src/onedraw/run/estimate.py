@@ -14,10 +14,13 @@ from onedraw.results.diagnostics import (
     share_nearer,
     tolerance_path,
 )
-from onedraw.results.learnt_likelihood import LearntLikelihood, share_unseen
+from onedraw.results.learnt_likelihood import LearntLikelihood
 from onedraw.results.regression import effective_draws, posterior_draws
 from onedraw.run.bank import Bank
 from onedraw.run.result import Result
+
+MOST_LEFT_OUT = 0.5
+"""Share of the draws of a learnt likelihood that may be left out because no simulation is near them."""
 
 
 def estimated(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.random.Generator, reason: str) -> Result:
@@ -64,16 +67,20 @@ def _learnt(
     """Draws of the posterior under a learnt likelihood and everything there is to say of them."""
     simulations, names = bank.simulations(), model.prior.names
     theta = learnt.draws(simulations, draws, rng)
+    far = learnt.unseen(theta)
+    left_out = float(far.mean())
+    if 0.0 < left_out < MOST_LEFT_OUT:
+        theta = theta[np.resize(np.flatnonzero(~far), draws)]
     effective = learnt.effective_draws(theta)
     nearer = share_nearer(model, simulations.rows[: bank.ends[0]])
-    unseen, number = share_unseen(simulations.theta, theta), len(simulations.rows)
+    number = len(simulations.rows)
     return Result(
         theta=np.asfortranarray(bank.support.bounded(theta))[None],
         distances=None,
         reason=reason,
         made=f"{draws:,} draws of a learnt likelihood, effective sample size {effective:.0f}",
         settings={**learnt_settings(found, learnt, names, len(bank.mixtures)), "stages": len(bank.ends)},
-        notes=tuple(learnt_notes(found, learnt, names, len(bank.mixtures), number, effective, nearer, unseen)),
+        notes=tuple(learnt_notes(found, learnt, names, len(bank.mixtures), number, effective, nearer, left_out)),
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,

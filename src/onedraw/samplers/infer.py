@@ -60,8 +60,9 @@ PILOT, PILOT_GROWTH = 200, 0.7
 FEWEST_PILOT = 20
 GROWTH = 0.5
 """Simulations of a stage, as a share of all before it."""
-LAST = 0.35
-"""A rest of the budget below this share of what was done is no stage of its own."""
+LAST, LOOK = 0.35, 0.15
+"""A rest of the budget below the first share of what was done is no stage of its own. The second is the share of the
+budget that is left for a last look at where the posterior seems to be."""
 SMALL_REST = 0.02
 """A rest of the budget below this share, left by proposals outside the prior, goes to the prior, which makes none."""
 COMPONENTS, TRIAL_COMPONENTS = 300, 200
@@ -149,13 +150,16 @@ def next_size(budget: int, done: int) -> int:
     >>> while done < 1000:
     ...     sizes.append(next_size(1000, done)); done += sizes[-1]
     >>> sizes
-    [200, 100, 150, 225, 325]
+    [200, 100, 150, 400, 150]
     """
     left = budget - done
     if done == 0:
         return min(budget, max(FEWEST_PILOT, round(PILOT * (budget / 1000) ** PILOT_GROWTH)))
-    size = max(1, round(GROWTH * done))
-    return left if left - size < LAST * (done + size) else size
+    size, look = max(1, round(GROWTH * done)), round(LOOK * budget)
+    if left <= look:
+        return left
+    rest = left - look
+    return rest if rest - size < LAST * (done + size) else size
 
 
 def check_size(budget: int) -> int:

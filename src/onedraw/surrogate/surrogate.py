@@ -10,9 +10,6 @@ from onedraw.surrogate.likelihood import Factor, fit_factor
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.training import Training
 
-MOST_FITTED = 20_000
-"""Simulations, the latest, that coefficients are fitted to."""
-
 
 class Coefficients(NamedTuple):
     """A surrogate for one row of summaries, as a function of the features of parameters."""
@@ -57,7 +54,7 @@ class Surrogate(NamedTuple):
 
 def fit_surrogate(form: Form, training: Training, success: Success | None) -> Surrogate:
     """The surrogate of a form, fitted to simulations."""
-    theta, rows, places, weights = training.some(slice(-MOST_FITTED, None))
+    theta, rows, places, weights = training
     columns, sets, transformed = form.columns(theta), form.features.sets(), form.transform(rows, places)
     factors = [fit_factor(columns, transformed, weights, k, terms, sets).factor for k, terms in enumerate(form.terms)]
     return Surrogate(form, tuple(factors), success)

@@ -9,13 +9,13 @@ weights. A surrogate that is right about the summaries but has posterior mass in
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.surrogate.choice import Form
+from onedraw.surrogate.choice import Form, choose_form
 from onedraw.surrogate.likelihood import better
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
@@ -123,14 +123,38 @@ def jackknife_error(surrogate: Surrogate, training: Training, observed: Array, d
 
     `draws` (n, dim) of the posterior are reweighted by what each fit says.
     """
-    columns = surrogate.form.columns(draws)
-    before = surrogate.log_likelihood(columns, surrogate.at(observed[None])[0])
-    means = np.empty((groups, draws.shape[1]))
-    for group in range(groups):
-        kept = np.arange(len(training.rows)) % groups != group
-        other = fit_surrogate(surrogate.form, training.some(kept), surrogate.success)._replace(power=surrogate.power)
-        ratio = other.log_likelihood(columns, other.at(observed[None])[0]) - before
-        share = np.exp(ratio - ratio.max())
-        means[group] = share @ draws / share.sum()
+    number = np.arange(len(training.rows)) % groups
+    others = (_fitted_as(surrogate, surrogate.form, training.some(number != group)) for group in range(groups))
+    means = _reweighted_means(surrogate, others, observed, draws)
     found: Array = np.sqrt((groups - 1) / groups * np.square(means - means.mean(axis=0)).sum(axis=0))
     return found
+
+
+def choice_error(surrogate: Surrogate, training: Training, observed: Array, draws: Array) -> Array:
+    """Standard errors (dim,) of posterior means from the form's choice, by forms that halves of the simulations choose.
+
+    If all forms were as good as each other, their means would differ by twice the variance of one.
+    """
+    # Where simulations fail is the same for all.
+    surrogate, support = surrogate._replace(success=None), surrogate.form.coordinates.support
+    forms = (choose_form(support, training.some(slice(half, None, 2)), observed, thorough=False) for half in (0, 1))
+    others = (_fitted_as(surrogate, form, training) for form in forms if form is not None)
+    away = _reweighted_means(surrogate, others, observed, draws) - draws.mean(axis=0)
+    found: Array = np.sqrt(0.5 * np.square(away).mean(axis=0)) if len(away) else np.zeros(draws.shape[1])
+    return found
+
+
+def _fitted_as(surrogate: Surrogate, form: Form, training: Training) -> Surrogate:
+    """The surrogate of another form or other simulations."""
+    return fit_surrogate(form, training, surrogate.success)._replace(power=surrogate.power)
+
+
+def _reweighted_means(surrogate: Surrogate, others: Iterable[Surrogate], observed: Array, draws: Array) -> Array:
+    """Means (m, dim) of draws from the posterior of a surrogate, reweighted by what others say."""
+    before = surrogate.log_likelihood(surrogate.form.columns(draws), surrogate.at(observed[None])[0])
+    means = np.empty((0, draws.shape[1]))
+    for other in others:
+        ratio = other.log_likelihood(other.form.columns(draws), other.at(observed[None])[0]) - before
+        share = np.exp(ratio - ratio.max())
+        means = np.append(means, [share @ draws / share.sum()], axis=0)
+    return means
