@@ -61,7 +61,9 @@ class Placed(NamedTuple):
     """All draws of the posterior."""
 
 
-def placed(truth: Array, post: Posterior, most: int, reference: Array, scale: Array, rng: np.random.Generator) -> Placed:
+def placed(
+    truth: Array, post: Posterior, most: int, reference: Array, scale: Array, rng: np.random.Generator
+) -> Placed:
     """The places of the truth (dim,) among at most `most` draws of a posterior.
 
     `reference` is TARP's point, and `scale` (dim,) puts the parameters into one unit.
@@ -290,8 +292,10 @@ class Calibration:
         wrong = sorted((one for one in self.rows if one.told), key=lambda one: one.p)
         found = [one.told for one in wrong]
         if self.unanswered:
-            share = f"{self.unanswered} of {len(self.picked)} data sets have no posterior, since nothing was accepted"
-            found.append(f"{share}: the others were easier to analyse, and say little about these")
+            found.append(
+                f"the analysis of {self.unanswered} of {len(self.picked)} data sets gave no draws: the others were "
+                "easier to analyse, and say little about these"
+            )
         return tuple(found)
 
     @property
@@ -343,14 +347,14 @@ class Calibration:
 
     def _table(self) -> list[str]:
         wide = max(len("by chance"), *map(len, self.quantities))
-        head = f"{'':{wide}}  {'p':>6} {'bias':>6} {'width':>6} {'sharpness':>9} "
+        head = f"{'':{wide}}  {'p':>7} {'bias':>6} {'width':>6} {'sharpness':>9} "
         lines = [head + " ".join(f"{100 * level:>6.0f} %" for level in LEVELS)]
         for one in self.rows:
-            numbers = "".join(f"{_shown(value):>{w}} " for value, w in _columns(one))
+            numbers = f"{shown_p(one.p):>7} " + "".join(f"{_shown(value):>{w}} " for value, w in _columns(one))
             lines.append(f"{one.name:{wide}}  {numbers}" + " ".join(f"{100 * held:>8.1f}" for held in one.coverage))
         bands = [chance_band(self.number, level) for level in LEVELS]
         chance = " ".join(f"{f'{100 * float(low):.0f}–{100 * float(high):.0f}':>8}" for low, high in bands)
-        return [*lines, f"{'by chance':{wide}}  {'':>6} {'':>6} {'':>6} {'':>9} {chance}"]
+        return [*lines, f"{'by chance':{wide}}  {'':>7} {'':>6} {'':>6} {'':>9} {chance}"]
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write the verdict, the table and the pictures as one offline HTML file; returns its path."""
@@ -358,11 +362,20 @@ class Calibration:
 
 
 def _columns(one: Calibrated) -> list[tuple[float, int]]:
-    return [(one.p, 6), (one.bias, 6), (one.width, 6), (one.sharpness, 9)]
+    return [(one.bias, 6), (one.width, 6), (one.sharpness, 9)]
 
 
 def _shown(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.2g}" if 0 < value < 0.01 else f"{value:.2f}"
+    return "" if math.isnan(value) else f"{value:.2f}"
+
+
+def shown_p(p: float) -> str:
+    """A p-value as text.
+
+    >>> shown_p(1e-7), shown_p(0.0123), shown_p(0.5)
+    ('< 0.001', '0.012', '0.50')
+    """
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
 class Visible(NamedTuple):

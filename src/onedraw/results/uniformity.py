@@ -81,10 +81,10 @@ def counts_of(places: Array, cells: int) -> Array:
 def bins_for(n: int, ranks: int) -> int:
     """The number of bins for n data sets: it divides the number of ranks, so that no bin gets more of them.
 
-    >>> bins_for(200, 100), bins_for(1000, 100), bins_for(20, 100)
+    >>> bins_for(199, 100), bins_for(1000, 100), bins_for(20, 100)
     (10, 20, 2)
     """
-    return max(many for many in range(2, MOST_BINS + 1) if ranks % many == 0 and (many == 2 or many <= n / EACH))
+    return max(many for many in range(2, MOST_BINS + 1) if ranks % many == 0 and (many == 2 or many <= round(n / EACH)))
 
 
 def p_of_bins(counts: Array) -> float:

@@ -64,7 +64,7 @@ DATA, ANALYSIS, RANKS, PRIOR, BANK = range(5)
 """Names of the streams of each data set, and of the whole."""
 
 
-class Bank(NamedTuple):
+class PriorBank(NamedTuple):
     """Simulations at draws from the prior that all data sets share."""
 
     theta: Array
@@ -89,7 +89,7 @@ class Analyse:
     """(dim,): the spread of the prior."""
     most: int
     """Draws that a rank is made of."""
-    bank: Bank | None = None
+    bank: PriorBank | None = None
 
     def __call__(self, block: Block) -> Outcome:
         if self.entry is not None:
@@ -221,7 +221,7 @@ def independent_posterior(theta: Array, model: Model, seed: int) -> Posterior:
 
 
 def from_bank(
-    bank: Bank, model: Model, method: Callable[..., Any], arguments: Mapping[str, Any], seed: int
+    bank: PriorBank, model: Model, method: Callable[..., Any], arguments: Mapping[str, Any], seed: int
 ) -> Posterior:
     """The posterior of one data set from simulations that all data sets share; it costs none."""
     if method is algorithm_1.rejection:
@@ -235,7 +235,7 @@ def _as_it_is(rows: Array) -> Array:
     return rows
 
 
-def rejected_from_bank(bank: Bank, model: Model, seed: int, kernel: Kernel, draws: int | None = None) -> Posterior:
+def rejected_from_bank(bank: PriorBank, model: Model, seed: int, kernel: Kernel, draws: int | None = None) -> Posterior:
     """Algorithm 1 over the bank: with a uniform kernel, the draws of `od.rejection` with the bank's seed."""
     log_weight = kernel.log_weight(model.distances(bank.rows[:, None, :])[:, 0])
     log_u = -np.random.default_rng(seed).standard_exponential(len(log_weight))
@@ -245,7 +245,7 @@ def rejected_from_bank(bank: Bank, model: Model, seed: int, kernel: Kernel, draw
 # --- the plan -----------------------------------------------------------------------------------------------
 
 
-def plan(task: Analyse, data_sets: int, bank: Plan[Bank] | None) -> Plan[Outcome]:
+def plan(task: Analyse, data_sets: int, bank: Plan[PriorBank] | None) -> Plan[Outcome]:
     """The bank, if there is one, and then the data sets; what was done in time, if that is enough."""
     try:
         if bank is not None:
@@ -267,7 +267,7 @@ def plan(task: Analyse, data_sets: int, bank: Plan[Bank] | None) -> Plan[Outcome
     return outcome
 
 
-def make_bank(model: Model, budget: int, seed: int, on_error: str) -> Plan[Bank]:
+def make_bank(model: Model, budget: int, seed: int, on_error: str) -> Plan[PriorBank]:
     """Simulations at draws from the prior: Algorithm 1 with a tolerance that accepts everything."""
     estimator = AbcAverage(
         model, uniform(EVERYTHING), on_error=on_error, keep_distances=True, early=False, keep_rows=True
@@ -275,8 +275,8 @@ def make_bank(model: Model, budget: int, seed: int, on_error: str) -> Plan[Bank]
     arguments = {"seed": derived_seed(seed, BANK), "keep": "summaries", "block": block_size(model, 1)}
     result = yield from algorithm_1.plan(estimator, arguments, [Limits(None, budget)])
     _refuse_unfinished_bank(result.reason)
-    assert result.bank is not None and result.bank.rows is not None
-    return Bank(result.bank.theta, result.bank.rows[:, 0, :], result.model.distance)
+    assert result.model is not None and result.bank is not None and result.bank.rows is not None
+    return PriorBank(result.bank.theta, result.bank.rows[:, 0, :], result.model.distance)
 
 
 def _refuse_unfinished_bank(reason: str) -> None:
@@ -445,16 +445,16 @@ def spread_of_prior(model: Model, seed: int) -> tuple[Array, Array]:
     return sd, scale
 
 
-def notes_on(
-    draws: Array, data_sets: int, ranks: int, budget: int | None, shared: bool, own: bool
-) -> tuple[str, ...]:
+def notes_on(draws: Array, data_sets: int, ranks: int, budget: int | None, shared: bool, own: bool) -> tuple[str, ...]:
     """What a reader should know."""
     notes = []
     if len(draws) < data_sets:
         notes.append(f"max_seconds passed after {len(draws)} of {data_sets} data sets")
     few = np.median(draws[:, 0])
     if few < ranks // 5:
-        notes.append(f"the posteriors have few effective draws (half of them at most {few:.0f}): small errors are not seen")
+        notes.append(
+            f"the posteriors have few effective draws (half of them at most {few:.0f}): small errors are not seen"
+        )
     if shared and budget is not None and budget < BANK_EACH * data_sets:
         notes.append(
             f"the bank has {budget:,} simulations for {data_sets} data sets: its own error, which all data sets share, "
