@@ -179,7 +179,7 @@ class Calibrated(NamedTuple):
         return f"the posterior of {self.name} is {wrong}: 90 % intervals hold the truth in {ninety} of the data sets"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Calibration:
     """How an analysis does on data sets drawn from the prior, whose true parameters are known.
 
@@ -330,6 +330,9 @@ class Calibration:
         return "\n".join((*self._heading(), "", *self._table(), *(f"note: {note}" for note in self.notes)))
 
     __str__ = summary
+
+    def __repr__(self) -> str:
+        return f"Calibration({self.title}: {self.level})"
 
     def _heading(self) -> Sequence[str]:
         told = [f"- {one}" for one in self.findings]

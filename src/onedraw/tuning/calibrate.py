@@ -358,7 +358,7 @@ def calibrate(
         **checked.identity(estimator),
     }  # fmt: skip
     bank = make_bank(estimator.model, budget, checked.seed, checked.on_error) if shared and budget else None
-    parts = {"arguments": dict(arguments or {}), **({} if entry is not None else {"method": method})}
+    parts = {"the method's arguments": dict(arguments or {})} | ({} if entry is not None else {"method": method})
     outcome, cost = Run(
         "calibrate", asked, lambda: specify_model("calibrate", model, asked, **parts), checked,
         lambda limits: plan(task, data_sets, bank), model.prior, None,
