@@ -30,7 +30,7 @@ from onedraw.results.uniformity import (
     two_sided,
     uniformity,
 )
-from onedraw.tuning.calibrate import BANK, draw_data_set
+from onedraw.tuning.calibrate import BANK, DATA, draw_data_set
 from tests.deadlines import LONG, up_after
 
 L = 99
@@ -335,7 +335,8 @@ FORMS = {
         od.batched(lambda y: y.mean(axis=1)),
     ),
     "plain, batched summary": (
-        lambda rng, mu: {"y": rng.normal(mu, 1.0, size=3)}, {"y": np.zeros(3)}, od.batched(lambda y: y["y"].mean(axis=1)),
+        lambda rng, mu: {"y": rng.normal(mu, 1.0, size=3)}, {"y": np.zeros(3)},
+        od.batched(lambda y: y["y"].mean(axis=1)),
     ),
     "staged": (
         od.staged(lambda mu: mu, lambda rng, mu, m: rng.normal(mu, 1.0, size=(m, 3))), np.zeros(3), np.mean,
@@ -420,9 +421,9 @@ def test_samplers_are_called_with_their_arguments(model):
 )
 def test_chains_and_weighted_samplers(method, arguments):
     fast = od.Model(od.Prior(mu=stats.norm(0, 1)), od.batched(simulate), observed=2.0)
-    found = od.calibrate(fast, method, budget=1500, data_sets=40, seed=1, arguments=arguments)
-    assert found.level == "green" and found.cost.simulations <= 40 * 1501
-    assert (found.picked <= L).all() and found.number == 40
+    found = od.calibrate(fast, method, budget=800, data_sets=20, seed=1, arguments=arguments)
+    assert found.level == "green" and found.cost.simulations <= 20 * 801
+    assert (found.picked <= L).all() and found.number == 20
 
 
 def test_methods_may_return_draws_in_any_form(model):
@@ -522,19 +523,9 @@ def test_a_learnt_distance_is_shared_too():
 def test_shared_right_analyses_are_green_at_the_stated_rate():
     """Data sets that share a bank are not independent: its own error must be small against that of the tests."""
     fast = od.Model(od.Prior(mu=stats.norm(0, 1)), od.batched(simulate), observed=2.0)
-    levels = [
-        od.calibrate(
-            fast,
-            od.rejection,
-            budget=5000,
-            data_sets=100,
-            shared=True,
-            seed=seed,
-            arguments={"kernel": od.uniform(0.1)},
-        ).level
-        for seed in range(40)
-    ]
-    assert levels.count("green") >= 34
+    given = {"budget": 5000, "data_sets": 100, "shared": True, "arguments": {"kernel": od.uniform(0.1)}}
+    levels = [od.calibrate(fast, od.rejection, seed=seed, **given).level for seed in range(25)]
+    assert levels.count("green") >= 21
 
 
 def test_a_small_bank_is_told(model):
@@ -545,15 +536,21 @@ def test_a_small_bank_is_told(model):
 
 
 def test_shared_and_separate_infer_agree():
+    """Both ways find the exact posterior of each data set, as far as 80 simulations can."""
     fast = od.Model(od.Prior(mu=stats.norm(0, 1)), od.batched(simulate), observed=2.0)
-    given = {"budget": 100, "data_sets": 20, "arguments": {"draws": 200}}
-    shared = od.calibrate(fast, seed=1, shared=True, **given)
-    separate = od.calibrate(fast, seed=1, **given)
-    assert shared.cost.simulations == 120 and separate.cost.simulations == 20 * 101
-    assert (shared.theta == separate.theta).all()
-    # The same data sets: the same posteriors, but for what 100 simulations leave open.
-    assert np.median(abs(shared.mean - separate.mean)) < 0.2 * POSTERIOR_SD
-    assert shared["mu"].sharpness == pytest.approx(separate["mu"].sharpness, rel=0.15)
+    shared = od.calibrate(fast, budget=80, data_sets=20, seed=2, shared=True, arguments={"draws": 200})
+    assert shared.cost.simulations == 100
+    errors = []
+    for number in range(20):
+        _, one, _ = draw_data_set(fast, derived_seed(2, DATA, number), "reject")
+        errors.append((shared.mean[number, 0] - one.observed / 2) / POSTERIOR_SD)
+        if number < 3:
+            separate = od.infer(one, budget=80, draws=200, seed=number).draws["mu"]
+            assert abs(separate.mean() - shared.mean[number, 0]) < 0.6 * POSTERIOR_SD
+            assert separate.std() == pytest.approx(shared.sd[number, 0], rel=0.4)
+    # In posterior sds; all data sets share the bank, and with it most of the error.
+    assert np.median(np.abs(errors)) < 3 / math.sqrt(80)
+    assert shared["mu"].sharpness == pytest.approx(POSTERIOR_SD, rel=0.2)
 
 
 # Files, workers, signals
