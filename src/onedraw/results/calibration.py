@@ -44,6 +44,11 @@ SMALL, SMALL_DIFFERENCE = 0.1, 0.05
 MANY_UNANSWERED = 0.05
 """Share of data sets without a posterior from which the verdict is red."""
 JOINT, TARP = "joint", "TARP"
+HEADLINES = {
+    "green": "No sign that the posteriors are wrong",
+    "amber": "There is a doubt: the posteriors may be a little wrong",
+    "red": "The posteriors are wrong",
+}
 TAILS: tuple[str | float, ...] = ("mean", 0.05, 0.95)
 """Estimates whose effective draws count."""
 
@@ -274,6 +279,12 @@ class Calibration:
         return len(self.picked) - self.number
 
     @property
+    def of_tests(self) -> str:
+        """The level of the worst quantity."""
+        levels = {one.level for one in self.rows}
+        return next(level for level in ("red", "amber", "green") if level in levels)
+
+    @property
     def level(self) -> str:
         """The verdict: "green", "amber" or "red".
 
@@ -281,10 +292,9 @@ class Calibration:
         red if it is below .01 and what is wrong is more than small. So a right analysis is not green in at most 5 % of
         cases. Data sets without a posterior give amber, and red if they are more than 5 %.
         """
-        every = {one.level for one in self.rows}
-        if self.unanswered:
-            every.add("red" if self.unanswered > MANY_UNANSWERED * len(self.picked) else "amber")
-        return next(level for level in ("red", "amber", "green") if level in {*every, "green"})
+        if self.of_tests == "red" or self.unanswered > MANY_UNANSWERED * len(self.picked):
+            return "red"
+        return "amber" if self.unanswered else self.of_tests
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -301,27 +311,25 @@ class Calibration:
     @property
     def headline(self) -> str:
         """The verdict in words."""
-        if self.level == "green":
-            return "No sign that the posteriors are wrong"
-        if self.level == "red":
-            return "The posteriors are wrong"
-        return "There is a doubt: the posteriors may be a little wrong"
+        if self.unanswered and self.of_tests == "green":
+            return f"{self.unanswered} of {len(self.picked)} data sets have no posterior"
+        return HEADLINES[self.of_tests]
 
     @property
     def advice(self) -> str:
         """What to do next."""
-        narrow = any(one.told and one.width < 1 for one in self.rows)
         if self.level == "green":
             smallest = visible(self.number, len(self.rows))
             return (
-                f"With {self.number} data sets, an sd that is wrong by {100 * smallest.width:.0f} % or a bias of "
-                f"{smallest.bias:.2f} posterior sds would have been found in 9 of 10 cases. State the number of data "
+                f"With {self.number} data sets, an sd that is {100 * smallest.width:.0f} % too small, or a bias of "
+                f"{smallest.bias:.2f} posterior sds, would have been found in 9 of 10 cases. State the number of data "
                 "sets with your results."
             )
-        if self.unanswered > MANY_UNANSWERED * len(self.picked):
+        if self.unanswered and self.of_tests == "green":
             return "Raise the tolerance or the budget until every data set has a posterior."
         if self.level == "amber":
             return "Raise data_sets and look again: an error stays, and chance does not."
+        narrow = any(one.told and one.width < 1 for one in self.rows)
         more = "Raise the budget, or lower the tolerance" if not narrow else "Raise the budget, or use another method"
         return f"{more}, and calibrate again. Until then, do not report these intervals."
 
