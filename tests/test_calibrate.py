@@ -18,7 +18,7 @@ import onedraw as od
 from onedraw.cli.main import main
 from onedraw.cost import Cost
 from onedraw.engines.streams import derived_seed
-from onedraw.results.calibration import Calibration, from_centre, independent_draws, place, placed, visible
+from onedraw.results.calibration import LEVELS, Calibration, from_centre, independent_draws, place, placed, visible
 from onedraw.results.posterior import Posterior, Status
 from onedraw.results.uniformity import (
     counts_of,
@@ -314,10 +314,11 @@ def test_a_small_error_is_amber_however_sure_it_is():
 
 
 def test_coverage_is_the_share_of_intervals_that_hold_the_truth():
-    rng = np.random.default_rng(14)
-    found = calibration_of(rng, number=2000)
-    mu, low, high = found.theta[:, 0], found.mean[:, 0] - 1.645 * POSTERIOR_SD, found.mean[:, 0] + 1.645 * POSTERIOR_SD
-    assert found["mu"].coverage[2] == pytest.approx(((mu > low) & (mu < high)).mean(), abs=0.02)
+    """Of posteriors half as wide as they should be, with ends of intervals that 99 draws know to a few percent."""
+    found = calibration_of(np.random.default_rng(14), width=0.5, number=2000)
+    for level, held in zip(LEVELS, found["mu"].coverage, strict=True):
+        exactly = 2 * stats.norm.cdf(0.5 * stats.norm.ppf((1 + level) / 2)) - 1
+        assert held == pytest.approx(exactly, abs=0.01 + 3.5 * math.sqrt(exactly * (1 - exactly) / 2000))
     with pytest.raises(KeyError, match="there is no 'nu'"):
         found["nu"]
 
