@@ -18,6 +18,7 @@ import onedraw as od
 from onedraw.cli.main import main
 from onedraw.cost import Cost
 from onedraw.engines.streams import derived_seed
+from onedraw.failures import NoAnswer
 from onedraw.results.calibration import LEVELS, Calibration, from_centre, independent_draws, place, placed, visible
 from onedraw.results.posterior import Posterior, Status
 from onedraw.results.uniformity import (
@@ -30,7 +31,9 @@ from onedraw.results.uniformity import (
     two_sided,
     uniformity,
 )
+from onedraw.run.registry import SAMPLERS
 from onedraw.tuning.calibrate import BANK, DATA, draw_data_set
+from tests.browser import Browser, needs_chromium
 from tests.deadlines import LONG, up_after
 
 L = 99
@@ -476,7 +479,7 @@ def test_wrong_arguments_are_refused_before_anything_is_simulated(given, told):
 
 
 def test_data_sets_without_a_posterior_are_told(model):
-    found = od.calibrate(model, od.rejection, budget=20, data_sets=60, seed=1, arguments={"kernel": od.uniform(0.05)})
+    found = od.calibrate(model, od.rejection, budget=40, data_sets=60, seed=1, arguments={"kernel": od.uniform(0.05)})
     assert found.unanswered > 3 and found.level == "red" and found.number == len(found.ranks) == 60 - found.unanswered
     assert "gave no draws" in found.findings[-1]
     few = replace(
@@ -484,6 +487,26 @@ def test_data_sets_without_a_posterior_are_told(model):
     )
     assert few.level == "amber" and few.headline == "1 of 60 data sets have no posterior"
     assert "Raise the tolerance or the budget" in few.summary() and few.number == 59
+
+
+def test_analyses_that_give_nothing_are_refused(model):
+    with pytest.raises(NoAnswer, match="only 0 of 20 analyses gave draws"):
+        od.calibrate(model, od.rejection, budget=5, data_sets=20, seed=1, arguments={"kernel": od.uniform(1e-9)})
+
+
+def test_a_sampler_of_your_own_is_known_to_workers(model):
+    """It is registered in this process alone."""
+
+    @od.sampler()
+    def fixed_tolerance(model, *, budget, **options):
+        post = od.rejection(model, od.uniform(0.5), budget=budget, **options)
+        return replace(post, settings={**post.settings, "algorithm": "fixed_tolerance"})
+
+    try:
+        given = {"budget": 100, "data_sets": 20, "seed": 1}
+        same(od.calibrate(model, fixed_tolerance, **given), od.calibrate(model, fixed_tolerance, workers=2, **given))
+    finally:
+        del SAMPLERS["fixed_tolerance"]
 
 
 # One bank for all data sets
@@ -687,6 +710,20 @@ def test_the_page_shows_everything(model, tmp_path):
     assert text == found.report(tmp_path / "again.html").read_text()
     green = od.calibrate(model, exact, data_sets=60, seed=1).report(tmp_path / "green.html").read_text()
     assert 'class="verdict good"' in green and "would have been found" in green
+
+
+@needs_chromium
+def test_the_page_fits_its_window(model, tmp_path):
+    page = od.calibrate(model, exact, data_sets=40, seed=1).report(tmp_path / "calibration.html")
+    browser = Browser(tmp_path)
+    try:
+        for width, dark in ((1280, False), (390, True)):
+            browser.open(page, width, dark=dark)
+            assert browser.run("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+            assert browser.run("[...document.images].map(i => i.naturalWidth > 0 && i.width > 250)") == [True] * 9
+        assert browser.console == []
+    finally:
+        browser.close()
 
 
 def test_the_page_is_no_run(model, tmp_path):

@@ -28,7 +28,7 @@ from onedraw.engines.clock import OutOfTime
 from onedraw.engines.numba import Compiled
 from onedraw.engines.streams import Phase, Purpose, Rng, derived_seed
 from onedraw.estimators.abc_average import AbcAverage
-from onedraw.failures import FAULTS, Failure, SimulationError, first_failures
+from onedraw.failures import FAULTS, Failure, NoAnswer, SimulationError, first_failures
 from onedraw.model.kernels import Kernel, uniform
 from onedraw.model.layout import Layout
 from onedraw.model.model import Model
@@ -364,6 +364,7 @@ def calibrate(
         lambda limits: plan(task, data_sets, bank), model.prior, None,
     ).value()  # fmt: skip
     arrays = outcome.arrays
+    refuse_unanswered(arrays["draws"][:, 0])
     return Calibration(
         model.prior.names, arrays["places"], arrays["theta"], arrays["mean"], arrays["sd"], arrays["draws"][:, 0],
         arrays["draws"][:, 1], spread, ranks, cost, checked.seed,
@@ -443,6 +444,16 @@ def spread_of_prior(model: Model, seed: int) -> tuple[Array, Array]:
     low, high = np.quantile(theta, (0.16, 0.84), axis=0)
     scale = np.where(high > low, (high - low) / 2, np.where(sd > 0, sd, 1.0))
     return sd, scale
+
+
+def refuse_unanswered(picked: Array) -> None:
+    """A NoAnswer if too few data sets have a posterior for any test."""
+    answered = int((picked > 0).sum())
+    if answered < FEWEST:
+        raise NoAnswer(
+            f"only {answered} of {len(picked)} analyses gave draws, and {FEWEST} are needed: raise the tolerance or "
+            "the budget, or data_sets"
+        )
 
 
 def notes_on(draws: Array, data_sets: int, ranks: int, budget: int | None, shared: bool, own: bool) -> tuple[str, ...]:
