@@ -77,6 +77,17 @@ MEASUREMENTS = {
         model, 0.3, budget=2000, chains=4, seed=5, store=path, **more
     ),
     "fit_summary": lambda path, **more: od.fit_summary(model, budget=200, seed=5, store=path, **more),
+    "calibrate": lambda path, **more: od.calibrate(
+        model,
+        od.rejection,
+        budget=100,
+        data_sets=20,
+        shared=True,
+        seed=5,
+        arguments={"kernel": KERNEL},
+        store=path,
+        **more,
+    ),
 }
 """Functions that keep what they measure in files of their own, by name."""
 FILES = {**{name: partial(run, name) for name in RUNS}, "infer": infer, **MEASUREMENTS}

@@ -126,14 +126,20 @@ WRONG = [
     ("advise", "max_pseudo_samples", ["x", 1, HUGE]),
     ("advise", "early", ["x", 1]),
     ("advise", "functions", ["x", {"f": 1}]),
+    ("calibrate", "method", ["x", 3]),
+    ("calibrate", "budget", ["x", 0, HUGE]),
+    ("calibrate", "data_sets", ["x", 19, HUGE]),
+    ("calibrate", "arguments", ["x", {"seed": 1}, {1: 2}, {"nothing": 1}]),
+    ("calibrate", "shared", ["x", 1]),
+    ("calibrate", "ranks", ["x", 10, 101, HUGE]),
 ]
 
 
 def call(function: str, model: od.Model, **arguments):
-    second = {"tolerance_for": (0.2,), "smc": (), "importance": (), "infer": (), "fit_summary": ()}
+    second = {"tolerance_for": (0.2,), "smc": (), "importance": (), "infer": (), "fit_summary": (), "calibrate": ()}
     given = second.get(function, (od.uniform(0.5),))
     limit = {} if "budget" in arguments or "draws" in arguments else {"budget": 2000}
-    if function in ("infer", "fit_summary", "importance"):
+    if function in ("infer", "fit_summary", "importance", "calibrate"):
         limit = {"budget": 2000} if "budget" not in arguments else {}
     return getattr(od, function)(model, *given, **{"seed": 1, **limit, **arguments})
 
@@ -164,6 +170,17 @@ NUMPY_SCALARS = [
     ("infer", {"budget": np.int64(500), "draws": np.int64(50), "coverage": np.int64(0)}),
     ("tolerance_for", {"budget": np.int64(4000), "chains": np.int64(4), "pseudo_samples": np.int64(1)}),
     ("advise", {"budget": np.int64(3000), "processors": np.int64(2), "early": np.bool_(True)}),
+    (
+        "calibrate",
+        {
+            "method": od.rejection,
+            "budget": np.int64(50),
+            "data_sets": np.int32(20),
+            "shared": np.bool_(True),
+            "ranks": np.int64(20),
+            "arguments": {"kernel": od.uniform(0.5), "draws": np.int64(10)},
+        },
+    ),
 ]
 
 
@@ -171,7 +188,7 @@ NUMPY_SCALARS = [
 def test_numpy_scalars_work_with_a_store(function, arguments, tmp_path):
     model = od.Model(PRIOR, lambda rng, a, b: rng.normal(a, 0.1 + b), observed=1.0)
     assert call(function, model, store=tmp_path / "run.db", **arguments) is not None
-    if function not in ("tolerance_for", "advise"):
+    if function not in ("tolerance_for", "advise", "calibrate"):
         assert od.load(tmp_path / "run.db").cost.simulations > 0
 
 

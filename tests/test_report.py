@@ -17,7 +17,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.estimators.weights import effective
-from onedraw.report import binning, page, plots, tolerances
+from onedraw.report import binning, page, pages, plots, tolerances
 from onedraw.report.verdict import judge
 from onedraw.results.posterior import Status
 from onedraw.results.summary import SummaryRow
@@ -237,7 +237,7 @@ def luminance(colour):
 
 
 def test_text_has_enough_contrast():
-    template = (Path(page.__file__).parent / "page.html.j2").read_text()
+    template = (Path(page.__file__).parent / "page.css").read_text()
     schemes = re.findall(r":root \{(.*?)\}", template, flags=re.DOTALL)
     assert len(schemes) == 2
     for scheme in schemes:
@@ -530,7 +530,7 @@ def test_names_of_any_kind_can_be_drawn(accepted, chains):
         (hostile(accepted), "marginals"), (hostile(accepted), "pairs"), (hostile(chains), "traces"),
         (replace(accepted, draws=long, model=None), "pairs"),
     ):  # fmt: skip
-        image = page._image(post.plot(what))
+        image = pages.image_of(post.plot(what))
         text = base64.b64decode(image.split(",")[1]).decode()
         assert "<script" not in text and "onerror=" not in re.sub(r"<!--.*?-->", "", text)
 

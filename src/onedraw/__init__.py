@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from onedraw.samplers.infer import infer
     from onedraw.samplers.smc import smc
     from onedraw.tuning.advise import advise
+    from onedraw.tuning.calibrate import calibrate
     from onedraw.tuning.fit_summary import fit_summary
     from onedraw.tuning.tolerance import tolerance_for
 
@@ -50,6 +51,7 @@ LATER = {
     "infer": "onedraw.samplers.infer",
     "smc": "onedraw.samplers.smc",
     "advise": "onedraw.tuning.advise",
+    "calibrate": "onedraw.tuning.calibrate",
     "fit_summary": "onedraw.tuning.fit_summary",
     "tolerance_for": "onedraw.tuning.tolerance",
 }
@@ -64,6 +66,7 @@ def _later(module: str, name: str) -> Callable[..., Any]:
 HIGHER["efficiency"] = _later("onedraw.results.efficiency", "efficiency")
 HIGHER["adjust"] = _later("onedraw.results.adjustment", "adjusted")
 HIGHER["plot"] = _later("onedraw.report.plots", "plot")
+HIGHER["calibration"] = _later("onedraw.report.calibration", "write_calibration")
 HIGHER["report"] = _later("onedraw.report.page", "write_report")
 
 
@@ -91,6 +94,7 @@ __all__ = [
     "WorkerError",
     "advise",
     "batched",
+    "calibrate",
     "certificate",
     "command",
     "compiled",

@@ -22,60 +22,73 @@ COUNT = click.IntRange(min=1)
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
-def _where_to_work(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that run and resume share."""
-    for option in (
-        click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text."),
-        click.option("--progress/--no-progress", default=None, help="Show progress.  [default: where it can be seen]"),
-        click.option("--segment", type=POSITIVE, default=30.0, show_default=True, help="Seconds between saves."),
-        click.option("--max-seconds", type=POSITIVE, help="Stop after this time."),
-        click.option("--dask", metavar="ADDRESS", help="Simulate on the Dask cluster with this scheduler."),
+def _added(options: tuple[Any, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that adds options to a command, in this order."""
+
+    def added(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return added
+
+
+what_to_run = _added(
+    (
+        click.option("--draws", type=COUNT, help="Posterior draws (of each chain)."),
+        click.option("--eps", type=POSITIVE, help="The tolerance."),
+        click.option("--kernel", type=click.Choice(KERNELS), help="[default: uniform]"),
+        click.option(
+            "--algorithm",
+            help="infer, rejection, pseudo_marginal, wilkinson, r_hit, smc, importance, or one that MODELFILE "
+            "registers.  [default: infer; rejection if a tolerance is given]",
+        ),
+        click.option("--chains", type=COUNT, help="Chains side by side."),
+        click.option("--thin", type=COUNT, help="Keep every Nth step."),
+        click.option("--pseudo-samples", type=COUNT, help="M, the simulations at one parameter value.  [default: 1]"),
+        click.option("--hits", type=COUNT, help="Of r_hit."),
+        click.option("--particles", type=COUNT, help="Of smc."),
+    )
+)
+"""Options that say which sampler is run and how; `run` and `calibrate` share them."""
+how_to_run = _added(
+    (
+        click.option("--seed", type=SEED, help="[default: drawn and recorded]"),
+        click.option("--on-error", type=click.Choice(["reject", "raise"]), help="What a failed simulation does."),
+        click.option("--timeout", type=POSITIVE, help="Seconds that one simulation may take."),
+        click.option(
+            "--engine",
+            type=click.Choice(["numpy", "numba", "jax", "jax:float32", "jax:float64"]),
+            help="What takes the steps.  [default: what the simulator is for]",
+        ),
+    )
+)
+"""Options that a run's numbers depend on."""
+where_to_work = _added(
+    (
         click.option("--workers", type=COUNT, help="Simulate in N processes on this machine."),
-    ):
-        command = option(command)
-    return command
+        click.option("--dask", metavar="ADDRESS", help="Simulate on the Dask cluster with this scheduler."),
+        click.option("--max-seconds", type=POSITIVE, help="Stop after this time."),
+        click.option("--segment", type=POSITIVE, default=30.0, show_default=True, help="Seconds between saves."),
+        click.option("--progress/--no-progress", default=None, help="Show progress.  [default: where it can be seen]"),
+        click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text."),
+    )
+)
+"""Options of one session."""
 
 
 @click.command(short_help="Run the model in a Python file; keep the run in a file.")
 @click.argument("model", metavar="MODELFILE[:NAME]")
 @click.option("--budget", type=COUNT, help="The most simulations.")
-@click.option("--draws", type=COUNT, help="Posterior draws (of each chain).")
 @click.option("--out", type=click.Path(dir_okay=False), help="The run's file.  [default: MODELFILE with .db]")
-@click.option("--eps", type=POSITIVE, help="The tolerance.")
-@click.option("--kernel", type=click.Choice(KERNELS), help="[default: uniform]")
-@click.option(
-    "--algorithm",
-    help="infer, rejection, pseudo_marginal, wilkinson, r_hit, smc, importance, or one that MODELFILE registers.  "
-    "[default: infer; rejection if a tolerance is given]",
-)
-@click.option("--chains", type=COUNT, help="Chains side by side.")
-@click.option("--thin", type=COUNT, help="Keep every Nth step.")
-@click.option("--pseudo-samples", type=COUNT, help="M, the simulations at one parameter value.  [default: 1]")
-@click.option("--hits", type=COUNT, help="Of r_hit.")
-@click.option("--particles", type=COUNT, help="Of smc.")
+@what_to_run
 @click.option("--coverage", type=COUNT, help="Of infer: simulations near the data that intervals are tried at.")
 @click.option(
     "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
 )
-@click.option("--seed", type=SEED, help="[default: drawn and recorded]")
-@click.option("--on-error", type=click.Choice(["reject", "raise"]), help="What a failed simulation does.")
-@click.option("--timeout", type=POSITIVE, help="Seconds that one simulation may take.")
-@click.option(
-    "--engine",
-    type=click.Choice(["numpy", "numba", "jax", "jax:float32", "jax:float64"]),
-    help="What takes the steps.  [default: what the simulator is for]",
-)
-@_where_to_work
-def run(
-    model: str,
-    out: str | None,
-    eps: float | None,
-    kernel: str | None,
-    algorithm: str | None,
-    dask: str | None,
-    json_wanted: bool,
-    **options: Any,
-) -> None:
+@how_to_run
+@where_to_work
+def run(model: str, out: str | None, dask: str | None, json_wanted: bool, **options: Any) -> None:
     """Run the model that MODELFILE makes (`model`, or NAME), and keep the run in a file.
 
     The same command again continues where the file ends. Without --eps and --algorithm, tolerance and method are chosen
@@ -83,6 +96,21 @@ def run(
     otherwise. The exit status is 0 if the run came to its end, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an
     error.
     """
+    value, sampler, given = asked_for(model, **options)
+    if dask and "executor" not in inspect.signature(sampler).parameters:
+        raise click.UsageError(f"--dask is not for {sampler.__name__}")
+    file = out or f"{split(model)[0].stem}.db"
+    given["store"] = file
+    with plain_warnings(), cluster(dask) as client:
+        if client is not None:
+            given["executor"] = client
+        _finish(sampler(value, **given), file, model, json_wanted)
+
+
+def asked_for(
+    model: str, eps: float | None, kernel: str | None, algorithm: str | None, **options: Any
+) -> tuple[Any, Callable[..., Any], dict[str, Any]]:
+    """The model, the sampler and its arguments that the options of a command ask for."""
     import onedraw as od
     from onedraw import runs
 
@@ -101,17 +129,10 @@ def run(
     for key in given:
         if key not in takes:
             raise click.UsageError(f"--{key.replace('_', '-')} is not for {algorithm}")
-    if dask and "executor" not in takes:
-        raise click.UsageError(f"--dask is not for {algorithm}")
     if not {"draws", "budget"} & given.keys():
         both = "--budget or --draws" if "draws" in takes else "--budget"
         raise click.UsageError(f"give {both}: one of them must end the run")
-    file = out or f"{split(model)[0].stem}.db"
-    given["store"] = file
-    with _plain_warnings(), _cluster(dask) as client:
-        if client is not None:
-            given["executor"] = client
-        _finish(sampler(value, **given), file, model, json_wanted)
+    return value, sampler, given
 
 
 def _kernel(
@@ -135,7 +156,7 @@ def _kernel(
 @click.option("--force", is_flag=True, help="Continue although the model has changed; the file says so.")
 @click.option("--draws", type=int, help="A larger number of draws than the run began with.")
 @click.option("--budget", type=int, help="A larger number of simulations than the run began with.")
-@_where_to_work
+@where_to_work
 def resume(file: str, model: str, dask: str | None, json_wanted: bool, **options: Any) -> None:
     """Continue the run in FILE, with the model (or estimator) called NAME, by default `model`, in MODELFILE.
 
@@ -151,7 +172,7 @@ def resume(file: str, model: str, dask: str | None, json_wanted: bool, **options
     try:
         own = runs.own_parts(file, bool(options.get("force")))
         given |= {part: getattr(module, part) for part in own if hasattr(module, part)}
-        with _plain_warnings(), _cluster(dask) as client:
+        with plain_warnings(), cluster(dask) as client:
             if client is not None:
                 given["executor"] = client
             post = od.resume(file, **given)
@@ -180,7 +201,7 @@ def _finish(post: Any, file: str, model: str, json_wanted: bool) -> None:
 
 
 @contextmanager
-def _cluster(address: str | None) -> Iterator[Any]:
+def cluster(address: str | None) -> Iterator[Any]:
     """A client of a Dask cluster; None without an address."""
     if address is None:
         yield None
@@ -200,7 +221,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
 
 
 @contextmanager
-def _plain_warnings() -> Iterator[None]:
+def plain_warnings() -> Iterator[None]:
     """Warnings as one line each, without the line of our code that gave them."""
 
     def show(message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None) -> None:

@@ -8,7 +8,6 @@ no script runs; a content security policy forbids everything but the page's own 
 import base64
 import hashlib
 import inspect
-import io
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from onedraw.model import kernels
 from onedraw.model.model import Model
 from onedraw.report import plots
 from onedraw.report.binning import MarginalHistogram, marginals_of
-from onedraw.report.pages import filled, write_whole
+from onedraw.report.pages import filled, image_of, write_whole
 from onedraw.report.tolerances import SliderPosition, positions_of
 from onedraw.report.verdict import Verdict, judge
 from onedraw.results.certificate import certificate
@@ -317,7 +316,7 @@ def _drawn(draw: Callable[[], Any]) -> dict[str, str]:
         figure = draw()
     except ValueError as error:
         return {"image": "", "width": "", "wrong": str(error)}
-    return {"image": _image(figure), "width": f"{figure.get_figwidth() * 6.6:.1f}rem", "wrong": ""}
+    return {"image": image_of(figure), "width": f"{figure.get_figwidth() * 6.6:.1f}rem", "wrong": ""}
 
 
 def _least_mixed(post: Posterior) -> list[str]:
@@ -334,16 +333,6 @@ def _predicted(post: Posterior, predictive: int | None) -> int:
     each = post.cost.seconds / max(post.cost.simulations, 1)
     count = int(min(PREDICTED, PREDICT_SECONDS / max(each, 1e-9)))
     return count if count >= FEWEST_PREDICTED else 0
-
-
-def _image(figure: Any) -> str:
-    """A figure as an SVG image in a data URL."""
-    buffer = io.BytesIO()
-    with plots._styled(), warnings.catch_warnings():
-        # A name may hold letters that the font lacks; the tables show them all.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _chains(post: Posterior) -> list[tuple[str, str, str]]:

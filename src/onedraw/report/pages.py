@@ -1,16 +1,21 @@
 """Pages: a template filled with what it shows, and files that are written whole or not at all."""
 
+import base64
 import contextlib
 import errno
+import io
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from onedraw.report.style import styled
 
-def filled(folder: Path, content: Mapping[str, Any]) -> str:
-    """The page of a folder's template, page.html.j2; everything in it is escaped that is not marked as safe."""
+
+def filled(folder: Path, content: Mapping[str, Any], template: str = "page.html.j2") -> str:
+    """The page of a folder's template; everything in it is escaped that is not marked as safe."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -20,7 +25,17 @@ def filled(folder: Path, content: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html.j2").render(content)
+    return environment.get_template(template).render(content)
+
+
+def image_of(figure: Any) -> str:
+    """A figure as an SVG image in a data URL, the same for the same figure."""
+    buffer = io.BytesIO()
+    with styled({"svg.hashsalt": "onedraw"}), warnings.catch_warnings():
+        # A name may hold letters that the font lacks; the tables show them all.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def write_whole(path: Path, text: str) -> Path:

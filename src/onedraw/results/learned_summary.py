@@ -8,6 +8,7 @@ by the standard deviation of the residuals, which puts distances in units of wha
 Reference: Fearnhead and Prangle (2012).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -147,5 +148,6 @@ class Fitted(NamedTuple):
     rows: Array
     """(n, s) summaries of the model that was given, at these draws; NaN if a simulation failed."""
     cost: Cost
-    learnt: LearnedSummary
+    learnt: Callable[[Array], Array]
+    """From these rows to those of the model with the learnt summary."""
     seed: int

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LARGEST = 64 * 2**20
 """Bytes after which a run saves whatever the clock says: SQLite keeps no record above 1 GB, and memory is finite."""
-LIMITS = ("draws", "budget", "coverage")
+LIMITS = ("draws", "budget", "coverage", "data_sets")
 """Arguments that say how far a run goes; they may be raised."""
 
 Name = str | os.PathLike[str]
