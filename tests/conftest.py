@@ -1,6 +1,11 @@
 """What holds for all tests, however they are started."""
 
+import os
 import signal
+
+import pytest
+
+from onedraw.results import trial
 
 # A program that a script starts in the background ignores Ctrl-C, one that nohup starts ignores SIGHUP, and so does all
 # that they start; some tests send them.
@@ -8,3 +13,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_configure(config):
+    """What JAX compiles is kept, for all processes of these tests and for the next time."""
+    cache = getattr(config, "cache", None)
+    if cache is not None and not hasattr(config, "workerinput"):
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.mkdir("jax"))
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+
+
+def hurry(patch):
+    """Fewer pseudo-observations of `od.infer`."""
+    patch.setattr(trial, "ROUNDS", ((4, 2), (12, 2)))
+    patch.setattr(trial, "BRIEF_ROUNDS", ((2, 2), (6, 2)))
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """`od.infer` in a hurry, if accuracy is not what a test is about."""
+    hurry(monkeypatch)

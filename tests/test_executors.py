@@ -42,7 +42,10 @@ def dask(workers, **more):
         yield client
 
 
-@pytest.fixture(scope="module", params=["loky 2", "loky 3", "threads 2", "processes 2", "dask 2", "dask 3"])
+PLACES = ["loky 2", "loky 3", "threads 2", "processes 2", "dask 2", pytest.param("dask 3", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=PLACES)
 def where(request):
     """Arguments that send a run's work somewhere else."""
     kind, number = request.param.split()
@@ -84,7 +87,7 @@ serial = {}
 def one_run(name, kind, **more):
     model = plain_model() if kind == "plain" else toy(kind)
     if name in SEQUENTIAL or name == "infer":
-        return SIDE_BY_SIDE[name](model, budget=600, seed=1, **more)
+        return SIDE_BY_SIDE[name](model, budget=600 if name in SEQUENTIAL else 300, seed=1, **more)
     if name == "layout draws":
         return SIDE_BY_SIDE[name](model, od.uniform(0.8), draws=25, chains=5, seed=1, **more)
     return run(name, model, draws=25, **({"chains": 5} if name != "rejection" else {}), **more)
@@ -100,7 +103,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_every_sampler_gives_the_same_bytes_everywhere(name, kind, where):
+def test_every_sampler_gives_the_same_bytes_everywhere(name, kind, where, quick):
     if (name, kind) not in serial:
         serial[name, kind] = same(one_run(name, kind))
     assert same(one_run(name, kind, **where)) == serial[name, kind]
