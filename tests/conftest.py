@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from onedraw.results import trial
+from onedraw.proposals import mixture
+from onedraw.results import learnt_likelihood, trial
 
 # A program that a script starts in the background ignores Ctrl-C, one that nohup starts ignores SIGHUP, and so does all
 # that they start; some tests send them.
@@ -24,9 +25,12 @@ def pytest_configure(config):
 
 
 def hurry(patch):
-    """Fewer pseudo-observations of `od.infer`."""
+    """Fewer pseudo-observations and draws inside of `od.infer`."""
     patch.setattr(trial, "ROUNDS", ((4, 2), (12, 2)))
     patch.setattr(trial, "BRIEF_ROUNDS", ((2, 2), (6, 2)))
+    patch.setattr(learnt_likelihood, "FREE", 1000)
+    patch.setattr(learnt_likelihood, "FREE_BRIEFLY", 500)
+    patch.setattr(mixture, "BRIDGE_DRAWS", 2**11)
 
 
 @pytest.fixture

@@ -86,8 +86,10 @@ serial = {}
 
 def one_run(name, kind, **more):
     model = plain_model() if kind == "plain" else toy(kind)
-    if name in SEQUENTIAL or name == "infer":
-        return SIDE_BY_SIDE[name](model, budget=600 if name in SEQUENTIAL else 300, seed=1, **more)
+    if name == "infer":
+        return od.infer(model, budget=300, draws=500, seed=1, **more)
+    if name in SEQUENTIAL:
+        return SIDE_BY_SIDE[name](model, budget=600, seed=1, **more)
     if name == "layout draws":
         return SIDE_BY_SIDE[name](model, od.uniform(0.8), draws=25, chains=5, seed=1, **more)
     return run(name, model, draws=25, **({"chains": 5} if name != "rejection" else {}), **more)

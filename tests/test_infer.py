@@ -96,7 +96,7 @@ def test_two_crescents_are_followed():
         return np.column_stack([radius * np.cos(angle) + 0.25, radius * np.sin(angle)]) + shift
 
     model = od.Model(od.Prior(a=stats.uniform(-1, 2), b=stats.uniform(-1, 2)), moons, [0.0, 0.0])
-    post = od.infer(model, budget=3000, seed=1)
+    post = od.infer(model, budget=3000, seed=1, draws=4000)
     a, b = post.draws["a"][0], post.draws["b"][0]
     u, v = np.abs(a + b) / np.sqrt(2) - 0.25, (a - b) / np.sqrt(2)
     on_it = (np.abs(np.hypot(u, v) - 0.1) < 0.06) & (u > -0.06)
@@ -148,11 +148,11 @@ def test_pilots_of_distances_cost_nothing_extra(quick):
 
 @pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
 def test_same_seed_same_bytes(kind, quick):
-    first, again = (od.infer(toy(kind), budget=300, seed=3) for _ in range(2))
+    first, again = (od.infer(toy(kind), budget=300, seed=3, draws=500) for _ in range(2))
     assert first.draws["theta"].tobytes() == again.draws["theta"].tobytes()
     assert first.settings == again.settings and first.notes == again.notes
     assert first.cost._replace(seconds=0.0) == again.cost._replace(seconds=0.0)
-    assert first.draws["theta"].tobytes() != od.infer(toy(kind), budget=300, seed=4).draws["theta"].tobytes()
+    assert first.draws["theta"].tobytes() != od.infer(toy(kind), budget=300, seed=4, draws=500).draws["theta"].tobytes()
 
 
 def test_the_summary_says_what_was_done(linear):
@@ -355,7 +355,7 @@ def test_the_error_of_the_mean_is_that_of_repeated_runs():
 
     away = []
     for seed in range(8):
-        post = od.infer(od.Model(prior, simulate, np.full(4, 1.8)), budget=500, seed=seed, draws=4000)
+        post = od.infer(od.Model(prior, simulate, np.full(4, 1.8)), budget=500, seed=seed, draws=1000)
         away += [(row.mean - 0.9) / row.mcse for row in post.summary().rows.values()]
     # Eight independent groups of four numbers: the standard error of their root mean square is 0.125 to 0.25.
     assert 0.5 < np.sqrt(np.mean(np.square(away))) < 1.6
@@ -494,7 +494,7 @@ def test_whole_numbers_are_followed():
     model = od.Model(
         od.Prior(N=stats.randint(1, 2001), p=stats.beta(30, 20)), od.batched(animals), [counts.mean(), counts.std()]
     )
-    posts = [od.infer(model, budget=3000, seed=seed) for seed in (1, 2)]
+    posts = [od.infer(model, budget=3000, seed=seed, draws=4000) for seed in (1, 2)]
     assert all("adapted proposals" in post.settings["method"] for post in posts)
     number, chance = np.arange(1, 2001)[:, None], np.linspace(0.001, 0.999, 999)
     log_post = stats.binom.logpmf(counts[:, None, None], number, chance).sum(axis=0) + stats.beta(30, 20).logpdf(chance)
