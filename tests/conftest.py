@@ -1,7 +1,9 @@
 """What holds for all tests, however they are started."""
 
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +18,22 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+MEMORY = Path("/dev/shm")
+"""A folder in memory, on Linux."""
+
+
 def pytest_configure(config):
-    """What JAX compiles is kept, for all processes of these tests and for the next time."""
+    """What all processes of these tests share, and what these wait for least."""
+    if hasattr(config, "workerinput"):
+        return
     cache = getattr(config, "cache", None)
-    if cache is not None and not hasattr(config, "workerinput"):
+    if cache is not None:
+        # What JAX compiles is kept for the next time, too.
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.mkdir("jax"))
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2**30:
+        # Runs wait until the disk has every record, and the tests write thousands.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def hurry(patch):
