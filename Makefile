@@ -16,6 +16,9 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $(STAMP)
 
+# Programs that the tests start, some two hundred, begin sooner with byte code beside the sources.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "not slow"
 

@@ -1,6 +1,14 @@
 """What holds for all tests, however they are started."""
 
+import os
+import shutil
 import signal
+from pathlib import Path
+
+import pytest
+
+from onedraw.proposals import mixture
+from onedraw.results import learnt_likelihood, trial
 
 # A program that a script starts in the background ignores Ctrl-C, one that nohup starts ignores SIGHUP, and so does all
 # that they start; some tests send them.
@@ -8,3 +16,36 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+MEMORY = Path("/dev/shm")
+"""A folder in memory, on Linux."""
+
+
+def pytest_configure(config):
+    """What all processes of these tests share, and what these wait for least."""
+    if hasattr(config, "workerinput"):
+        return
+    cache = getattr(config, "cache", None)
+    if cache is not None:
+        # What JAX compiles is kept for the next time, too.
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.mkdir("jax"))
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2**30:
+        # Runs wait until the disk has every record, and the tests write thousands.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def hurry(patch):
+    """Fewer pseudo-observations and draws inside of `od.infer`."""
+    patch.setattr(trial, "ROUNDS", ((4, 2), (12, 2)))
+    patch.setattr(trial, "BRIEF_ROUNDS", ((2, 2), (6, 2)))
+    patch.setattr(learnt_likelihood, "FREE", 1000)
+    patch.setattr(learnt_likelihood, "FREE_BRIEFLY", 500)
+    patch.setattr(mixture, "BRIDGE_DRAWS", 2**11)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """`od.infer` in a hurry, if accuracy is not what a test is about."""
+    hurry(monkeypatch)

@@ -364,12 +364,19 @@ def test_advise_command_explains_what_is_wrong(tmp_path):
 
 
 def test_verify_command(tmp_path, monkeypatch):
-    good = run(verify_command, "--trials", 3, "--seed", 2)
-    assert good.exit_code == 0 and "statements hold" in good.output
-    assert json.loads(run(verify_command, "--trials", 2, "--json").output)["ok"]
+    """On one engine: each by itself is run in test_verify.py, and all of them are the default."""
+    places = []
+    monkeypatch.setattr(checks, "_run", lambda chosen, engines, seed: places.append(engines) or ())
+    assert run(verify_command, "--trials", 1).exit_code == 0
+    assert places == [("plain", "batched", "staged", "compiled", "jax")]
+    monkeypatch.undo()
+    batched = ("--engine", "batched")
+    good = run(verify_command, "--trials", 3, "--seed", 2, *batched)
+    assert good.exit_code == 0 and "statements hold" in good.output and "functions that were run do" in good.output
+    assert json.loads(run(verify_command, "--trials", 2, "--json", *batched).output)["ok"]
     saved = tmp_path / "failure.json"
     monkeypatch.setattr(checks, "star_bound", lambda m, many, v: 0.5 * (m * many + (m - 1) * v))
-    bad = run(verify_command, "--trials", 20, "--save", saved)
+    bad = run(verify_command, "--trials", 20, "--save", saved, *batched)
     assert bad.exit_code == 1 and str(saved) in bad.output
     assert run(verify_command, "--rerun", saved).exit_code == 1
     monkeypatch.undo()

@@ -75,7 +75,7 @@ def test_wilkinson_is_exact(kernel, proposal):
 @pytest.mark.parametrize("hits", [1, 2, 3])
 def test_r_hit_is_exact(hits, proposal):
     kernel = od.uniform(1.2)
-    post = od.r_hit(toy(), kernel, hits=hits, draws=8, chains=4096, proposal=PROPOSALS[proposal], seed=23)
+    post = od.r_hit(toy(), kernel, hits=hits, draws=8, chains=2048, proposal=PROPOSALS[proposal], seed=23)
     agrees(post, Exact(kernel))
 
 

@@ -264,7 +264,7 @@ def test_counts_are_exact():
 def test_sequential_samplers_and_infer_run():
     exact = Exact(od.uniform(1e-9))
     for sampler in (od.smc, od.importance, od.infer):
-        budget = 4_000 if sampler is od.infer else 20_000
+        budget = 1_500 if sampler is od.infer else 20_000
         post = sampler(toy("compiled"), budget=budget, seed=1)
         assert post.cost.simulations <= budget
         row = post.summary()["theta"]
@@ -425,11 +425,11 @@ def test_a_simulator_that_draws_nothing_is_told():
         lambda **k: od.r_hit(toy("compiled"), KERNELS[0], draws=3, chains=600, **k),
         lambda **k: od.smc(toy("compiled"), particles=600, budget=9000, **k),
         lambda **k: od.importance(toy("compiled"), budget=9000, **k),
-        lambda **k: od.infer(toy("compiled"), budget=2500, **k),
+        lambda **k: od.infer(toy("compiled"), budget=600, draws=500, **k),
     ],
     ids=["rejection", "pseudo_marginal", "r_hit", "smc", "importance", "infer"],
 )
-def test_workers_are_threads_and_change_nothing(run, monkeypatch):
+def test_workers_are_threads_and_change_nothing(run, monkeypatch, quick):
     def no_processes(*_, **__):
         raise AssertionError("a process was asked for")
 

@@ -460,16 +460,16 @@ def test_sequential_weights_are_used_everywhere(name):
 
 
 @pytest.mark.parametrize("kind", ["batched", "plain", "staged", "compiled"])
-def test_infer_gives_the_same_bytes_with_and_without_a_file(kind, tmp_path):
+def test_infer_gives_the_same_bytes_with_and_without_a_file(kind, tmp_path, quick):
     first, stored, other = (
-        od.infer(toy(kind), budget=400, seed=seed, store=store, segment=1e-9)
+        od.infer(toy(kind), budget=300, draws=500, seed=seed, store=store, segment=1e-9)
         for seed, store in ((1, None), (1, tmp_path / "run.db"), (2, None))
     )
     assert bytes_of(first) == bytes_of(stored) == bytes_of(od.load(tmp_path / "run.db")) != bytes_of(other)
 
 
 @pytest.mark.parametrize("budget", [10, 100, 1500])
-def test_infer_never_passes_its_budget(budget):
+def test_infer_never_passes_its_budget(budget, quick):
     simulate = Counter()
     model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0, distance=od.scaled(pilot=50))
     post = od.infer(model, budget=budget, seed=1)

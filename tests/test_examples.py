@@ -197,9 +197,9 @@ def test_the_likelihood_of_octiles_is_that_of_uniform_ones_transformed(quantiles
 
 
 def test_infer_comes_near_the_exact_posterior_of_g_and_k(quantiles, tmp_path, capsys):
-    post, exact = quantiles.main(tmp_path / "figure.png", budget=8_000)
+    post, exact = quantiles.main(tmp_path / "figure.png", budget=4_000)
     assert (
-        capsys.readouterr().out.strip().splitlines()[-1].startswith("From 8,000 simulations all four means lie within")
+        capsys.readouterr().out.strip().splitlines()[-1].startswith("From 4,000 simulations all four means lie within")
     )
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     for name, values in exact.items():

@@ -42,7 +42,10 @@ def dask(workers, **more):
         yield client
 
 
-@pytest.fixture(scope="module", params=["loky 2", "loky 3", "threads 2", "processes 2", "dask 2", "dask 3"])
+PLACES = ["loky 2", "loky 3", "threads 2", "processes 2", "dask 2", pytest.param("dask 3", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=PLACES)
 def where(request):
     """Arguments that send a run's work somewhere else."""
     kind, number = request.param.split()
@@ -83,7 +86,9 @@ serial = {}
 
 def one_run(name, kind, **more):
     model = plain_model() if kind == "plain" else toy(kind)
-    if name in SEQUENTIAL or name == "infer":
+    if name == "infer":
+        return od.infer(model, budget=300, draws=500, seed=1, **more)
+    if name in SEQUENTIAL:
         return SIDE_BY_SIDE[name](model, budget=600, seed=1, **more)
     if name == "layout draws":
         return SIDE_BY_SIDE[name](model, od.uniform(0.8), draws=25, chains=5, seed=1, **more)
@@ -100,7 +105,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_every_sampler_gives_the_same_bytes_everywhere(name, kind, where):
+def test_every_sampler_gives_the_same_bytes_everywhere(name, kind, where, quick):
     if (name, kind) not in serial:
         serial[name, kind] = same(one_run(name, kind))
     assert same(one_run(name, kind, **where)) == serial[name, kind]

@@ -303,13 +303,14 @@ class TestGivenProposal:
             (Toy, ONE, SHIFTED, {"kernel": AT}),
             (Toy, ONE, NARROW, {"kernel": AT}),
             (Toy, ONE, WIDE, {"kernel": AT}),
-            (Ordered, PAIR, posterior_of(Ordered.model, a=normals(0.4, 0.1), b=normals(1.0, 0.1)), {}),
-            (Counted, COUNT, posterior_of(Counted.model, **counts(2.5)), {}),
-            (Counted, COUNT, posterior_of(Counted.model, **counts(0.01)), {}),
+            (Ordered, PAIR, {"a": normals(0.4, 0.1), "b": normals(1.0, 0.1)}, {}),
+            (Counted, COUNT, counts(2.5), {}),
+            (Counted, COUNT, counts(0.01), {}),
         ],
     )
     def test_right_whatever_is_given(self, problem, functions, post, settings):
         """Draws near the posterior, to the side of it, too narrow, too wide: the same target."""
+        post = posterior_of(problem.model, **post) if isinstance(post, dict) else post
         z = errors(importance, problem, functions, range(16), **({"budget": 2000, "proposal": post} | settings))
         assert_right(z, spread=1.8)
 

@@ -57,12 +57,18 @@ def undisturbed():
     Test.stop_at = 0
 
 
-@pytest.fixture
-def file(tmp_path):
-    """A file of a few records."""
-    path = tmp_path / "run.db"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A file of a few records, which is only copied."""
+    path, Test.stop_at = tmp_path_factory.mktemp("written") / "run.db", 0
     run("pseudo_marginal", path, segment=1e-9)
     return path
+
+
+@pytest.fixture
+def file(written, tmp_path):
+    """A copy of a file of a few records."""
+    return shutil.copy(written, tmp_path / "run.db")
 
 
 def crc(*parts):
@@ -744,6 +750,15 @@ class TestWriters:
         assert told(od.resume(path, model)) == told(run("rejection"))
 
 
+def as_nobody(script, path):
+    """What a script prints that is run with a path, by a user who may not read everything, as root may."""
+    first = "import os, sys\nfrom tests.stored_run import model, run, od\nif os.getuid() == 0: os.setuid(65534)\n"
+    command = [sys.executable, "-c", first + script, str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 class TestPlaces:
     def test_a_missing_directory(self, tmp_path):
         with pytest.raises(StoreError, match=r"the directory .* does not exist: make it first"):
@@ -792,20 +807,14 @@ class TestPlaces:
             run("rejection", path)
             path.parent.chmod(0o000)
             folder.chmod(0o755)
-            script = (
-                "import os, sys\n"
-                "from tests.stored_run import model, run, od\n"
-                "if os.getuid() == 0: os.setuid(65534)\n"
+            said = as_nobody(
                 "uses = [od.load, lambda path: od.resume(path, model), lambda path: run('rejection', path)]\n"
                 "for use in [*uses, lambda path: run('rejection', path, seed=None)]:\n"
                 "    try: use(sys.argv[1])\n"
-                "    except od.StoreError as error: print(error)\n"
+                "    except od.StoreError as error: print(error)\n",
+                path,
             )
-            done = subprocess.run(
-                [sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60
-            )
-            assert done.returncode == 0, done.stderr
-            assert done.stdout.count("cannot be opened: Permission denied") == 4
+            assert said.count("cannot be opened: Permission denied") == 4
         finally:
             path.parent.chmod(0o755)
             shutil.rmtree(folder)
@@ -846,21 +855,15 @@ class TestPlaces:
             run("rejection", path)
             path.chmod(0o444)
             folder.chmod(0o555)
-            script = (
-                "import os, sys\n"
-                "from tests.stored_run import run, od\n"
-                "if os.getuid() == 0: os.setuid(65534)\n"
+            said = as_nobody(
                 "assert od.load(sys.argv[1]).status.complete\n"
                 "for name in ('run.db', 'new.db'):\n"
                 "    try: run('rejection', os.path.join(os.path.dirname(sys.argv[1]), name))\n"
-                "    except od.StoreError as error: print(error)\n"
+                "    except od.StoreError as error: print(error)\n",
+                path,
             )
-            told_ = subprocess.run(
-                [sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60
-            )
-            assert told_.returncode == 0, told_.stderr
-            assert "run.db is read-only: make it writable" in told_.stdout
-            assert "new.db cannot be locked for writing" in told_.stdout
+            assert "run.db is read-only: make it writable" in said
+            assert "new.db cannot be locked for writing" in said
         finally:
             folder.chmod(0o755)
             shutil.rmtree(folder)

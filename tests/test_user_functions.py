@@ -14,6 +14,8 @@ import pytest
 import onedraw as od
 from onedraw.failures import NoAnswer
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 class MuteError(Exception):
     """An exception that cannot even be shown."""
@@ -68,9 +70,9 @@ SAMPLERS = {
     "r_hit": lambda model, **more: od.r_hit(model, KERNEL, draws=8, chains=3, hits=2, **more),
     "smc": lambda model, **more: od.smc(model, budget=200, **more),
     "importance": lambda model, **more: od.importance(model, budget=200, **more),
-    "infer": lambda model, **more: od.infer(model, budget=150, draws=20, **more),
+    "infer": lambda model, **more: od.infer(model, budget=120, draws=20, **more),
     "fit_summary": lambda model, **more: od.fit_summary(model, budget=100, **more),
-    "tolerance_for": lambda model, **more: od.tolerance_for(model, 0.3, budget=600, chains=2, **more),
+    "tolerance_for": lambda model, **more: od.tolerance_for(model, 0.3, budget=1000, chains=2, **more),
     "advise": lambda model, **more: od.advise(model, KERNEL, budget=300, max_pseudo_samples=2, **more),
 }
 WALKS = ("pseudo_marginal", "M=3", "wilkinson", "r_hit", "tolerance_for", "advise")

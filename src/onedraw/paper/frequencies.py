@@ -207,6 +207,10 @@ CHAINS = {"plain": (120, 30), "staged": (120, 30)}
 """Chains and draws; the simulators that are called one by one have fewer chains."""
 
 
+AVERAGES = (("uniform", 1), ("epanechnikov", 1), ("uniform", 3), ("epanechnikov", 2))
+"""Kernels and pseudo-samples of the pseudo-marginal chains."""
+
+
 def _layout(engine: str) -> dict[str, Any]:
     chains, draws = CHAINS.get(engine, (10_000, 12))
     return {"chains": chains, "draws": draws}
@@ -224,7 +228,7 @@ def _rejection(seed: int, engines: Engines) -> Iterator[float]:
 
 def _pseudo_marginal(seed: int, engines: Engines) -> Iterator[float]:
     for engine, model in of(engines):
-        for kernel, m in (("uniform", 1), ("epanechnikov", 1), ("uniform", 3), ("epanechnikov", 2)):
+        for kernel, m in AVERAGES:
             given: dict[str, Any] = {"proposal": od.independence() if engine == "jax" else jump}
             matrix = np.tile(prior_of(engine), (5, 1)) if engine == "jax" else JUMPS
             problem = exact.Problem(prior_of(engine), matrix, law_of(kernel))
