@@ -43,9 +43,9 @@ CALIBRATION = 100
 """Simulations proposed near the posterior at which intervals are checked, and the power of the likelihood chosen."""
 MOST_PLACED = 1000
 """Draws of the posterior that are compared with the simulations."""
-FAR = 5.0
-"""Distance from all simulations, in usual distances between draws, beyond which a draw is unseen; at least a posterior
-standard deviation."""
+FAR, FAR_AT_LEAST = 5.0, 1.5
+"""Distance from all simulations, in usual distances between draws, beyond which a draw is unseen, and the least that
+counts as far, in posterior standard deviations."""
 LOOKED = 0.5
 """Weight from which a simulation was made to look there, and not by chance."""
 FEWEST_PLACED = 10.0
@@ -152,7 +152,7 @@ def unseen(theta: Array, draws: Array) -> Array:
     some = there[:: -(-len(there) // MOST_PLACED)]
     number = max(5, min(len(some) // 2, len(theta) // 4))
     usual = np.median(cKDTree(some[:number]).query(some[number:], k=1)[0]) if len(some) > number else 0.0
-    away, _ = cKDTree(theta @ whiten.T).query(there, k=1, distance_upper_bound=max(FAR * float(usual), 1.0))
+    away, _ = cKDTree(theta @ whiten.T).query(there, k=1, distance_upper_bound=max(FAR * float(usual), FAR_AT_LEAST))
     return np.isinf(away)
 
 

@@ -19,6 +19,8 @@ from onedraw.results.regression import effective_draws, posterior_draws
 from onedraw.run.bank import Bank
 from onedraw.run.result import Result
 
+SPARE = 50
+"""One draw in this many is spare."""
 MOST_LEFT_OUT = 0.5
 """Share of the draws of a learnt likelihood that may be left out because no simulation is near them."""
 
@@ -66,11 +68,11 @@ def _learnt(
 ) -> Result:
     """Draws of the posterior under a learnt likelihood and everything there is to say of them."""
     simulations, names = bank.simulations(), model.prior.names
-    theta = learnt.draws(simulations, draws, rng)
+    # A few more than are wanted take the places of those that are left out.
+    theta = learnt.draws(simulations, draws + draws // SPARE, rng)
     far = learnt.unseen(theta)
     left_out = float(far.mean())
-    if 0.0 < left_out < MOST_LEFT_OUT:
-        theta = theta[np.resize(np.flatnonzero(~far), draws)]
+    theta = theta[np.resize(np.flatnonzero(~far), draws)] if left_out < MOST_LEFT_OUT else theta[:draws]
     effective = learnt.effective_draws(theta)
     nearer = share_nearer(model, simulations.rows[: bank.ends[0]])
     number = len(simulations.rows)
