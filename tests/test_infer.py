@@ -163,7 +163,7 @@ def test_same_seed_same_bytes(kind, quick):
 
 def test_the_summary_says_what_was_done(linear):
     text = str(linear.summary())
-    for words in ("Method: ", "learnt from", "Effective sample size: about", "held-out simulations",
+    for words in ("Method: ", "learnt from", "Effective sample size: about", "Held-out score: ",
                   "simulations proposed near the posterior", "Posterior predictive check passed"):  # fmt: skip
         assert words in text
     row = linear.summary()["a"]

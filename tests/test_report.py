@@ -19,6 +19,7 @@ import onedraw as od
 from onedraw.estimators.weights import effective
 from onedraw.report import binning, page, plots, tolerances
 from onedraw.report.verdict import judge
+from onedraw.results.diagnostics import NARROW, too_narrow
 from onedraw.results.posterior import Status
 from onedraw.results.summary import SummaryRow
 from onedraw.run.store import StoreError
@@ -400,6 +401,48 @@ def test_verdict_on_the_tolerance_wants_a_change_that_is_large_and_certain(accep
     before = position(1.0, 0.0, 1.0, -1.6, 1.6, 0.001)
     after = position(0.5, mean, sd, mean - 1.6, mean + 1.6, mcse)
     assert levels(accepted, [before, after])["Tolerance ε"] == level
+
+
+def calibrated(post, number, covered, spread=(1.25, 0.8)):
+    found = {"number": number, "cover_90": dict(zip(("mu", "nu"), covered, strict=True)),
+             "spread": dict(zip(("mu", "nu"), spread, strict=True))}  # fmt: skip
+    return replace(post, settings={**post.settings, "calibration": found})
+
+
+def test_the_verdict_on_intervals_names_the_worst_parameter_and_the_errors(accepted):
+    finding = next(one for one in judge(calibrated(accepted, 100, (0.93, 0.88))).findings if one.name == "Intervals")
+    assert (finding.level, finding.value, finding.todo) == ("good", "88 %", "")
+    # Two standard errors: 2 sqrt(.9 x .1 / 100) = 6 %, and 2 / sqrt(2 x 100) = 14 %; 1 / 1.25 = .8 and 1 / .8 = 1.25.
+    assert finding.text == (
+        "of the 90 % intervals of nu contain the true value if 100 simulations near the posterior are taken as data "
+        "(± 6 % by chance); other parameters do at least as well. Posterior standard deviations are 0.80 to 1.25 times "
+        "as large as the errors of the posterior means there (± 14 % by chance)."
+    )
+    narrow = judge(calibrated(accepted, 100, (0.78, 0.88)))
+    assert levels(calibrated(accepted, 100, (0.78, 0.88)))["Intervals"] == "care" == narrow.level
+    assert narrow.todo == ("The intervals of mu are too narrow or biased: raise the budget.",)
+    unchecked = judge(calibrated(accepted, 19, (0.5, 0.5)))
+    assert "unchecked" in [one.value for one in unchecked.findings] and unchecked.level == "care"
+    assert "nan" not in str(judge(calibrated(accepted, 100, (0.93, 0.88), (None, None))).findings).lower()
+
+
+@pytest.mark.parametrize("parameters", [1, 4, 20])
+@pytest.mark.parametrize("number", [20, 50, 100, 160])
+def test_right_intervals_are_rarely_called_too_narrow(number, parameters):
+    """By the law of the count of each parameter, whatever they have to do with each other (Bonferroni)."""
+    called = [k for k in range(number + 1) if too_narrow(k / number, number, parameters)]
+    assert called == list(range(len(called))) and len(called) > number // 2
+    assert parameters * stats.binom.cdf(called[-1], number, 0.9) < 0.01
+    # One that contains 70 % is found from 100 on.
+    assert number < 100 or stats.binom.cdf(called[-1], number, 0.7) > 0.8
+
+
+def test_what_the_verdict_says_of_intervals_is_not_said_again_by_a_note(accepted):
+    note = f"{NARROW} of mu contain only 70 % of the known parameters"
+    told = replace(calibrated(accepted, 100, (0.7, 0.9)), notes=(note, "warning: something else"))
+    assert [one.text for one in judge(told).findings if one.name == "Note"] == ["warning: something else."]
+    # A regression has no finding of its own, and keeps the note.
+    assert [one.text for one in judge(replace(accepted, notes=(note,))).findings if one.name == "Note"] == [f"{note}."]
 
 
 # Plots

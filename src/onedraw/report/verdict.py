@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from onedraw.report.tolerances import SliderPosition
+from onedraw.results.diagnostics import FEWEST_PLACED, NARROW, too_narrow
 from onedraw.results.posterior import ESS_LIMIT, R_HAT_LIMIT, Posterior
 from onedraw.results.summary import SummaryRow
 
@@ -29,10 +30,6 @@ HEADLINES = {
     CARE: "Use these numbers with care.",
     BAD: "Do not use these numbers yet.",
 }
-
-
-FEWEST_CALIBRATED, LEAST_CALIBRATED = 20, 0.85
-"""Simulations from which the intervals of a learnt likelihood are judged, and the coverage of 90 % that they need."""
 
 
 class Finding(NamedTuple):
@@ -72,7 +69,9 @@ def judge(post: Posterior, positions: Sequence[SliderPosition] = ()) -> Verdict:
     if rows and positions:
         findings += _tolerance(post, positions)
     warned = ("this run was continued with force", "warning")
+    told = (NARROW,) if "calibration" in post.settings else ()
     notes = [note for note in post.notes if note.startswith(warned) or "conditional on" in note]
+    notes = [note for note in notes if not note.startswith(told)]
     findings += [Finding(CARE, "Note", "", f"{note}.") for note in notes]
     level = next((level for level in (BAD, CARE) if level in [one.level for one in findings]), GOOD)
     todo = [one.todo for one in findings if one.todo]
@@ -143,26 +142,29 @@ def _acceptance(post: Posterior) -> Iterator[Finding]:
 
 
 def _calibration(post: Posterior) -> Iterator[Finding]:
-    """Whether intervals of a learnt likelihood hold at simulations near the posterior."""
+    """Whether intervals hold at simulations near the posterior, by the rule of `diagnostics.too_narrow`."""
     found = post.settings.get("calibration")
     if found is None:
         return
     number, covered = int(found["number"]), found["cover_90"]
-    if number < FEWEST_CALIBRATED:
+    if number < FEWEST_PLACED:
         text = f"only {number} simulations near the posterior could be taken as data: the intervals are not checked."
         yield Finding(CARE, "Intervals", "unchecked", text, "Raise the budget.")
         return
     name = min(covered, key=covered.__getitem__)
-    error = math.sqrt(0.09 / number)
-    spreads = [one for one in found["spread"].values() if one is not None]
     text = (
-        f"of 90 % intervals of {name}, the least of all parameters, contain what made {number} simulations near the "
-        f"posterior (± {200 * error:.0f} % by chance). Standard deviations are {1 / max(spreads):.2f} to "
-        f"{1 / min(spreads):.2f} times what they should be there (± {200 / math.sqrt(2 * number):.0f} % by chance)."
+        f"of the 90 % intervals of {name} contain the true value if {number} simulations near the posterior are taken "
+        f"as data (± {200 * math.sqrt(0.09 / number):.0f} % by chance); other parameters do at least as well."
     )
-    level = CARE if covered[name] < LEAST_CALIBRATED - 2 * error else GOOD
-    todo = "The intervals are too narrow or biased: raise the budget." if level == CARE else ""
-    yield Finding(level, "Intervals", f"{100 * covered[name]:.0f} %", text, todo)
+    spreads = [one for one in found["spread"].values() if one]
+    if spreads:
+        text += (
+            f" Posterior standard deviations are {1 / max(spreads):.2f} to {1 / min(spreads):.2f} times as large as "
+            f"the errors of the posterior means there (± {100 / math.sqrt(number / 2):.0f} % by chance)."
+        )
+    narrow = too_narrow(covered[name], number, len(covered))
+    todo = f"The intervals of {name} are too narrow or biased: raise the budget." if narrow else ""
+    yield Finding(CARE if narrow else GOOD, "Intervals", f"{100 * covered[name]:.0f} %", text, todo)
 
 
 def _failures(post: Posterior) -> Finding:

@@ -1,4 +1,4 @@
-"""How far an estimate from a budget of simulations can be trusted, and what a larger budget would give."""
+"""How far an estimate from a budget of simulations can be trusted."""
 
 import math
 from collections.abc import Sequence
@@ -19,11 +19,17 @@ FEW_DRAWS = 100
 FEW_LEARNT = 16
 """Effective draws of a learnt likelihood below which a warning is given: means are uncertain by a quarter of a sd."""
 FEWEST_PLACED = 20
-"""Simulations near the posterior from which coverage is told."""
+"""Simulations near the posterior from which coverage is told and judged."""
+NOMINAL, LEAST_COVERAGE, BY_CHANCE = 0.9, 0.85, 0.01
+"""Intervals are too narrow if fewer than this share of those with content NOMINAL contain the known parameters, and
+chance alone gives so few with at most this probability, for any of the parameters."""
 MOST_UNSEEN = 0.05
 """Share of the posterior far from all simulations that is not worth a warning."""
 FEWEST_REPLICATES, LEAST_ALIKE = 20, 0.02
-LEAST_COVERAGE = 0.8
+
+
+NARROW = "warning: 90 % intervals"
+"""How a note begins that says what the finding "Intervals" of a verdict says."""
 
 
 def tolerance_path(distances: Array, ends: tuple[int, ...], nearest: int) -> list[list[float]]:
@@ -71,11 +77,10 @@ def notes(
     proposals: int,
     simulations: int,
     effective: float,
-    path: list[list[float]],
     nearer: float,
     unadjusted: float,
 ) -> list[str]:
-    """What was done, how far to trust it, and what a larger budget would give, in plain words."""
+    """What was done and how far to trust it, in plain words."""
     name, count, eps = found.names[found.method.summary], len(found.draws.source), found.draws.eps
     told = [
         f"Method: {_method(proposals)}; the nearest {count:,} of {simulations:,} by {name} are used.",
@@ -148,18 +153,20 @@ def learnt_notes(
     gain, error = found.gain
     told = [
         f"Method: {_method(proposals)}; the likelihood of the summaries was learnt from {simulations:,} of them.",
-        f"Effective sample size: about {effective:.0f}, by how far posterior means depend on single simulations.",
+        f"Effective sample size: about {effective:.0f}, from how much the posterior means change when a part of the "
+        "simulations is left out.",
     ]
     if not math.isnan(gain):
         told.append(
-            f"At {len(learnt.scores)} held-out simulations near the data, the log score of the known parameters "
-            f"differs by {gain:+.2f} ± {error:.2f} from that of draws {found.method.words()}."
+            f"Held-out score: {gain:+.2f} ± {error:.2f} relative to draws {found.method.words()} (mean log density of "
+            f"the known parameters of {len(learnt.scores)} simulations near the data)."
         )
     if len(learnt.ranks) >= FEWEST_PLACED:
         told.append(_calibrated(learnt, names))
     if learnt.surrogate.power < 1.0:
         told.append(
-            f"The likelihood counts with power {learnt.surrogate.power:g}: at full weight intervals were too narrow."
+            f"The learnt likelihood is raised to the power {learnt.surrogate.power:g}: without that, intervals were "
+            "too narrow."
         )
     return [*told, *learnt_warnings(learnt, names, effective, nearer, unseen)]
 
@@ -178,6 +185,22 @@ def _percent_error(number: int) -> float:
     return 200.0 * math.sqrt(0.9 * 0.1 / number)
 
 
+def too_narrow(covered: float, number: int, parameters: int = 1) -> bool:
+    """Whether 90 % intervals are too narrow that contain this share of `number` known values, the least of parameters.
+
+    The one rule for all notes and verdicts.
+
+    >>> too_narrow(0.82, 100), too_narrow(0.80, 100), too_narrow(0.80, 100, parameters=20), too_narrow(0.6, 19)
+    (False, True, False, False)
+    """
+    if number < FEWEST_PLACED or not covered < LEAST_COVERAGE:
+        return False
+    from scipy.stats import binom
+
+    # Each of the parameters may be the worst by chance.
+    return bool(parameters * binom.cdf(round(covered * number), number, NOMINAL) < BY_CHANCE)
+
+
 def learnt_warnings(
     learnt: LearntLikelihood, names: Sequence[str], effective: float, nearer: float, unseen: float
 ) -> list[str]:
@@ -188,17 +211,16 @@ def learnt_warnings(
             f"warning: posterior means are uncertain by {1 / math.sqrt(effective):.1g} posterior standard deviations; "
             "raise the budget"
         )
-    # Each of the parameters may be the worst by chance.
-    least = LEAST_COVERAGE - 0.5 * _percent_error(max(number, 1)) / 100
-    if number >= FEWEST_PLACED and covered.min() < least:
+    if number and too_narrow(float(covered.min()), number, len(covered)):
         worst = int(np.argmin(covered))
         found.append(
-            f"warning: 90 % intervals of {names[worst]} contain only {100 * covered[worst]:.0f} % of the known "
-            "parameters of simulations near the posterior: they are too narrow or biased; raise the budget"
+            f"{NARROW} of {names[worst]} contain only {100 * covered[worst]:.0f} % of the known parameters of "
+            f"{number} simulations near the posterior: they are too narrow or biased; raise the budget"
         )
     if unseen > MOST_UNSEEN:
         found.append(
-            f"warning: {100 * unseen:.0f} % of the posterior is where hardly anything was simulated; raise the budget"
+            f"warning: {100 * unseen:.0f} % of the posterior lies where there are hardly any simulations; raise the "
+            "budget"
         )
     return [*found, *_far(nearer)]
 
@@ -211,10 +233,10 @@ def warnings(effective: float, trial: TrialResult, nearer: float) -> list[str]:
             f"warning: the effective sample size is only about {effective:.0f}, so the estimates are rough; raise the "
             "budget"
         )
-    if trial.tried and trial.coverage < LEAST_COVERAGE:
+    if trial.tried and too_narrow(trial.coverage, trial.tried):
         found.append(
-            f"warning: 90 % intervals cover only {100 * trial.coverage:.0f} % of the known parameters of simulations "
-            "near the data: this posterior is too narrow or biased"
+            f"{NARROW} contain only {100 * trial.coverage:.0f} % of the known parameters of {trial.tried} simulations "
+            "near the data: they are too narrow or biased; raise the budget"
         )
     return [*found, *_far(nearer)]
 

@@ -44,7 +44,7 @@ def estimated(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.r
         rate=rate,
         rate_se=rate * math.sqrt((1 - rate) / count),
         settings={**chosen_settings(found, len(bank.mixtures), path), "stages": len(bank.ends)},
-        notes=tuple(notes(found, len(bank.mixtures), len(rows), effective, path, nearer, unadjusted)),
+        notes=tuple(notes(found, len(bank.mixtures), len(rows), effective, nearer, unadjusted)),
         eps=eps,
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
