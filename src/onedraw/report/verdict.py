@@ -1,8 +1,9 @@
 """May these numbers be used? What a run's own numbers say about that, in plain words, and what to do next.
 
-A verdict uses what can be seen from the run alone: whether it finished, whether its chains agree and move, the
-effective number of draws, how many simulations failed, and whether the answer still changes with the tolerance. It
-cannot see whether the model is right or whether the summaries are informative enough about the parameters.
+A verdict uses what can be seen from the run and a few simulations: whether the model can produce such data, whether the
+run finished, whether its chains agree and move, the effective number of draws, how many simulations failed, and whether
+the answer still changes with the tolerance. It cannot see what no summary and no check shows, nor whether the summaries
+are informative enough about the parameters.
 """
 
 import math
@@ -10,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from onedraw.report.tolerances import SliderPosition
-from onedraw.results.diagnostics import FEWEST_PLACED, NARROW, too_narrow
+from onedraw.results.diagnostics import FEWEST_PLACED, MISFIT, NARROW, too_narrow
+from onedraw.results.misfit import DOUBTFUL, SURE, Misfit, kept
 from onedraw.results.posterior import ESS_LIMIT, R_HAT_LIMIT, Posterior
 from onedraw.results.summary import SummaryRow
 
@@ -30,6 +32,11 @@ HEADLINES = {
     CARE: "Use these numbers with care.",
     BAD: "Do not use these numbers yet.",
 }
+MISFITS = {
+    CARE: "The model may not reproduce these data: look into that before anything else.",
+    BAD: "The model does not reproduce these data: a longer run does not help.",
+}
+"""The headlines if the data are unlike simulations."""
 
 
 class Finding(NamedTuple):
@@ -52,8 +59,11 @@ class Verdict(NamedTuple):
     todo: tuple[str, ...]
 
 
-def judge(post: Posterior, positions: Sequence[SliderPosition] = ()) -> Verdict:
+def judge(post: Posterior, positions: Sequence[SliderPosition] = (), misfit: Misfit | None = None) -> Verdict:
     """The verdict on a run; `positions` are the run at smaller tolerances (`onedraw.report.tolerances`).
+
+    `misfit` is what `post.misfit` has found; without it, what the run itself has found counts. A misfit comes first:
+    its headline and what to do about it stand above everything else.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -62,23 +72,64 @@ def judge(post: Posterior, positions: Sequence[SliderPosition] = ()) -> Verdict:
     'Use these numbers with care.'
     """
     rows = post.summary().rows if math.prod(post.shape) else {}
-    findings = [_end(post)]
+    wrong = _misfit(post, misfit)
+    findings = [*([wrong] if wrong else []), _end(post)]
     if rows:
         findings += [*_agreement(post, rows), _effective_draws(post, rows)]
     findings += [*_acceptance(post), *_calibration(post), _failures(post)]
     if rows and positions:
         findings += _tolerance(post, positions)
     warned = ("this run was continued with force", "warning")
-    told = (NARROW,) if "calibration" in post.settings else ()
+    told = (MISFIT, NARROW) if "calibration" in post.settings else (MISFIT,)
     notes = [note for note in post.notes if note.startswith(warned) or "conditional on" in note]
     notes = [note for note in notes if not note.startswith(told)]
     findings += [Finding(CARE, "Note", "", f"{note}.") for note in notes]
     level = next((level for level in (BAD, CARE) if level in [one.level for one in findings]), GOOD)
     todo = [one.todo for one in findings if one.todo]
+    if wrong is not None and wrong.level != GOOD:
+        # Nothing else is worth doing before a misfit is understood that is certain.
+        todo = [*_steps(post, misfit), *(todo if wrong.level == CARE else [])]
     if level == GOOD:
         what = "the tolerance" if post.settings.get("eps") is not None else "the method"
         todo.append(f"Report {what} and the effective number of draws together with the numbers.")
-    return Verdict(level, HEADLINES[level], tuple(findings), tuple(todo))
+    headline = MISFITS[level] if wrong is not None and wrong.level == level != GOOD else HEADLINES[level]
+    return Verdict(level, headline, tuple(findings), tuple(todo))
+
+
+def _misfit(post: Posterior, found: Misfit | None) -> Finding | None:
+    """Whether the data can come from the model."""
+    if found is None:
+        note = next((note for note in post.notes if note.startswith(MISFIT)), None)
+        if note is not None:
+            return Finding(BAD, "Misfit", "found", f"{note.removeprefix('warning: ')}.")
+        found = Misfit(kept(post.settings), None)
+    worst = found.worst
+    if worst is None:
+        return None
+    level = BAD if found.p <= SURE else CARE if found.p <= DOUBTFUL else GOOD
+    places = (("at posterior draws", found.posterior), ("from the prior", found.prior))
+    counted = " and ".join(
+        f"{one.alike} of {one.number} simulations {where} (p = {one.p:.2g})" for where, one in places if one is not None
+    )
+    text = f"{counted} are at least as unusual as the data."
+    return Finding(level, "Misfit", "none found" if level == GOOD else "found" if level == BAD else "suspected",
+                   text if level == GOOD else f"{text} {worst.words()}.")  # fmt: skip
+
+
+def _steps(post: Posterior, found: Misfit | None) -> list[str]:
+    """What to do about a misfit, in this order."""
+    worst = Misfit(kept(post.settings), None).worst if found is None else found.worst
+    names = [one.label for one in worst.blamed[:3]] if worst is not None else []
+    what = ", ".join(names) if names else "the data"
+    conflict = found is None or (found.prior is not None and found.prior.p <= DOUBTFUL)
+    return [
+        f"Check {what}: are data and simulations measured in the same way (units, missing values, order)?",
+        "Simulate at parameters that you think plausible, and look for what such data lack compared with yours.",
+        *(["Widen the prior if it excludes plausible values."] if conflict else []),
+        "Add to the model what it lacks: outliers, heavier tails, dependence, another mechanism.",
+        "If this part of the data does not matter for your question, leave it out of the summary, and say so when you "
+        "report the result.",
+    ]
 
 
 def _end(post: Posterior) -> Finding:
@@ -115,18 +166,18 @@ def _effective_draws(post: Posterior, rows: dict[str, SummaryRow]) -> Finding:
         todo = "Run longer: there are too few different draws to state an error."
         return Finding(BAD, "Effective draws", "unknown", f"no error can be stated for {name}.", todo)
     level = BAD if ess < BAD_ESS else CARE if ess < ESS_LIMIT else GOOD
-    error = least.mcse / least.sd if least.sd > 0 else math.nan
-    text = (
-        f"of {math.prod(post.shape):,} draws, smallest for {name}: its mean is known to {100 * error:.2g} % of the "
-        "posterior's standard deviation."
-    )
+    text = f"of {math.prod(post.shape):,} draws, smallest for {name}"
+    if least.sd > 0:
+        text += f": its mean is known to {100 * least.mcse / least.sd:.2g} % of the posterior's standard deviation"
+    text += "."
     todo = ""
     if level != GOOD and post.effective is not None:
         todo = "Raise the budget."
     elif level != GOOD and ess > 0:
-        more = WANTED_ESS / ess
-        budget = float(f"{post.cost.simulations * more:.2g}")
-        todo = f"For {WANTED_ESS} effective draws, run about {more:.2g} times as long ({budget:,.0f} simulations)."
+        more = float(f"{WANTED_ESS / ess:.2g}")
+        times = f"{more:,.0f}" if more >= 10 else f"{more:g}"
+        budget = float(f"{post.cost.simulations * WANTED_ESS / ess:.2g}")
+        todo = f"For {WANTED_ESS} effective draws, run about {times} times as long ({budget:,.0f} simulations)."
     return Finding(level, "Effective draws", f"{ess:,.0f}", text, todo)
 
 

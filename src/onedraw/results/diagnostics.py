@@ -7,14 +7,11 @@ from typing import Any
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.model.model import Model
-from onedraw.results.assessment import Assessment, own_distance, scaled_summary, spread_of
+from onedraw.results.assessment import Assessment
 from onedraw.results.learnt_likelihood import LearntLikelihood
-from onedraw.results.regression import distances_from
+from onedraw.results.misfit import SURE, Comparison, compare
 from onedraw.results.trial import TrialResult
 
-FAR = 0.99
-"""Share of simulated data sets that must have nearer neighbours than the data before a warning is given."""
 FEW_DRAWS = 100
 FEW_LEARNT = 16
 """Effective draws of a learnt likelihood below which a warning is given: means are uncertain by a quarter of a sd."""
@@ -25,30 +22,19 @@ NOMINAL, LEAST_COVERAGE, BY_CHANCE = 0.9, 0.85, 0.01
 chance alone gives so few with at most this probability, for any of the parameters."""
 MOST_UNSEEN = 0.05
 """Share of the posterior far from all simulations that is not worth a warning."""
-FEWEST_REPLICATES, LEAST_ALIKE = 20, 0.02
+LEAST_ALIKE = 0.02
+"""Share of the replicates that must be at least as unusual as the data."""
 
 
 NARROW = "warning: 90 % intervals"
-"""How a note begins that says what the finding "Intervals" of a verdict says."""
+MISFIT = "warning: the model may not be able to produce these data"
+"""How notes begin that say what the findings "Intervals" and "Misfit" of a verdict say."""
 
 
 def tolerance_path(distances: Array, ends: tuple[int, ...], nearest: int) -> list[list[float]]:
     """The distance of the nearest simulations at the end of each stage: [simulations, tolerance]."""
     count = max(10, min(nearest, ends[0] // 4))
     return [[end, float(np.partition(distances[:end], count)[count])] for end in ends if end > count]
-
-
-def share_nearer(model: Model, pilot: Array) -> float:
-    """Share of pilot rows (n, s) that have nearer neighbours in the pilot than the data have; 0 if they are too few."""
-    some = pilot[:500]
-    if len(some) < 50 or own_distance(model) is not None:
-        return 0.0
-    _, scale = scaled_summary(model, pilot)
-    near, scaled = max(2, len(some) // 50), scale(some)
-    data = np.partition(distances_from(scaled, scale(model.observed_row[None])[0]), near)[near]
-    # Each is its own nearest neighbour.
-    others = [np.partition(distances_from(scaled, one), near + 1)[near + 1] for one in scaled[:200]]
-    return float(np.mean(np.array(others) < data))
 
 
 def chosen_settings(found: Assessment, proposals: int, path: list[list[float]]) -> dict[str, Any]:
@@ -77,7 +63,7 @@ def notes(
     proposals: int,
     simulations: int,
     effective: float,
-    nearer: float,
+    before: Comparison | None,
     unadjusted: float,
 ) -> list[str]:
     """What was done and how far to trust it, in plain words."""
@@ -86,7 +72,7 @@ def notes(
         f"Method: {_method(proposals)}; the nearest {count:,} of {simulations:,} by {name} are used.",
         f"Tolerance: {eps:.4g}. Effective sample size: about {effective:.0f}.",
         f"The draws are {found.trial.words()}.",
-        *warnings(effective, found.trial, nearer),
+        *warnings(effective, found.trial, before),
     ]
     if unadjusted > 0.01:
         share = f"{100 * unadjusted:.0f} %"
@@ -146,7 +132,7 @@ def learnt_notes(
     proposals: int,
     simulations: int,
     effective: float,
-    nearer: float,
+    before: Comparison | None,
     unseen: float,
 ) -> list[str]:
     """What was done and how far to trust it, in plain words, if the estimate is a learnt likelihood."""
@@ -168,7 +154,7 @@ def learnt_notes(
             f"The learnt likelihood is raised to the power {learnt.surrogate.power:g}: without that, intervals were "
             "too narrow."
         )
-    return [*told, *learnt_warnings(learnt, names, effective, nearer, unseen)]
+    return [*told, *learnt_warnings(learnt, names, effective, before, unseen)]
 
 
 def _calibrated(learnt: LearntLikelihood, names: Sequence[str]) -> str:
@@ -202,7 +188,7 @@ def too_narrow(covered: float, number: int, parameters: int = 1) -> bool:
 
 
 def learnt_warnings(
-    learnt: LearntLikelihood, names: Sequence[str], effective: float, nearer: float, unseen: float
+    learnt: LearntLikelihood, names: Sequence[str], effective: float, before: Comparison | None, unseen: float
 ) -> list[str]:
     """What a reader must know before using draws of a learnt likelihood, in plain words."""
     found, covered, number = [], learnt.coverage(0.9), len(learnt.ranks)
@@ -222,10 +208,10 @@ def learnt_warnings(
             f"warning: {100 * unseen:.0f} % of the posterior lies where there are hardly any simulations; raise the "
             "budget"
         )
-    return [*found, *_far(nearer)]
+    return [*found, *prior_check(before)]
 
 
-def warnings(effective: float, trial: TrialResult, nearer: float) -> list[str]:
+def warnings(effective: float, trial: TrialResult, before: Comparison | None) -> list[str]:
     """What a reader must know before using the draws, in plain words."""
     found = []
     if effective < FEW_DRAWS:
@@ -238,28 +224,22 @@ def warnings(effective: float, trial: TrialResult, nearer: float) -> list[str]:
             f"{NARROW} contain only {100 * trial.coverage:.0f} % of the known parameters of {trial.tried} simulations "
             "near the data: they are too narrow or biased; raise the budget"
         )
-    return [*found, *_far(nearer)]
+    return [*found, *prior_check(before)]
 
 
-def _far(nearer: float) -> list[str]:
-    if nearer <= FAR:
+def prior_check(found: Comparison | None) -> list[str]:
+    """That the data are unlike simulations from the prior, in plain words; nothing if they are not."""
+    if found is None or found.p > SURE:
         return []
-    return [
-        f"warning: the data are farther from the simulations than {100 * nearer:.0f} % of simulated data sets are: "
-        "check that prior and simulator can produce such data"
-    ]
+    return [f"{MISFIT} (prior predictive check, p = {found.p:.2g}): {found.words()}"]
 
 
 def predictive_check(rows: Array, observed: Array) -> list[str]:
     """Whether the observed row looks like replicates (n, s) in plain words; nothing if there are too few of them."""
-    rows = rows[~np.isnan(rows[:, 0])]
-    if len(rows) < FEWEST_REPLICATES:
+    found = compare(rows, observed)
+    if found is None:
         return []
-    away = np.abs((np.concatenate([rows, observed[None]]) - np.median(rows, axis=0)) / spread_of(rows)).mean(axis=1)
-    alike = int(np.count_nonzero(away[:-1] >= away[-1]))
-    counted = f"{alike} of {len(rows)} replicates lie at least as far from their median as the data"
-    if alike / len(rows) < LEAST_ALIKE:
-        return [
-            f"warning: the posterior predictive check failed: {counted}. The model may not be able to produce such data"
-        ]
+    counted = f"{found.alike} of {found.number} replicates are at least as unusual as the data"
+    if found.alike / found.number < LEAST_ALIKE:
+        return [f"{MISFIT}: the posterior predictive check failed: {counted}; {found.words()}"]
     return [f"Posterior predictive check passed: {counted}."]

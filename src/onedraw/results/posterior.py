@@ -25,7 +25,7 @@ STATISTICS: tuple[str | float, ...] = ("mean", "sd", 0.05, 0.25, 0.5, 0.75, 0.95
 """What a DataTree carries with its Monte Carlo error; numbers are quantiles."""
 
 HIGHER: dict[str, Callable[..., Any]] = {}
-"""Functions of modules above this one, behind the methods `efficiency`, `adjust`, `plot` and `report`.
+"""Functions of modules above this one, behind the methods `efficiency`, `adjust`, `misfit`, `plot`, `report`.
 
 `onedraw/__init__.py` fills it with functions that import their module when they are called."""
 
@@ -417,17 +417,54 @@ class Posterior:
         >>> post.predict(50, seed=1).shape
         (50,)
         """
+        model = self.model_for("predict")
+        n = whole_number("n", n, "the number of predictive simulations")
+        theta = self.picked(n, seed)
+        rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.PREDICT)
+        return model.recipe.layout.restore(model.simulate_rows(rng, theta).rows[:, 0, :])
+
+    def model_for(self, what: str) -> Model:
+        """The model to simulate from; a ValueError that names `what` needs it if there is none."""
         if self.model is None:
             raise ValueError(
-                "predict needs a model to simulate from: this run used an estimator of its own, or was read from a "
+                f"{what} needs a model to simulate from: this run used an estimator of its own, or was read from a "
                 "file, which holds no functions"
             )
-        n = whole_number("n", n, "the number of predictive simulations")
-        pick = self._pick(n, seed)
-        theta = points(self.draws)[pick]
-        rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.PREDICT)
-        rows = self.model.simulate_rows(rng, np.asfortranarray(theta), np.arange(n)).rows[:, 0, :]
-        return self.model.recipe.layout.restore(rows)
+        return self.model
+
+    def picked(self, n: int, seed: int | None) -> Array:
+        """n draws with equal weights, as rows of theta (n, dim)."""
+        return np.asfortranarray(points(self.draws)[self._pick(n, seed)])
+
+    def misfit(
+        self,
+        n: int = 200,
+        *,
+        prior: int | None = None,
+        checks: Mapping[str, Callable[[Any], Any]] | None = None,
+        seed: int | None = None,
+    ) -> Any:
+        """Whether the data can come from the model at all, and which summaries are to blame (docs/did_it_work.md).
+
+        The data are put among n simulations at posterior draws, and among `prior` simulations from the prior (by
+        default n; with 0, those of `od.infer` itself are used, if there are any). Under the model the p-value of the
+        second is uniform, and that of the first conservative. The simulations are not added to this run's cost.
+
+        What the summary leaves out is compared too: extremes, skewness, tails and autocorrelation of the raw data, and
+        `checks` of your own, functions of one data set that give one number, by name.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> data = np.random.default_rng(1).standard_t(2, size=100)
+        >>> model = od.Model(od.Prior(mu=stats.norm(0, 3), sigma=stats.uniform(0.1, 5)),
+        ...                  lambda rng, mu, sigma: rng.normal(mu, sigma, size=100), data,
+        ...                  summary=lambda y: [y.mean(), y.std()])
+        >>> post = od.infer(model, budget=500, seed=1)
+        >>> found = post.misfit(checks={"range": np.ptp}, seed=1)
+        >>> found.p < 0.01, found.posterior.blamed[0].label in ("tails", "skewness", "range", "minimum", "maximum")
+        (True, True)
+        """
+        return HIGHER["misfit"](self, n, prior, checks, seed)
 
     def to_datatree(self) -> Any:
         """The draws as an xarray DataTree in ArviZ's groups: posterior, sample_stats, observed_data.
@@ -497,11 +534,17 @@ class Posterior:
         """
         return HIGHER["plot"](self, what, **options)
 
-    def report(self, path: str | os.PathLike[str], *, predictive: int | None = None) -> Path:
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        predictive: int | None = None,
+        checks: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> Path:
         """Write the results of this run, and whether to trust them, as one offline HTML file; returns its path.
 
         `predictive` is the number of new simulations that are compared with the data: 0 for none; by default 200, or
-        as many as take 20 seconds.
+        as many as take 20 seconds. `checks` are those of `misfit`.
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -514,7 +557,7 @@ class Posterior:
         'run.html'
         >>> folder.cleanup()
         """
-        return cast(Path, HIGHER["report"](self, path, predictive=predictive).path)
+        return cast(Path, HIGHER["report"](self, path, predictive=predictive, checks=checks).path)
 
     def __repr__(self) -> str:
         chains, draws = self.shape
