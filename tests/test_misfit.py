@@ -293,7 +293,7 @@ def test_a_report_has_the_checks_it_is_given(tmp_path):
     data = np.random.default_rng(1).normal(1.0, 1.0, N)
     post = od.rejection(od.Model(PRIOR, normal, data, summary=moments), od.uniform(1.0), draws=500, seed=1)
     content = page.content_of(post, 40, checks={"range": np.ptp})
-    assert [one.level for one in content["verdict"].findings if one.name == "Misfit"] == ["good"]
+    assert [one.level for one in content["verdict"].findings if one.name == "Misfit"] == ["green"]
     assert "Misfit" not in [one.name for one in page.content_of(post, 0)["verdict"].findings]
     assert "Posterior predictive check" in post.report(tmp_path / "a.html", predictive=40).read_text()
 
@@ -302,7 +302,7 @@ def test_what_a_file_says_of_a_misfit_counts_without_the_model(tmp_path):
     model = od.Model(PRIOR, normal, torn(), summary=lambda data: [*two(data), data.std()])
     od.infer(model, budget=1000, seed=1, store=tmp_path / "run.db")
     verdict = judge(od.load(tmp_path / "run.db"))
-    assert verdict.level == "bad" and verdict.headline.startswith("The model does not reproduce these data")
+    assert verdict.level == "red" and verdict.headline.startswith("The model does not reproduce these data")
     assert "summary[0]" in verdict.todo[0] and "Note" not in [one.name for one in verdict.findings]
 
 
@@ -316,10 +316,10 @@ def test_the_levels_of_p_values():
 
     # Both p-values count twice.
     assert [level(0.5, 0.01), level(0.0105, 0.5), level(0.025, 0.5), level(0.026, 0.03)] == [
-        "bad",
-        "care",
-        "care",
-        "good",
+        "red",
+        "amber",
+        "amber",
+        "green",
     ]
 
 

@@ -168,7 +168,7 @@ def content_of(
         "post": post,
         "title": f"{post.settings.get('algorithm', 'run')} of {', '.join(post.names)}",
         "verdict": verdict,
-        "words": {"good": "usable", "care": "with care", "bad": "not yet"},
+        "words": {"green": "usable", "amber": "with care", "red": "not yet"},
         "boxes": _boxes(post, verdict),
         "there": there,
         "positions": [f"{one.eps:.6g}" for one in positions],

@@ -12,9 +12,8 @@ from onedraw.results.learnt_likelihood import LearntLikelihood
 from onedraw.results.misfit import SURE, Comparison, compare
 from onedraw.results.trial import TrialResult
 
-FEW_DRAWS = 100
-FEW_LEARNT = 16
-"""Effective draws of a learnt likelihood below which a warning is given: means are uncertain by a quarter of a sd."""
+FEW_EFFECTIVE = 16
+"""Effective draws of an estimate below which a warning is given: means are uncertain by a quarter of a sd."""
 FEWEST_PLACED = 20
 """Simulations near the posterior from which coverage is told and judged."""
 NOMINAL, LEAST_COVERAGE, BY_CHANCE = 0.9, 0.85, 0.01
@@ -28,7 +27,8 @@ LEAST_ALIKE = 0.02
 
 NARROW = "warning: 90 % intervals"
 MISFIT = "warning: the model may not be able to produce these data"
-"""How notes begin that say what the findings "Intervals" and "Misfit" of a verdict say."""
+FEW = "warning: the effective sample size is only about"
+"""How notes begin that say what the findings "Intervals", "Misfit" and "Effective draws" of a verdict say."""
 
 
 def tolerance_path(distances: Array, ends: tuple[int, ...], nearest: int) -> list[list[float]]:
@@ -191,12 +191,7 @@ def learnt_warnings(
     learnt: LearntLikelihood, names: Sequence[str], effective: float, before: Comparison | None, unseen: float
 ) -> list[str]:
     """What a reader must know before using draws of a learnt likelihood, in plain words."""
-    found, covered, number = [], learnt.coverage(0.9), len(learnt.ranks)
-    if effective < FEW_LEARNT:
-        found.append(
-            f"warning: posterior means are uncertain by {1 / math.sqrt(effective):.1g} posterior standard deviations; "
-            "raise the budget"
-        )
+    found, covered, number = _few(effective), learnt.coverage(0.9), len(learnt.ranks)
     if number and too_narrow(float(covered.min()), number, len(covered)):
         worst = int(np.argmin(covered))
         found.append(
@@ -211,14 +206,18 @@ def learnt_warnings(
     return [*found, *prior_check(before)]
 
 
+def _few(effective: float) -> list[str]:
+    if not effective < FEW_EFFECTIVE:
+        return []
+    return [
+        f"{FEW} {effective:.0f}: posterior means are uncertain by {1 / math.sqrt(effective):.1g} posterior standard "
+        "deviations; raise the budget"
+    ]
+
+
 def warnings(effective: float, trial: TrialResult, before: Comparison | None) -> list[str]:
     """What a reader must know before using the draws, in plain words."""
-    found = []
-    if effective < FEW_DRAWS:
-        found.append(
-            f"warning: the effective sample size is only about {effective:.0f}, so the estimates are rough; raise the "
-            "budget"
-        )
+    found = _few(effective)
     if trial.tried and too_narrow(trial.coverage, trial.tried):
         found.append(
             f"{NARROW} contain only {100 * trial.coverage:.0f} % of the known parameters of {trial.tried} simulations "

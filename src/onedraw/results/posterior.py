@@ -17,10 +17,20 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.failures import FAULTS, Failure, told
 from onedraw.model.kernels import EPS_MEANING, Kernel
 from onedraw.model.model import Model
-from onedraw.results.monte_carlo_error import Draws, MonteCarlo, monte_carlo
-from onedraw.results.summary import Efficiency, Summary, SummaryRow, ToleranceCurve, TolerancePoint, describe
+from onedraw.results.monte_carlo_error import MANY, Draws, MonteCarlo, monte_carlo
+from onedraw.results.summary import (
+    ESS_LIMIT,
+    Efficiency,
+    Summary,
+    SummaryRow,
+    ToleranceCurve,
+    TolerancePoint,
+    describe,
+    disagree,
+)
 
-R_HAT_LIMIT, ESS_LIMIT = 1.01, 100
+MOST_STILL = 0.05
+"""Share of chains that may never move: of a thousand short ones, some do not, by chance."""
 STATISTICS: tuple[str | float, ...] = ("mean", "sd", 0.05, 0.25, 0.5, 0.75, 0.95)
 """What a DataTree carries with its Monte Carlo error; numbers are quantiles."""
 
@@ -159,6 +169,16 @@ class Posterior:
             return 0
         return self.shape[0] - int(np.count_nonzero(self.moves().any(axis=1)))
 
+    @property
+    def stuck(self) -> bool:
+        """Whether more chains than one in twenty never moved, so that the draws are little more than their starts.
+
+        Many chains that start from draws of the posterior are not stuck: their starts are as good as later draws.
+        """
+        chains, _ = self.shape
+        exact = self.settings.get("start") == "rejection" and chains >= MANY
+        return not exact and self.still_chains > MOST_STILL * chains
+
     def moves(self) -> Array:
         """(chains, draws - 1): whether any parameter changed from a kept draw to the next."""
         return np.any([np.diff(values, axis=1) != 0 for values in self.draws.values()], axis=0)
@@ -170,11 +190,11 @@ class Posterior:
             return []
         doubts = []
         still = self.still_chains
-        if still:
+        if self.stuck:
             doubts.append(f"{still} of {chains} chains never moved: run longer, raise eps, or use smaller steps")
-        unmixed = [name for name, row in rows.items() if row.r_hat > R_HAT_LIMIT]
+        unmixed = [f"{name} ({row.r_hat:.3f})" for name, row in rows.items() if disagree(row, chains)]
         if unmixed:
-            doubts.append(f"R-hat of {', '.join(unmixed)} is above {R_HAT_LIMIT}: the chains do not agree yet")
+            doubts.append(f"R-hat of {', '.join(unmixed)} is larger than by chance: the chains do not agree yet")
         thin = [name for name, row in rows.items() if not row.ess >= ESS_LIMIT]
         if thin:
             doubts.append(f"ESS of {', '.join(thin)} is below {ESS_LIMIT}: the numbers above are rough; run longer")
