@@ -334,6 +334,17 @@ def test_notes_name_who_is_to_blame():
     assert kept({"misfit": packed(found)}).blamed == found.blamed and kept({}) is None
 
 
+def test_with_few_replicates_the_data_must_be_clearly_beyond_them():
+    rng, runs = np.random.default_rng(1), 400
+    failed = 0
+    for _ in range(runs):
+        rows = summaries("normal", rng, 21)
+        failed += predictive_check(rows[1:], rows[0])[0].startswith(MISFIT)
+    # By rank alone 1 in 21 would fail.
+    assert failed / runs < 0.035 + 2 * np.sqrt(0.035 / runs)
+    assert predictive_check(rows[1:], np.array([30.0, 30.0, 0.0]))[0].startswith(MISFIT)
+
+
 def test_no_sentence_says_nan():
     post = od.rejection(od.Model(PRIOR, normal, np.zeros(N), summary=moments), od.uniform(9.0), draws=50, seed=1)
     same = replace(post, draws={name: np.ones((1, 50)) for name in post.names})

@@ -8,7 +8,7 @@ So any statistic that treats them alike has a rank that is uniform, whatever it 
 is a p-value for every n, every model and every dependence between summaries (a conformal p-value). Each of the n + 1 is
 compared with the others as if it had been left out:
 
-1. *Marginally*: how far is each summary from the median, in robust standard deviations?
+1. *Marginally*: how far is each summary from the median, in robust standard deviations (heavy tails: their logarithm)?
 2. *Given the others*: how far is each summary from what the other summaries predict, by a leave-one-out regression of
    its mean and of its scale?
 3. *Jointly*: how far away are its nearest neighbours, relative to how far away theirs are, after whitening?
@@ -48,6 +48,8 @@ MOST, MOST_WORK = 1000, 10**8
 """Simulations that are compared at most, and their number squared times that of the summaries, beyond 100."""
 LINEAR, LOCAL, SQUARES = 5, 10, 20
 """Simulations per summary from which a summary is regressed on the others, its scale too, and squares are used."""
+HEAVY = 3.5
+"""Robust standard deviations beyond which one in twenty lies if a tail is heavy: 2.0 if normal, 3.3 if exponential."""
 LARGEST = 10
 """One in this many of the departures of a kind counts as its largest."""
 SURE, DOUBTFUL = 0.02, 0.05
@@ -86,6 +88,8 @@ class Comparison(NamedTuple):
     """Simulations."""
     departures: tuple[Departure, ...]
     """One for each summary and check, in their order."""
+    beyond: float = 1.0
+    """The largest departure of the data over the largest of any simulation."""
 
     @property
     def alike(self) -> int:
@@ -171,9 +175,13 @@ def compare(rows: Array, observed: Array, labels: list[str] | None = None) -> Co
     labels = [f"summary {k + 1}" for k in range(width)] if labels is None else labels
     with one_blas_thread():
         # The data are the first of all, and are treated as all others are.
-        scaled = _scaled(np.concatenate([observed[None], rows]))
-        signed = [scaled, *_given_others(scaled)]
-        size = np.concatenate([*map(np.abs, signed), _isolation(scaled)], axis=1)
+        everything = np.concatenate([observed[None], rows])
+        scaled = (everything - np.median(everything, axis=0)) / spread_of(everything)
+        # Large values on a logarithmic scale, so that none of them decides about a regression.
+        tamed = np.arcsinh(scaled)
+        heavy = np.quantile(np.abs(scaled), 0.95, axis=0) > HEAVY
+        signed = [np.where(heavy, tamed, scaled), *_given_others(tamed)]
+        size = np.concatenate([*map(np.abs, signed), _isolation(tamed)], axis=1)
     size /= np.maximum(np.sort(size, axis=0)[-(len(size) // LARGEST) :].mean(axis=0), ROUNDING)
     largest = size.max(axis=1)
     single = size[0, : len(signed) * width].reshape(len(signed), width)
@@ -185,13 +193,8 @@ def compare(rows: Array, observed: Array, labels: list[str] | None = None) -> Co
         away = (value - np.median(column)) / spread_of(column[:, None])[0]
         p = float(np.mean(largest >= single[kind[k], k]))
         departures.append(Departure(label, float(observed[k]), p, float(away), bool(kind[k])))
-    return Comparison(float(np.mean(largest >= largest[0])), len(rows), tuple(departures))
-
-
-def _scaled(rows: Array) -> Array:
-    """Columns around their medians in robust standard deviations, large values on a logarithmic scale."""
-    scaled: Array = np.arcsinh((rows - np.median(rows, axis=0)) / spread_of(rows))
-    return scaled
+    beyond = float(largest[0] / max(float(largest[1:].max()), ROUNDING))
+    return Comparison(float(np.mean(largest >= largest[0])), len(rows), tuple(departures), beyond)
 
 
 def _given_others(scaled: Array) -> list[Array]:
