@@ -127,9 +127,9 @@ def _misfit(post: Posterior, found: Misfit | None) -> Finding | None:
     counted = " and ".join(
         f"{one.alike} of {one.number} simulations {where} (p = {one.p:.2g})" for where, one in places if one is not None
     )
-    text = f"{counted} are at least as unusual as the data."
+    text = f"{counted} are at least as unusual as the data"
     return Finding(level, "Misfit", "none found" if level == GREEN else "found" if level == RED else "suspected",
-                   text if level == GREEN else f"{text} {worst.words()}.")  # fmt: skip
+                   f"{text}." if level == GREEN else f"{text}: {worst.words()}.")  # fmt: skip
 
 
 def _steps(post: Posterior, found: Misfit | None) -> list[str]:
