@@ -157,9 +157,9 @@ def accepted(make: Callable[[int], od.Model], eps: float, draws: int) -> Callabl
 # Tolerances are small beside the posteriors, so that a warning of a too large one would be false.
 WELL = {
     "infer, 1,000, normal": Case(50, inferred(normal)),
-    "infer, 1,000, waiting times": Case(20, inferred(lambda k: of_coverage("waiting times", k))),
-    "infer, 1,000, counts": Case(20, inferred(lambda k: of_coverage("counts", k))),
-    "infer, 1,000, own distance": Case(20, inferred(lambda k: normal(k, distance=euclid))),
+    "infer, 1,000, waiting times": Case(30, inferred(lambda k: of_coverage("waiting times", k))),
+    "infer, 1,000, counts": Case(15, inferred(lambda k: of_coverage("counts", k))),
+    "infer, 1,000, own distance": Case(15, inferred(lambda k: normal(k, distance=euclid))),
     "rejection, 1,000 draws, toy": Case(150, accepted(toy, 0.3, 1000)),
     "rejection, 300 draws, 50 normals": Case(150, accepted(centre, 0.04, 300)),
     "chains, 4 x 5,000, one number": Case(40, chains(5000, 4)),

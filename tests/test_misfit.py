@@ -114,6 +114,8 @@ def test_too_few_simulations_say_nothing_and_failed_ones_do_not_count():
     assert compare(rows[:19], rows[20]) is None
     failed = np.concatenate([rows, np.full((5, 3), np.nan)])
     assert compare(failed, rows[0]) == compare(rows, rows[0])
+    nothing = Misfit(None, None)
+    assert nothing.p == 1.0 and str(nothing) == "Nothing was compared: fewer than 20 simulations succeeded."
 
 
 def test_what_a_model_always_gives_must_be_in_the_data():

@@ -148,8 +148,9 @@ class Misfit:
             lines.append(
                 f"The model {'does' if self.p <= SURE else 'may'} not reproduce the data: {self.worst.words()}"
             )
-        elif lines:
-            lines.append("No misfit found.")
+        else:
+            few = f"Nothing was compared: fewer than {FEWEST} simulations succeeded."
+            lines.append("No misfit found." if lines else few)
         return "\n".join(lines)
 
     __repr__ = __str__
