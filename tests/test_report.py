@@ -482,7 +482,7 @@ def test_a_few_short_chains_that_never_moved_are_no_fault(chains):
     assert told not in str(with_still(1000, 400, "rejection").summary())
 
 
-@pytest.mark.parametrize(("effective", "level"), [(60.0, "green"), (15.0, "amber"), (3.0, "red")])
+@pytest.mark.parametrize(("effective", "level"), [(60.0, "green"), (9.0, "amber"), (3.0, "red")])
 def test_few_effective_draws_of_an_estimate_are_a_statement_unless_they_are_very_few(accepted, effective, level):
     post = replace(accepted, effective=effective, notes=(f"{FEW} {effective:.0f}: ...",))
     verdict = judge(post)

@@ -12,8 +12,8 @@ from onedraw.results.learnt_likelihood import LearntLikelihood
 from onedraw.results.misfit import SURE, Comparison, compare
 from onedraw.results.trial import TrialResult
 
-FEW_EFFECTIVE = 16
-"""Effective draws of an estimate below which a warning is given: means are uncertain by a quarter of a sd."""
+FEW_EFFECTIVE = 10
+"""Effective draws of an estimate below which a warning is given: means are uncertain by a third of a sd."""
 FEWEST_PLACED = 20
 """Simulations near the posterior from which coverage is told and judged."""
 NOMINAL, LEAST_COVERAGE, BY_CHANCE = 0.9, 0.85, 0.01
