@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import accuracy, budgets, coverage, known, references
+from benchmarks import accuracy, alarms, budgets, coverage, known, references
 from benchmarks.sbibm import FURTHER, TASKS, task
 from onedraw.cli.export import FIRST_MODEL
 
@@ -136,3 +136,19 @@ def test_reference_posteriors_agree_with_a_second_computation(name):
     assert max(mean, spread) < references.LARGEST
     assert p > references.LEAST_P
     assert references.differences(first, second + 0.1 * second.std(axis=0))[0] > references.LARGEST
+
+
+def test_warnings_are_counted_by_name(capsys):
+    assert alarms.given(alarms.apart(1), 0) == {"R-hat", "Effective draws"}
+    right = alarms.counted(alarms.Case(2, alarms.accepted(alarms.toy, 0.5, 400), 60), 1.0)
+    assert right == (2, {})
+    wrong = alarms.counted(alarms.Case(4, alarms.accepted(alarms.contaminated, 0.5, 100), 100), 0.5)
+    assert wrong.runs == 2 and wrong.given["Misfit"] == 2
+    assert 0.8 < alarms.narrow_power() < 1.0
+    # Twelve of 100 runs are more than 5 % and its error.
+    often, rarely = (alarms.Counted(100, {"Misfit": number}) for number in (12, 7))
+    assert (
+        alarms.concluded({"x": rarely}, {"Misfit": [("y", 0.9)]}) and "| Misfit | 7 of 100 |" in capsys.readouterr().out
+    )
+    assert not alarms.concluded({"x": rarely, "z": often}, {"Misfit": [("y", 0.9)]})
+    assert not alarms.concluded({"x": rarely}, {"Misfit": [("y", 0.7)]})

@@ -88,7 +88,7 @@ def test_from_a_new_model_to_a_report(folder):
     shown = onedraw("show", "first.db")
     assert str(post.summary()) in shown.output
     page = told("report", "first.db", "-o", "page.html", "--model", "first.py", "--json")
-    assert Path(page["path"]).stat().st_size == page["bytes"] and page["verdict"] == "care"
+    assert Path(page["path"]).stat().st_size == page["bytes"] and page["verdict"] == "amber"
     assert page["headline"] in (folder / "page.html").read_text()
     assert onedraw("report", "first.db").output.startswith("Use these numbers with care. Open first.html")
 

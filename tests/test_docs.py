@@ -61,6 +61,7 @@ NOT_RUN = {
         "parsed: it needs a GPU",
     ],
     "docs/contrast.md": ["parsed: minutes"],
+    "docs/did_it_work.md": ["parsed: it takes half an hour"],
     "docs/migrating.md": [
         "not ours: pyABC 0.13.0; run by hand",
         "not ours: ELFI 0.8.8; run by hand",

@@ -1,6 +1,7 @@
 """A budget in, a posterior out: its accuracy, its honesty, its budget, and runs that are broken off."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -157,7 +158,7 @@ def test_same_seed_same_bytes(kind, quick):
 
 def test_the_summary_says_what_was_done(linear):
     text = str(linear.summary())
-    for words in ("Method: ", "learnt from", "Effective sample size: about", "held-out simulations",
+    for words in ("Method: ", "learnt from", "Effective sample size: about", "Held-out score: ",
                   "simulations proposed near the posterior", "Posterior predictive check passed"):  # fmt: skip
         assert words in text
     row = linear.summary()["a"]
@@ -179,13 +180,14 @@ def test_the_tolerance_at_the_end_of_each_stage(dim):
 
 def test_data_that_the_model_cannot_produce_are_named(quick):
     post = od.infer(od.Model(PRIOR, shifted, [30.0, 30.0]), budget=1200, seed=1)
-    assert "the data are farther from the simulations than 100 %" in str(post.notes)
+    assert "may not be able to produce these data (prior predictive check, p = 0.0044)" in str(post.notes)
     assert "the posterior predictive check failed" in str(post.notes)
 
 
 def test_the_predictive_check_on_its_own():
     rows = np.random.default_rng(1).standard_normal((100, 3))
-    assert "check passed: 100 of 100 replicates" in predictive_check(rows, np.median(rows, axis=0))[0]
+    # No more unusual than most.
+    assert re.search("check passed: [5-9][0-9] of 100 replicates", predictive_check(rows, np.median(rows, axis=0))[0])
     assert "check passed" in predictive_check(rows, np.zeros(3))[0]
     assert "check failed: 0 of 100 replicates" in predictive_check(rows, np.full(3, 9.0))[0]
     assert predictive_check(rows[:5], np.zeros(3)) == []

@@ -19,8 +19,10 @@ import onedraw as od
 from onedraw.estimators.weights import effective
 from onedraw.report import binning, page, pages, plots, tolerances
 from onedraw.report.verdict import judge
+from onedraw.results.diagnostics import FEW, NARROW, too_narrow
+from onedraw.results.monte_carlo_error import Draws
 from onedraw.results.posterior import Status
-from onedraw.results.summary import SummaryRow
+from onedraw.results.summary import SummaryRow, describe, disagree
 from onedraw.run.store import StoreError
 
 from .browser import Browser, needs_chromium
@@ -243,9 +245,9 @@ def test_text_has_enough_contrast():
     for scheme in schemes:
         colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", scheme))
         for ink, ground in (
-            ("ink", "ground"), ("ink", "card"), ("quiet", "ground"), ("quiet", "card"), ("good", "good-ground"),
-            ("bad", "bad-ground"), ("care", "care-ground"), ("ink", "good-ground"), ("ink", "care-ground"),
-            ("ink", "bad-ground"),
+            ("ink", "ground"), ("ink", "card"), ("quiet", "ground"), ("quiet", "card"), ("green", "green-ground"),
+            ("red", "red-ground"), ("amber", "amber-ground"), ("ink", "green-ground"), ("ink", "amber-ground"),
+            ("ink", "red-ground"),
         ):  # fmt: skip
             high, low = sorted((luminance(colours[ink]), luminance(colours[ground])), reverse=True)
             assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, ground)
@@ -281,7 +283,7 @@ def test_another_model_is_refused(model, tmp_path):
         page.write_report(post, tmp_path / "x.html", model=model_of("mu", "xi"), source=source)
     assert not (tmp_path / "x.html").exists()
     path, verdict = page.write_report(post, tmp_path / "x.html", model=model, source=source)
-    assert "Posterior predictive check" in path.read_text() and verdict.level == "care"
+    assert "Posterior predictive check" in path.read_text() and verdict.level == "amber"
 
 
 def test_reports_of_runs_that_lack_something(model, accepted, chains, tmp_path):
@@ -344,28 +346,28 @@ def levels(post, positions=()):
 
 def test_verdict_of_good_and_bad_runs(model, accepted, chains):
     good = judge(accepted)
-    assert (good.level, good.headline) == ("good", "No problems found.")
+    assert (good.level, good.headline) == ("green", "No problems found.")
     few = judge(od.rejection(model, od.uniform(1.0), draws=50, seed=1))
-    assert few.level == "care" and "run about" in few.todo[0]
+    assert few.level == "amber" and "run about" in few.todo[0]
     rows = few.findings[1]
-    assert rows.name == "Effective draws" and rows.level == "care"
+    assert rows.name == "Effective draws" and rows.level == "amber"
     stuck = {name: np.repeat(values[:, :1], 400, axis=1) for name, values in chains.draws.items()}
     still = judge(replace(chains, draws=stuck))
-    assert still.level == "bad" and "8 of 8 chains never moved" in still.findings[1].text
+    assert still.level == "red" and "8 of 8 chains never moved" in still.findings[1].text
     apart = {name: values + 3.0 * np.arange(8)[:, None] for name, values in chains.draws.items()}
-    assert levels(replace(chains, draws=apart))["R-hat"] == "bad"
+    assert levels(replace(chains, draws=apart))["R-hat"] == "red"
     assert (
         levels(replace(accepted, cost=accepted.cost._replace(failed=accepted.cost.simulations // 10)))[
             "Failed simulations"
         ]
-        == "care"
+        == "amber"
     )
-    assert levels(replace(accepted, cost=accepted.cost._replace(failed=1)))["Failed simulations"] == "good"
+    assert levels(replace(accepted, cost=accepted.cost._replace(failed=1)))["Failed simulations"] == "green"
     stopped = replace(accepted, status=Status("interrupted", "interrupted after 3 proposals"))
-    assert levels(stopped)["The run"] == "care"
+    assert levels(stopped)["The run"] == "amber"
     forced = replace(accepted, notes=("this run was continued with force=True although x changed: it is not one run",))
-    assert judge(forced).level == "care"
-    assert judge(od.rejection(model, od.uniform(1e-9), budget=50, seed=1)).level == "bad"
+    assert judge(forced).level == "amber"
+    assert judge(od.rejection(model, od.uniform(1e-9), budget=50, seed=1)).level == "red"
 
 
 def test_the_plan_for_more_draws_is_in_proportion(model):
@@ -380,17 +382,17 @@ def test_verdict_sees_an_answer_that_depends_on_the_tolerance(model):
         post = od.rejection(model, od.uniform(eps), draws=draws, seed=2)
         return levels(post, tolerances.positions_of(post, binning.marginals_of(post)))["Tolerance ε"]
 
-    assert found(3.0, 4000) == "care"
-    assert found(0.4, 2000) == "good"
+    assert found(3.0, 4000) == "amber"
+    assert found(0.4, 2000) == "green"
 
 
 @pytest.mark.parametrize(
     ("mean", "sd", "mcse", "level"),
     [
-        (0.05, 1.0, 0.001, "good"),  # certain, and too little to matter
-        (0.30, 1.0, 0.001, "care"),
-        (0.30, 1.0, 0.100, "good"),  # large, and within its error
-        (0.00, 0.7, 0.001, "care"),
+        (0.05, 1.0, 0.001, "green"),  # certain, and too little to matter
+        (0.30, 1.0, 0.001, "amber"),
+        (0.30, 1.0, 0.100, "green"),  # large, and within its error
+        (0.00, 0.7, 0.001, "amber"),
     ],
 )
 def test_verdict_on_the_tolerance_wants_a_change_that_is_large_and_certain(accepted, mean, sd, mcse, level):
@@ -400,6 +402,92 @@ def test_verdict_on_the_tolerance_wants_a_change_that_is_large_and_certain(accep
     before = position(1.0, 0.0, 1.0, -1.6, 1.6, 0.001)
     after = position(0.5, mean, sd, mean - 1.6, mean + 1.6, mcse)
     assert levels(accepted, [before, after])["Tolerance ε"] == level
+
+
+def calibrated(post, number, covered, spread=(1.25, 0.8)):
+    found = {"number": number, "cover_90": dict(zip(("mu", "nu"), covered, strict=True)),
+             "spread": dict(zip(("mu", "nu"), spread, strict=True))}  # fmt: skip
+    return replace(post, settings={**post.settings, "calibration": found})
+
+
+def test_the_verdict_on_intervals_names_the_worst_parameter_and_the_errors(accepted):
+    finding = next(one for one in judge(calibrated(accepted, 100, (0.93, 0.88))).findings if one.name == "Intervals")
+    assert (finding.level, finding.value, finding.todo) == ("green", "88 %", "")
+    # Two standard errors: 2 sqrt(.9 x .1 / 100) = 6 %, and 2 / sqrt(2 x 100) = 14 %; 1 / 1.25 = .8 and 1 / .8 = 1.25.
+    assert finding.text == (
+        "of the 90 % intervals of nu contain the true value if 100 simulations near the posterior are taken as data "
+        "(± 6 % by chance); other parameters do at least as well. Posterior standard deviations are 0.80 to 1.25 times "
+        "as large as the errors of the posterior means there (± 14 % by chance)."
+    )
+    narrow = judge(calibrated(accepted, 100, (0.78, 0.88)))
+    assert levels(calibrated(accepted, 100, (0.78, 0.88)))["Intervals"] == "amber" == narrow.level
+    assert narrow.todo == ("The intervals of mu are too narrow or biased: raise the budget.",)
+    unchecked = judge(calibrated(accepted, 19, (0.5, 0.5)))
+    assert "unchecked" in [one.value for one in unchecked.findings] and unchecked.level == "amber"
+    assert "nan" not in str(judge(calibrated(accepted, 100, (0.93, 0.88), (None, None))).findings).lower()
+
+
+@pytest.mark.parametrize("parameters", [1, 4, 20])
+@pytest.mark.parametrize("number", [20, 50, 100, 160])
+def test_right_intervals_are_rarely_called_too_narrow(number, parameters):
+    """By the law of the count of each parameter, whatever they have to do with each other (Bonferroni)."""
+    called = [k for k in range(number + 1) if too_narrow(k / number, number, parameters)]
+    assert called == list(range(len(called))) and len(called) > number // 2
+    assert parameters * stats.binom.cdf(called[-1], number, 0.9) < 0.01
+    # One that contains 70 % is found from 100 on.
+    assert number < 100 or stats.binom.cdf(called[-1], number, 0.7) > 0.8
+
+
+def test_what_the_verdict_says_of_intervals_is_not_said_again_by_a_note(accepted):
+    note = f"{NARROW} of mu contain only 70 % of the known parameters"
+    told = replace(calibrated(accepted, 100, (0.7, 0.9)), notes=(note, "warning: something else"))
+    assert [one.text for one in judge(told).findings if one.name == "Note"] == ["warning: something else."]
+    # A regression has no finding of its own, and keeps the note.
+    assert [one.text for one in judge(replace(accepted, notes=(note,))).findings if one.name == "Note"] == [f"{note}."]
+
+
+def autoregressive(rng, chains, steps, rho):
+    """Stationary chains with standard normal states."""
+    noise = rng.standard_normal((chains, steps))
+    values = [noise[:, 0]]
+    for k in range(1, steps):
+        values.append(rho * values[-1] + np.sqrt(1 - rho**2) * noise[:, k])
+    return np.stack(values, axis=1)
+
+
+@pytest.mark.parametrize(("chains", "steps"), [(4, 1500), (64, 100)])
+def test_chains_that_agree_are_rarely_said_to_disagree(chains, steps):
+    """R-hat of slow stationary chains is above 1.01 in many runs, by chance; the rule allows for that."""
+    rng, runs = np.random.default_rng(1), 100
+    rows = [describe(autoregressive(rng, chains, steps, 0.9), Draws(), 0.9) for _ in range(runs)]
+    assert sum(row.r_hat > 1.01 for row in rows) > 5 * runs / 100
+    assert sum(disagree(row, chains) for row in rows) <= 1
+    # One chain in four, or one group in eight, is elsewhere by 0.7 standard deviations: found.
+    moved = autoregressive(rng, chains, 20 * steps, 0.9)
+    moved[:: 4 if chains == 4 else 8] += 0.7
+    assert disagree(describe(moved, Draws(), 0.9), chains)
+
+
+def test_a_few_short_chains_that_never_moved_are_no_fault(chains):
+    def with_still(number, still, start):
+        draws = np.random.default_rng(1).standard_normal((number, 30))
+        draws[:still] = draws[:still, :1]
+        return replace(chains, draws={"mu": draws}, settings={**chains.settings, "start": start}, distances=None)
+
+    assert not with_still(1000, 20, "rejection").stuck and not with_still(1000, 20, "dict").stuck
+    assert not with_still(1000, 400, "rejection").stuck and with_still(1000, 400, "dict").stuck
+    assert with_still(4, 1, "rejection").stuck and not with_still(4, 0, "rejection").stuck
+    told = "400 of 1000 chains never moved"
+    assert told in str(with_still(1000, 400, "dict").summary())
+    assert told not in str(with_still(1000, 400, "rejection").summary())
+
+
+@pytest.mark.parametrize(("effective", "level"), [(60.0, "green"), (9.0, "amber"), (3.0, "red")])
+def test_few_effective_draws_of_an_estimate_are_a_statement_unless_they_are_very_few(accepted, effective, level):
+    post = replace(accepted, effective=effective, notes=(f"{FEW} {effective:.0f}: ...",))
+    verdict = judge(post)
+    assert levels(post)["Effective draws"] == level == verdict.level
+    assert "Note" not in [one.name for one in verdict.findings] and (level == "green") == ("budget" not in str(verdict))
 
 
 # Plots

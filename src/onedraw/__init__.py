@@ -65,6 +65,7 @@ def _later(module: str, name: str) -> Callable[..., Any]:
 
 HIGHER["efficiency"] = _later("onedraw.results.efficiency", "efficiency")
 HIGHER["adjust"] = _later("onedraw.results.adjustment", "adjusted")
+HIGHER["misfit"] = _later("onedraw.results.misfit", "misfit_of")
 HIGHER["plot"] = _later("onedraw.report.plots", "plot")
 HIGHER["calibration"] = _later("onedraw.report.calibration", "write_calibration")
 HIGHER["report"] = _later("onedraw.report.page", "write_report")

@@ -25,7 +25,6 @@ from onedraw.results.uniformity import bins_for, chance_band, counts_of, ecdf_ba
 from onedraw.run.progress import clock
 from onedraw.run.saving import versions
 
-CLASSES = {"green": "good", "amber": "care", "red": "bad"}
 MOST_DRAWN = 12
 """Quantities with pictures; the others are in the table only."""
 BAND = "0.88"
@@ -55,7 +54,6 @@ def content_of(found: Calibration) -> dict[str, Any]:
     bands = [chance_band(found.number, level) for level in LEVELS]
     return {
         "found": found,
-        "classes": CLASSES,
         "tests": 4 * len(found.rows),
         "alarm": f"{100 * ALARM:.0f} %",
         "sure": f"{100 * SURE:.0f} %",

@@ -28,6 +28,7 @@ from onedraw.report.pages import filled, image_of, write_whole
 from onedraw.report.tolerances import SliderPosition, positions_of
 from onedraw.report.verdict import Verdict, judge
 from onedraw.results.certificate import certificate
+from onedraw.results.misfit import Misfit, misfit_of
 from onedraw.results.plain import six_digits
 from onedraw.results.posterior import Posterior
 from onedraw.results.summary import SummaryRow
@@ -93,6 +94,7 @@ def write_report(
     path: str | os.PathLike[str],
     *,
     predictive: int | None = None,
+    checks: Mapping[str, Callable[[Any], Any]] | None = None,
     source: Source | None = None,
     model: Model | None = None,
 ) -> Written:
@@ -112,7 +114,7 @@ def write_report(
         if source is not None:
             _refuse_another(model, source)
         post = replace(post, model=model)
-    path, content = Path(path), content_of(post, predictive, source)
+    path, content = Path(path), content_of(post, predictive, source, checks)
     try:
         write_whole(path, render(content))
     except OSError as error:
@@ -138,7 +140,12 @@ def render(content: Mapping[str, Any]) -> str:
         raise ImportError("a report needs jinja2 and matplotlib: pip install 'onedraw[report]'") from error
 
 
-def content_of(post: Posterior, predictive: int | None = None, source: Source | None = None) -> dict[str, Any]:
+def content_of(
+    post: Posterior,
+    predictive: int | None = None,
+    source: Source | None = None,
+    checks: Mapping[str, Callable[[Any], Any]] | None = None,
+) -> dict[str, Any]:
     """Everything the template shows."""
     from markupsafe import Markup
 
@@ -151,7 +158,8 @@ def content_of(post: Posterior, predictive: int | None = None, source: Source | 
         positions, fixed = [], f"At the tolerance of the run only: {error}"
         if post.settings.get("eps") is None:
             fixed = "The estimate has no tolerance"
-    verdict = judge(post, positions)
+    misfit = _misfit(post, _predicted(post, predictive), checks) if there else None
+    verdict = judge(post, positions, misfit)
     now = next((i for i, one in enumerate(positions) if one.eps == post.settings.get("eps")), 0)
     shown = positions or ([_as_it_is(post, marginals)] if there else [])
     drawings = _drawings(marginals, shown)
@@ -159,7 +167,7 @@ def content_of(post: Posterior, predictive: int | None = None, source: Source | 
         "post": post,
         "title": f"{post.settings.get('algorithm', 'run')} of {', '.join(post.names)}",
         "verdict": verdict,
-        "words": {"good": "usable", "care": "with care", "bad": "not yet"},
+        "words": {"green": "usable", "amber": "with care", "red": "not yet"},
         "boxes": _boxes(post, verdict),
         "there": there,
         "positions": [f"{one.eps:.6g}" for one in positions],
@@ -178,7 +186,7 @@ def content_of(post: Posterior, predictive: int | None = None, source: Source | 
         "script": Markup(script),
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "data": Markup(_data(positions, drawings)),
-        "figures": _figures(post, predictive) if there else [],
+        "figures": _figures(post, misfit) if there else [],
         "chains": _chains(post) if there else [],
         "certificate": _certificate(post),
         "ledger": _ledger(post),
@@ -280,7 +288,12 @@ def _data(positions: Sequence[SliderPosition], drawn: Sequence[Mapping[str, Any]
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _figures(post: Posterior, predictive: int | None) -> list[dict[str, str]]:
+def _misfit(post: Posterior, count: int, checks: Mapping[str, Callable[[Any], Any]] | None) -> Misfit | None:
+    """The data among `count` new simulations at posterior draws; None if there are too few."""
+    return misfit_of(post, count, 0, checks, None) if count >= FEWEST_PREDICTED else None
+
+
+def _figures(post: Posterior, misfit: Misfit | None) -> list[dict[str, str]]:
     """Figures that do not depend on the slider: name, image, words."""
     wanted: list[tuple[str, str, Any]] = []
     if len(post.names) > 1:
@@ -300,13 +313,14 @@ def _figures(post: Posterior, predictive: int | None) -> list[dict[str, str]]:
                 "neighbourhood that the draws come from is chosen by trial, and may be wider."
             )
         wanted.append(("Tolerance path", words, lambda: plots.path(post)))
-    count = _predicted(post, predictive)
-    if count:
+    if misfit is not None and misfit.rows is not None and misfit.observed is not None:
+        rows, observed, labels = misfit.rows, misfit.observed, list(misfit.labels)
         words = (
-            f"{count} new simulations at posterior draws, compared with the data. A diamond far from its line means "
-            "that the model does not reproduce that summary."
+            f"{len(rows)} new simulations at posterior draws, compared with the data. A diamond far from its line "
+            "means that the model does not reproduce that summary. Summaries may also fail to agree with each other: "
+            "see the finding on misfit."
         )
-        wanted.append(("Posterior predictive check", words, lambda: plots.predictive(post, count)))
+        wanted.append(("Posterior predictive check", words, lambda: plots.predictive_figure(rows, observed, labels)))
     return [{"name": name, "words": words, **_drawn(draw)} for name, words, draw in wanted]
 
 

@@ -184,7 +184,14 @@ def predictive(post: Posterior, n: int = 200, *, seed: int | None = None) -> Any
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ['observed[0]', 'observed[1]']
     """
-    rows, observed, labels = predicted(post, n, seed)
+    return predictive_figure(*predicted(post, n, seed))
+
+
+def predictive_figure(rows: Array, observed: Array, labels: list[str]) -> Any:
+    """Simulated summaries (n, s), failed ones (NaN) left out, against the observed ones (s,)."""
+    rows = rows[~np.isnan(rows).any(axis=1)]
+    if len(rows) == 0:
+        raise ValueError("all predictive simulations failed: there is nothing to compare the data with")
     shown = min(len(labels), MOST_SUMMARIES)
     middle = np.median(rows, axis=0)
     spread = rows.std(axis=0)
@@ -216,15 +223,12 @@ def predictive(post: Posterior, n: int = 200, *, seed: int | None = None) -> Any
 
 
 def predicted(post: Posterior, n: int, seed: int | None = None) -> tuple[Array, Array, list[str]]:
-    """n predictive summaries (rows; failed ones left out), the observed one, and their names."""
+    """n predictive summaries (rows; NaN if one failed), the observed one, and their names."""
     simulated = post.predict(n, seed=seed)
     assert post.model is not None
     observed, labels = post.model.observed_row, post.model.labels()
     parts = list(simulated.values()) if isinstance(simulated, dict) else [simulated]
     rows = np.column_stack([np.asarray(part, dtype=float).reshape(n, -1) for part in parts])
-    rows = rows[~np.isnan(rows).any(axis=1)]
-    if len(rows) == 0:
-        raise ValueError(f"all {n} predictive simulations failed: there is nothing to compare the data with")
     return rows, observed, labels
 
 

@@ -1,4 +1,4 @@
-"""How far an estimate from a budget of simulations can be trusted, and what a larger budget would give."""
+"""How far an estimate from a budget of simulations can be trusted."""
 
 import math
 from collections.abc import Sequence
@@ -7,42 +7,36 @@ from typing import Any
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.model.model import Model
-from onedraw.results.assessment import Assessment, own_distance, scaled_summary, spread_of
+from onedraw.results.assessment import Assessment
 from onedraw.results.learnt_likelihood import LearntLikelihood
-from onedraw.results.regression import distances_from
+from onedraw.results.misfit import SURE, Comparison, compare
 from onedraw.results.trial import TrialResult
 
-FAR = 0.99
-"""Share of simulated data sets that must have nearer neighbours than the data before a warning is given."""
-FEW_DRAWS = 100
-FEW_LEARNT = 16
-"""Effective draws of a learnt likelihood below which a warning is given: means are uncertain by a quarter of a sd."""
+FEW_EFFECTIVE = 10
+"""Effective draws of an estimate below which a warning is given: means are uncertain by a third of a sd."""
 FEWEST_PLACED = 20
-"""Simulations near the posterior from which coverage is told."""
+"""Simulations near the posterior from which coverage is told and judged."""
+NOMINAL, LEAST_COVERAGE, BY_CHANCE = 0.9, 0.85, 0.01
+"""Intervals are too narrow if fewer than this share of those with content NOMINAL contain the known parameters, and
+chance alone gives so few with at most this probability, for any of the parameters."""
 MOST_UNSEEN = 0.05
 """Share of the posterior far from all simulations that is not worth a warning."""
-FEWEST_REPLICATES, LEAST_ALIKE = 20, 0.02
-LEAST_COVERAGE = 0.8
+LEAST_ALIKE, ENOUGH, BEYOND = 0.02, 50, 1.1
+"""Share of the replicates that must be at least as unusual as the data; how many are enough for that alone; and how far
+beyond fewer ones the data must be, in their largest departure: among 20 replicates, data are the first by chance in one
+case of 21."""
+
+
+NARROW = "warning: 90 % intervals"
+MISFIT = "warning: the model may not be able to produce these data"
+FEW = "warning: the effective sample size is only about"
+"""How notes begin that say what the findings "Intervals", "Misfit" and "Effective draws" of a verdict say."""
 
 
 def tolerance_path(distances: Array, ends: tuple[int, ...], nearest: int) -> list[list[float]]:
     """The distance of the nearest simulations at the end of each stage: [simulations, tolerance]."""
     count = max(10, min(nearest, ends[0] // 4))
     return [[end, float(np.partition(distances[:end], count)[count])] for end in ends if end > count]
-
-
-def share_nearer(model: Model, pilot: Array) -> float:
-    """Share of pilot rows (n, s) that have nearer neighbours in the pilot than the data have; 0 if they are too few."""
-    some = pilot[:500]
-    if len(some) < 50 or own_distance(model) is not None:
-        return 0.0
-    _, scale = scaled_summary(model, pilot)
-    near, scaled = max(2, len(some) // 50), scale(some)
-    data = np.partition(distances_from(scaled, scale(model.observed_row[None])[0]), near)[near]
-    # Each is its own nearest neighbour.
-    others = [np.partition(distances_from(scaled, one), near + 1)[near + 1] for one in scaled[:200]]
-    return float(np.mean(np.array(others) < data))
 
 
 def chosen_settings(found: Assessment, proposals: int, path: list[list[float]]) -> dict[str, Any]:
@@ -71,17 +65,16 @@ def notes(
     proposals: int,
     simulations: int,
     effective: float,
-    path: list[list[float]],
-    nearer: float,
+    before: Comparison | None,
     unadjusted: float,
 ) -> list[str]:
-    """What was done, how far to trust it, and what a larger budget would give, in plain words."""
+    """What was done and how far to trust it, in plain words."""
     name, count, eps = found.names[found.method.summary], len(found.draws.source), found.draws.eps
     told = [
         f"Method: {_method(proposals)}; the nearest {count:,} of {simulations:,} by {name} are used.",
         f"Tolerance: {eps:.4g}. Effective sample size: about {effective:.0f}.",
         f"The draws are {found.trial.words()}.",
-        *warnings(effective, found.trial, nearer),
+        *warnings(effective, found.trial, before),
     ]
     if unadjusted > 0.01:
         share = f"{100 * unadjusted:.0f} %"
@@ -141,27 +134,29 @@ def learnt_notes(
     proposals: int,
     simulations: int,
     effective: float,
-    nearer: float,
+    before: Comparison | None,
     unseen: float,
 ) -> list[str]:
     """What was done and how far to trust it, in plain words, if the estimate is a learnt likelihood."""
     gain, error = found.gain
     told = [
         f"Method: {_method(proposals)}; the likelihood of the summaries was learnt from {simulations:,} of them.",
-        f"Effective sample size: about {effective:.0f}, by how far posterior means depend on single simulations.",
+        f"Effective sample size: about {effective:.0f}, from how much the posterior means change when a part of the "
+        "simulations is left out.",
     ]
     if not math.isnan(gain):
         told.append(
-            f"At {len(learnt.scores)} held-out simulations near the data, the log score of the known parameters "
-            f"differs by {gain:+.2f} ± {error:.2f} from that of draws {found.method.words()}."
+            f"Held-out score: {gain:+.2f} ± {error:.2f} relative to draws {found.method.words()} (mean log density of "
+            f"the known parameters of {len(learnt.scores)} simulations near the data)."
         )
     if len(learnt.ranks) >= FEWEST_PLACED:
         told.append(_calibrated(learnt, names))
     if learnt.surrogate.power < 1.0:
         told.append(
-            f"The likelihood counts with power {learnt.surrogate.power:g}: at full weight intervals were too narrow."
+            f"The learnt likelihood is raised to the power {learnt.surrogate.power:g}: without that, intervals were "
+            "too narrow."
         )
-    return [*told, *learnt_warnings(learnt, names, effective, nearer, unseen)]
+    return [*told, *learnt_warnings(learnt, names, effective, before, unseen)]
 
 
 def _calibrated(learnt: LearntLikelihood, names: Sequence[str]) -> str:
@@ -178,66 +173,75 @@ def _percent_error(number: int) -> float:
     return 200.0 * math.sqrt(0.9 * 0.1 / number)
 
 
+def too_narrow(covered: float, number: int, parameters: int = 1) -> bool:
+    """Whether 90 % intervals are too narrow that contain this share of `number` known values, the least of parameters.
+
+    The one rule for all notes and verdicts.
+
+    >>> too_narrow(0.82, 100), too_narrow(0.80, 100), too_narrow(0.80, 100, parameters=20), too_narrow(0.6, 19)
+    (False, True, False, False)
+    """
+    if number < FEWEST_PLACED or not covered < LEAST_COVERAGE:
+        return False
+    from scipy.stats import binom
+
+    # Each of the parameters may be the worst by chance.
+    return bool(parameters * binom.cdf(round(covered * number), number, NOMINAL) < BY_CHANCE)
+
+
 def learnt_warnings(
-    learnt: LearntLikelihood, names: Sequence[str], effective: float, nearer: float, unseen: float
+    learnt: LearntLikelihood, names: Sequence[str], effective: float, before: Comparison | None, unseen: float
 ) -> list[str]:
     """What a reader must know before using draws of a learnt likelihood, in plain words."""
-    found, covered, number = [], learnt.coverage(0.9), len(learnt.ranks)
-    if effective < FEW_LEARNT:
-        found.append(
-            f"warning: posterior means are uncertain by {1 / math.sqrt(effective):.1g} posterior standard deviations; "
-            "raise the budget"
-        )
-    # Each of the parameters may be the worst by chance.
-    least = LEAST_COVERAGE - 0.5 * _percent_error(max(number, 1)) / 100
-    if number >= FEWEST_PLACED and covered.min() < least:
+    found, covered, number = _few(effective), learnt.coverage(0.9), len(learnt.ranks)
+    if number and too_narrow(float(covered.min()), number, len(covered)):
         worst = int(np.argmin(covered))
         found.append(
-            f"warning: 90 % intervals of {names[worst]} contain only {100 * covered[worst]:.0f} % of the known "
-            "parameters of simulations near the posterior: they are too narrow or biased; raise the budget"
+            f"{NARROW} of {names[worst]} contain only {100 * covered[worst]:.0f} % of the known parameters of "
+            f"{number} simulations near the posterior: they are too narrow or biased; raise the budget"
         )
     if unseen > MOST_UNSEEN:
         found.append(
-            f"warning: {100 * unseen:.0f} % of the posterior is where hardly anything was simulated; raise the budget"
-        )
-    return [*found, *_far(nearer)]
-
-
-def warnings(effective: float, trial: TrialResult, nearer: float) -> list[str]:
-    """What a reader must know before using the draws, in plain words."""
-    found = []
-    if effective < FEW_DRAWS:
-        found.append(
-            f"warning: the effective sample size is only about {effective:.0f}, so the estimates are rough; raise the "
+            f"warning: {100 * unseen:.0f} % of the posterior lies where there are hardly any simulations; raise the "
             "budget"
         )
-    if trial.tried and trial.coverage < LEAST_COVERAGE:
-        found.append(
-            f"warning: 90 % intervals cover only {100 * trial.coverage:.0f} % of the known parameters of simulations "
-            "near the data: this posterior is too narrow or biased"
-        )
-    return [*found, *_far(nearer)]
+    return [*found, *prior_check(before)]
 
 
-def _far(nearer: float) -> list[str]:
-    if nearer <= FAR:
+def _few(effective: float) -> list[str]:
+    if not effective < FEW_EFFECTIVE:
         return []
     return [
-        f"warning: the data are farther from the simulations than {100 * nearer:.0f} % of simulated data sets are: "
-        "check that prior and simulator can produce such data"
+        f"{FEW} {effective:.0f}: posterior means are uncertain by {1 / math.sqrt(effective):.1g} posterior standard "
+        "deviations; raise the budget"
     ]
 
 
-def predictive_check(rows: Array, observed: Array) -> list[str]:
-    """Whether the observed row looks like replicates (n, s) in plain words; nothing if there are too few of them."""
-    rows = rows[~np.isnan(rows[:, 0])]
-    if len(rows) < FEWEST_REPLICATES:
+def warnings(effective: float, trial: TrialResult, before: Comparison | None) -> list[str]:
+    """What a reader must know before using the draws, in plain words."""
+    found = _few(effective)
+    if trial.tried and too_narrow(trial.coverage, trial.tried):
+        found.append(
+            f"{NARROW} contain only {100 * trial.coverage:.0f} % of the known parameters of {trial.tried} simulations "
+            "near the data: they are too narrow or biased; raise the budget"
+        )
+    return [*found, *prior_check(before)]
+
+
+def prior_check(found: Comparison | None) -> list[str]:
+    """That the data are unlike simulations from the prior, in plain words; nothing if they are not."""
+    if found is None or found.p > SURE:
         return []
-    away = np.abs((np.concatenate([rows, observed[None]]) - np.median(rows, axis=0)) / spread_of(rows)).mean(axis=1)
-    alike = int(np.count_nonzero(away[:-1] >= away[-1]))
-    counted = f"{alike} of {len(rows)} replicates lie at least as far from their median as the data"
-    if alike / len(rows) < LEAST_ALIKE:
-        return [
-            f"warning: the posterior predictive check failed: {counted}. The model may not be able to produce such data"
-        ]
+    return [f"{MISFIT} (prior predictive check, p = {found.p:.2g}): {found.words()}"]
+
+
+def predictive_check(rows: Array, observed: Array, labels: list[str] | None = None) -> list[str]:
+    """Whether the observed row looks like replicates (n, s) in plain words; nothing if there are too few of them."""
+    found = compare(rows, observed, labels)
+    if found is None:
+        return []
+    counted = f"{found.alike} of {found.number} replicates are at least as unusual as the data"
+    clear = found.number >= ENOUGH or found.beyond > BEYOND
+    if found.alike / found.number < LEAST_ALIKE and clear:
+        return [f"{MISFIT}: the posterior predictive check failed: {counted}; {found.words()}"]
     return [f"Posterior predictive check passed: {counted}."]

@@ -17,15 +17,25 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.failures import FAULTS, Failure, told
 from onedraw.model.kernels import EPS_MEANING, Kernel
 from onedraw.model.model import Model
-from onedraw.results.monte_carlo_error import Draws, MonteCarlo, monte_carlo
-from onedraw.results.summary import Efficiency, Summary, SummaryRow, ToleranceCurve, TolerancePoint, describe
+from onedraw.results.monte_carlo_error import MANY, Draws, MonteCarlo, monte_carlo
+from onedraw.results.summary import (
+    ESS_LIMIT,
+    Efficiency,
+    Summary,
+    SummaryRow,
+    ToleranceCurve,
+    TolerancePoint,
+    describe,
+    disagree,
+)
 
-R_HAT_LIMIT, ESS_LIMIT = 1.01, 100
+MOST_STILL = 0.05
+"""Share of chains that may never move: of a thousand short ones, some do not, by chance."""
 STATISTICS: tuple[str | float, ...] = ("mean", "sd", 0.05, 0.25, 0.5, 0.75, 0.95)
 """What a DataTree carries with its Monte Carlo error; numbers are quantiles."""
 
 HIGHER: dict[str, Callable[..., Any]] = {}
-"""Functions of modules above this one, behind the methods `efficiency`, `adjust`, `plot` and `report`.
+"""Functions of modules above this one, behind the methods `efficiency`, `adjust`, `misfit`, `plot`, `report`.
 
 `onedraw/__init__.py` fills it with functions that import their module when they are called."""
 
@@ -159,6 +169,16 @@ class Posterior:
             return 0
         return self.shape[0] - int(np.count_nonzero(self.moves().any(axis=1)))
 
+    @property
+    def stuck(self) -> bool:
+        """Whether more chains than one in twenty never moved, so that the draws are little more than their starts.
+
+        Many chains that start from draws of the posterior are not stuck: their starts are as good as later draws.
+        """
+        chains, _ = self.shape
+        exact = self.settings.get("start") == "rejection" and chains >= MANY
+        return not exact and self.still_chains > MOST_STILL * chains
+
     def moves(self) -> Array:
         """(chains, draws - 1): whether any parameter changed from a kept draw to the next."""
         return np.any([np.diff(values, axis=1) != 0 for values in self.draws.values()], axis=0)
@@ -170,11 +190,11 @@ class Posterior:
             return []
         doubts = []
         still = self.still_chains
-        if still:
+        if self.stuck:
             doubts.append(f"{still} of {chains} chains never moved: run longer, raise eps, or use smaller steps")
-        unmixed = [name for name, row in rows.items() if row.r_hat > R_HAT_LIMIT]
+        unmixed = [f"{name} ({row.r_hat:.3f})" for name, row in rows.items() if disagree(row, chains)]
         if unmixed:
-            doubts.append(f"R-hat of {', '.join(unmixed)} is above {R_HAT_LIMIT}: the chains do not agree yet")
+            doubts.append(f"R-hat of {', '.join(unmixed)} is larger than by chance: the chains do not agree yet")
         thin = [name for name, row in rows.items() if not row.ess >= ESS_LIMIT]
         if thin:
             doubts.append(f"ESS of {', '.join(thin)} is below {ESS_LIMIT}: the numbers above are rough; run longer")
@@ -417,17 +437,54 @@ class Posterior:
         >>> post.predict(50, seed=1).shape
         (50,)
         """
+        model = self.model_for("predict")
+        n = whole_number("n", n, "the number of predictive simulations")
+        theta = self.picked(n, seed)
+        rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.PREDICT)
+        return model.recipe.layout.restore(model.simulate_rows(rng, theta).rows[:, 0, :])
+
+    def model_for(self, what: str) -> Model:
+        """The model to simulate from; a ValueError that names `what` needs it if there is none."""
         if self.model is None:
             raise ValueError(
-                "predict needs a model to simulate from: this run used an estimator of its own, or was read from a "
+                f"{what} needs a model to simulate from: this run used an estimator of its own, or was read from a "
                 "file, which holds no functions"
             )
-        n = whole_number("n", n, "the number of predictive simulations")
-        pick = self._pick(n, seed)
-        theta = points(self.draws)[pick]
-        rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.PREDICT)
-        rows = self.model.simulate_rows(rng, np.asfortranarray(theta), np.arange(n)).rows[:, 0, :]
-        return self.model.recipe.layout.restore(rows)
+        return self.model
+
+    def picked(self, n: int, seed: int | None) -> Array:
+        """n draws with equal weights, as rows of theta (n, dim)."""
+        return np.asfortranarray(points(self.draws)[self._pick(n, seed)])
+
+    def misfit(
+        self,
+        n: int = 200,
+        *,
+        prior: int | None = None,
+        checks: Mapping[str, Callable[[Any], Any]] | None = None,
+        seed: int | None = None,
+    ) -> Any:
+        """Whether the data can come from the model at all, and which summaries are to blame (docs/did_it_work.md).
+
+        The data are put among n simulations at posterior draws, and among `prior` simulations from the prior (by
+        default n; with 0, those of `od.infer` itself are used, if there are any). Under the model the p-value of the
+        second is uniform, and that of the first conservative. The simulations are not added to this run's cost.
+
+        What the summary leaves out is compared too: extremes, skewness, tails and autocorrelation of the raw data, and
+        `checks` of your own, functions of one data set that give one number, by name.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> data = np.random.default_rng(1).standard_t(2, size=100)
+        >>> model = od.Model(od.Prior(mu=stats.norm(0, 3), sigma=stats.uniform(0.1, 5)),
+        ...                  lambda rng, mu, sigma: rng.normal(mu, sigma, size=100), data,
+        ...                  summary=lambda y: [y.mean(), y.std()])
+        >>> post = od.infer(model, budget=500, seed=1)
+        >>> found = post.misfit(checks={"range": np.ptp}, seed=1)
+        >>> found.p < 0.01, found.posterior.blamed[0].label in ("tails", "skewness", "range", "minimum", "maximum")
+        (True, True)
+        """
+        return HIGHER["misfit"](self, n, prior, checks, seed)
 
     def to_datatree(self) -> Any:
         """The draws as an xarray DataTree in ArviZ's groups: posterior, sample_stats, observed_data.
@@ -497,11 +554,17 @@ class Posterior:
         """
         return HIGHER["plot"](self, what, **options)
 
-    def report(self, path: str | os.PathLike[str], *, predictive: int | None = None) -> Path:
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        predictive: int | None = None,
+        checks: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> Path:
         """Write the results of this run, and whether to trust them, as one offline HTML file; returns its path.
 
         `predictive` is the number of new simulations that are compared with the data: 0 for none; by default 200, or
-        as many as take 20 seconds.
+        as many as take 20 seconds. `checks` are those of `misfit`.
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -514,7 +577,7 @@ class Posterior:
         'run.html'
         >>> folder.cleanup()
         """
-        return cast(Path, HIGHER["report"](self, path, predictive=predictive).path)
+        return cast(Path, HIGHER["report"](self, path, predictive=predictive, checks=checks).path)
 
     def __repr__(self) -> str:
         chains, draws = self.shape

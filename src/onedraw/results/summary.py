@@ -18,6 +18,10 @@ GROUPS = 8
 """Groups into which many chains are put before their agreement is judged."""
 FEWEST = 4
 """Draws a chain needs for R-hat, which splits it."""
+R_HAT_LIMIT, ESS_LIMIT = 1.01, 100
+"""R-hat that chains which agree may have, and effective draws below which estimates are rough."""
+BY_CHANCE = 1e-3
+"""Probability with which chains that agree exceed the limit of `disagree`."""
 
 
 class SummaryRow(NamedTuple):
@@ -198,6 +202,26 @@ def _r_hat(values: Array) -> float:
         # Many short chains disagree by chance alone; groups of them should not (nested R-hat).
         groups = np.arange(len(values) // GROUPS * GROUPS) % GROUPS
         return float(array_stats.rhat_nested(values[: groups.size], groups, chain_axis=0, draw_axis=1))
+
+
+def disagree(row: SummaryRow, chains: int) -> bool:
+    """Whether R-hat is above 1.01, and larger than chains that agree have by chance: the one rule for all warnings.
+
+    R-hat compares m parts of the draws, halves of chains or groups of them. If they agree, (R-hat^2 - 1) ESS / m is
+    about chi square with m - 1 degrees of freedom, over m - 1.
+
+    >>> row = SummaryRow(0.0, 1.0, -1.6, 1.6, 0.05, 400.0, 1.02)
+    >>> disagree(row, 4), disagree(row._replace(ess=4000.0), 4), disagree(row._replace(r_hat=1.2), 4)
+    (False, True, True)
+    """
+    if not row.r_hat > R_HAT_LIMIT:
+        return False
+    from scipy.stats import chi2
+
+    parts = 2 * chains if chains < 2 * GROUPS else GROUPS
+    # The effective draws of chains that disagree are few for that very reason.
+    ess = row.ess if row.ess > ESS_LIMIT else ESS_LIMIT
+    return row.r_hat**2 > 1.0 + parts / ess * float(chi2.isf(BY_CHANCE, parts - 1)) / (parts - 1)
 
 
 def weighted_interval(values: Array, weights: Array, probability: float) -> tuple[float, float]:

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from onedraw.engines.arrays import Array
 from onedraw.model.model import Model
 from onedraw.results.assessment import Assessment
 from onedraw.results.diagnostics import (
@@ -11,10 +12,10 @@ from onedraw.results.diagnostics import (
     learnt_notes,
     learnt_settings,
     notes,
-    share_nearer,
     tolerance_path,
 )
 from onedraw.results.learnt_likelihood import LearntLikelihood
+from onedraw.results.misfit import Comparison, compare, packed
 from onedraw.results.regression import effective_draws, posterior_draws
 from onedraw.run.bank import Bank
 from onedraw.run.result import Result
@@ -36,10 +37,7 @@ def estimated(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.r
         len(found.draws.source),
         found.draws.eps,
     )
-    path, nearer = (
-        tolerance_path(found.distances(rows), bank.ends, count),
-        share_nearer(model, rows[: bank.ends[0]]),
-    )
+    path, before = tolerance_path(found.distances(rows), bank.ends, count), _among_prior(model, bank, rows)
     rate = count / len(rows)
     return Result(
         theta=theta[None],
@@ -48,13 +46,22 @@ def estimated(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.r
         made=f"{draws:,} draws, eps = {eps:.3g}, effective sample size {effective:.0f}",
         rate=rate,
         rate_se=rate * math.sqrt((1 - rate) / count),
-        settings={**chosen_settings(found, len(bank.mixtures), path), "stages": len(bank.ends)},
-        notes=tuple(notes(found, len(bank.mixtures), len(rows), effective, path, nearer, unadjusted)),
+        settings={
+            **chosen_settings(found, len(bank.mixtures), path),
+            "stages": len(bank.ends),
+            "misfit": packed(before),
+        },
+        notes=tuple(notes(found, len(bank.mixtures), len(rows), effective, before, unadjusted)),
         eps=eps,
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,
     )
+
+
+def _among_prior(model: Model, bank: Bank, rows: Array) -> Comparison | None:
+    """The data among the simulations of the first stage, which are from the prior."""
+    return compare(rows[: bank.ends[0]], model.observed_row, model.labels())
 
 
 def _learnt(
@@ -74,15 +81,19 @@ def _learnt(
     left_out = float(far.mean())
     theta = theta[np.resize(np.flatnonzero(~far), draws)] if left_out < MOST_LEFT_OUT else theta[:draws]
     effective = learnt.effective_draws(theta)
-    nearer = share_nearer(model, simulations.rows[: bank.ends[0]])
+    before = _among_prior(model, bank, simulations.rows)
     number = len(simulations.rows)
     return Result(
         theta=np.asfortranarray(bank.support.bounded(theta))[None],
         distances=None,
         reason=reason,
         made=f"{draws:,} draws of a learnt likelihood, effective sample size {effective:.0f}",
-        settings={**learnt_settings(found, learnt, names, len(bank.mixtures)), "stages": len(bank.ends)},
-        notes=tuple(learnt_notes(found, learnt, names, len(bank.mixtures), number, effective, nearer, left_out)),
+        settings={
+            **learnt_settings(found, learnt, names, len(bank.mixtures)),
+            "stages": len(bank.ends),
+            "misfit": packed(before),
+        },
+        notes=tuple(learnt_notes(found, learnt, names, len(bank.mixtures), number, effective, before, left_out)),
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,

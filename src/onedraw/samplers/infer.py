@@ -322,7 +322,8 @@ def fulfil(
             except Stopped as stopped:
                 return bank, replicates, replace(result, reason=stopped.reason)
             bank, replicates = bank.with_cost(outcome.cost), Replicates(budget, outcome.arrays["rows"])
-    result = replace(result, notes=(*result.notes, *predictive_check(replicates.rows, model.observed_row)))
+    checked = predictive_check(replicates.rows, model.observed_row, model.labels())
+    result = replace(result, notes=(*result.notes, *checked))
     if coverage:
         result = yield from with_coverage(run, bank, result, budget, coverage, assessment)
     return bank, replicates, result
