@@ -226,3 +226,20 @@ def test_the_configuration_needs_no_sphinx():
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'docs')!r}); import conf; print('sphinx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_gallery_of_figures_is_drawn_by_the_build(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    text = page(
+        "# Figures", "## One", "```python", "from matplotlib.figure import Figure", "figure = Figure()", "```",
+        "## None", "```python", "x = figure", "```", "## Two", "```python", "figure = Figure()", "```",
+    )  # fmt: skip
+    shown = configuration().with_figures(text, tmp_path / "figures")
+    assert re.findall(r"!\[.*\)", shown) == ["![One](figures/figure01.svg)", "![Two](figures/figure02.svg)"]
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["figure01.svg", "figure02.svg"]
+
+
+def test_the_gallery_has_every_kind_of_figure():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "gallery.md").read_text(), re.DOTALL)
+    assert len([block for block in blocks if re.search(r"^figure = ", block, re.MULTILINE)]) >= 12
+    assert {name for name in od.plots.__all__ if not any(f"od.plots.{name}(" in block for block in blocks)} == set()

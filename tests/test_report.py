@@ -17,7 +17,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.estimators.weights import effective
-from onedraw.report import binning, page, plots, tolerances
+from onedraw.report import binning, chain_plots, page, panels, plots, tolerances
 from onedraw.report.verdict import judge
 from onedraw.results.posterior import Status
 from onedraw.results.summary import SummaryRow
@@ -412,8 +412,8 @@ def test_every_plot_is_a_figure_of_its_own(accepted, chains, large):
     advice = od.advise(chains.model, od.uniform(1.0), budget=40_000, seed=1)
     figures = [
         plots.marginals(accepted), accepted.plot(), accepted.at(0.3).plot("pairs"), chains.plot("traces", chains=2),
-        accepted.plot("predictive", n=30), chains.plot("pairs", names=["nu", "mu"]), plots.efficiency(advice),
-        plots.efficiency(od.certificate(single)), accepted.plot(names="mu"),
+        accepted.plot("predictive", n=30), chains.plot("pairs", parameters=["nu", "mu"]), plots.efficiency(advice),
+        plots.efficiency(od.certificate(single)), accepted.plot(parameters="mu"),
     ]  # fmt: skip
     assert all(isinstance(one, Figure) for one in figures)
     assert len(set(map(id, figures))) == len(figures)
@@ -472,8 +472,8 @@ def test_whole_numbers_have_a_bin_each():
 def test_stalls_are_counted(chains):
     draws = {"mu": np.array([[1.0, 1.0, 1.0, 2.0, 2.0], [1.0, 2.0, 2.0, 3.0, 3.0]])}
     post = replace(chains, draws=draws, distances=None)
-    assert plots._stalls(post).tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 0, 1]]
-    assert plots._stalls(post).max() == post.longest_stall
+    assert chain_plots._stalls(post).tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 0, 1]]
+    assert chain_plots._stalls(post).max() == post.longest_stall
     figure = plots.traces(post)
     assert figure.axes[-1].lines[0].get_ydata().tolist() == [0, 1, 2, 0, 1]
 
@@ -505,14 +505,14 @@ def test_efficiency_shows_the_certificate(model):
 
 def test_lines_differ_in_grey_or_style():
     greys = []
-    for colour, line in plots.CHAINS[:4]:
+    for colour, line in panels.LINES[:4]:
         grey = {"black": 0.0}.get(colour)
         greys.append((luminance(colour) if grey is None else grey, str(line)))
     assert all(abs(a - b) > 0.1 or s != t for (a, s), (b, t) in itertools.combinations(greys, 2))
 
 
 def test_mistakes_are_named(accepted, model):
-    with pytest.raises(ValueError, match="names must be among mu, nu, got"):
+    with pytest.raises(ValueError, match="parameters must be among mu, nu, got"):
         plots.marginals(accepted, ["xi"])
     with pytest.raises(ValueError, match="what must be one of 'marginals'"):
         accepted.plot("trace")

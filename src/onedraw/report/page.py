@@ -26,6 +26,7 @@ from onedraw.model.model import Model
 from onedraw.report import plots
 from onedraw.report.binning import MarginalHistogram, marginals_of
 from onedraw.report.pages import filled, write_whole
+from onedraw.report.panels import in_style
 from onedraw.report.tolerances import SliderPosition, positions_of
 from onedraw.report.verdict import Verdict, judge
 from onedraw.results.certificate import certificate
@@ -339,7 +340,7 @@ def _predicted(post: Posterior, predictive: int | None) -> int:
 def _image(figure: Any) -> str:
     """A figure as an SVG image in a data URL."""
     buffer = io.BytesIO()
-    with plots._styled(), warnings.catch_warnings():
+    with in_style(), warnings.catch_warnings():
         # A name may hold letters that the font lacks; the tables show them all.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})

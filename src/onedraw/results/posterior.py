@@ -405,10 +405,11 @@ class Posterior:
             return rng.integers(0, size, n)
         return rng.choice(size, n, p=self.weights.reshape(-1))
 
-    def predict(self, n: int, *, seed: int | None = None) -> Any:
+    def predict(self, n: int, *, seed: int | None = None, data: bool = False) -> Any:
         """Posterior predictive simulations: n new pseudo-samples at n draws, in the form of the model's summary.
 
-        Failed simulations are rows of NaN. The simulations are not added to this run's cost.
+        With `data=True` they are the simulated data themselves, in the form of the observed data, which must be
+        numbers then. Failed simulations are rows of NaN. The simulations are not added to this run's cost.
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -420,14 +421,16 @@ class Posterior:
         if self.model is None:
             raise ValueError(
                 "predict needs a model to simulate from: this run used an estimator of its own, or was read from a "
-                "file, which holds no functions"
+                "file, which holds no functions: od.load(file, model)"
             )
         n = whole_number("n", n, "the number of predictive simulations")
         pick = self._pick(n, seed)
         theta = points(self.draws)[pick]
         rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.PREDICT)
-        rows = self.model.simulate_rows(rng, np.asfortranarray(theta), np.arange(n)).rows[:, 0, :]
-        return self.model.recipe.layout.restore(rows)
+        # A model without a summary compares the data themselves.
+        model = replace(self.model, summary=None, distance=None) if data else self.model
+        rows = model.simulate_rows(rng, np.asfortranarray(theta), np.arange(n)).rows[:, 0, :]
+        return model.recipe.layout.restore(rows)
 
     def to_datatree(self) -> Any:
         """The draws as an xarray DataTree in ArviZ's groups: posterior, sample_stats, observed_data.
@@ -486,7 +489,7 @@ class Posterior:
         return np.array([self.estimate(name, of)[:3] for of in STATISTICS])
 
     def plot(self, what: str = "marginals", **options: Any) -> Any:
-        """A matplotlib Figure: "marginals", "pairs", "traces", "predictive" or "path" (see `od.plots`).
+        """A matplotlib Figure of a kind of `od.plots`: "marginals", "corner", "traces", "predictive" and others.
 
         >>> import onedraw as od
         >>> from scipy import stats
