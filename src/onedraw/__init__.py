@@ -63,6 +63,9 @@ def _later(module: str, name: str) -> Callable[..., Any]:
 
 HIGHER["efficiency"] = _later("onedraw.results.efficiency", "efficiency")
 HIGHER["adjust"] = _later("onedraw.results.adjustment", "adjusted")
+HIGHER["resample"] = _later("onedraw.results.export", "resampled")
+HIGHER["to_dataframe"] = _later("onedraw.results.export", "dataframe")
+HIGHER["to_datatree"] = _later("onedraw.results.export", "datatree")
 HIGHER["plot"] = _later("onedraw.report.plots", "plot")
 HIGHER["report"] = _later("onedraw.report.page", "write_report")
 

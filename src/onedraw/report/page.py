@@ -30,6 +30,7 @@ from onedraw.report.panels import in_style
 from onedraw.report.tolerances import SliderPosition, positions_of
 from onedraw.report.verdict import Verdict, judge
 from onedraw.results.certificate import certificate
+from onedraw.results.export import affordable
 from onedraw.results.plain import six_digits
 from onedraw.results.posterior import Posterior
 from onedraw.results.summary import SummaryRow
@@ -43,9 +44,6 @@ from onedraw.runs import samplers
 WIDTH, HEIGHT, FOOT = 320, 132, 26
 """A marginal's drawing, and the part of its height that holds the axis."""
 MOST_TRACED = 8
-PREDICTED, FEWEST_PREDICTED = 200, 20
-PREDICT_SECONDS = 20.0
-"""How long the report may simulate, by the time of a simulation in the run."""
 MODEL_PARTS = ("prior", "model.simulate", "model.summary", "observed")
 """The parts in the fingerprint of a model; a distance that has learnt its scale differs from the one given."""
 
@@ -328,13 +326,7 @@ def _least_mixed(post: Posterior) -> list[str]:
 
 
 def _predicted(post: Posterior, predictive: int | None) -> int:
-    if post.model is None or predictive == 0:
-        return 0
-    if predictive is not None:
-        return predictive
-    each = post.cost.seconds / max(post.cost.simulations, 1)
-    count = int(min(PREDICTED, PREDICT_SECONDS / max(each, 1e-9)))
-    return count if count >= FEWEST_PREDICTED else 0
+    return 0 if post.model is None else affordable(post, predictive)
 
 
 def _image(figure: Any) -> str:

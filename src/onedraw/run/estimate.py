@@ -15,6 +15,7 @@ from onedraw.results.diagnostics import (
     tolerance_path,
 )
 from onedraw.results.learnt_likelihood import LearntLikelihood, share_unseen
+from onedraw.results.posterior import SimulatedData
 from onedraw.results.regression import effective_draws, posterior_draws
 from onedraw.run.bank import Bank
 from onedraw.run.result import Result
@@ -49,6 +50,7 @@ def estimated(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.r
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,
+        kept=SimulatedData(*bank.good()),
     )
 
 
@@ -77,4 +79,5 @@ def _learnt(
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,
+        kept=SimulatedData(*bank.good()),
     )
