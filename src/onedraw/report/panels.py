@@ -1,7 +1,9 @@
 """Where figures are drawn and what their panels are called: what all functions of `od.plots` share."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,8 @@ LINES: tuple[tuple[str, Any], ...] = (
 )  # fmt: skip
 """Colours and line styles of several chains, runs or functions in one panel."""
 LONGEST_NAME = 24
+SCREEN = 90
+"""Dots per inch of a figure in a notebook."""
 TRUTH: dict[str, Any] = {"color": PURPLE, "linewidth": 1.3}
 """How known values are marked."""
 
@@ -138,10 +142,21 @@ def panels(ax: Any, count: int, columns: int, size: tuple[float, float], extra: 
 
 
 def empty_figure(width: float, height: float) -> Any:
-    """A figure that no list of pyplot's holds."""
+    """A figure that no list of pyplot's holds, and that a notebook shows all the same."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    figure._repr_png_ = partial(_png, figure)
+    return figure
+
+
+def _png(figure: Any) -> tuple[bytes, dict[str, int]]:
+    """A figure as an image for a notebook, sharp on fine screens, and its size there."""
+    image = io.BytesIO()
+    with in_style():
+        figure.savefig(image, format="png", dpi=2 * SCREEN)
+    wide, high = (round(SCREEN * float(side)) for side in figure.get_size_inches())
+    return image.getvalue(), {"width": wide, "height": high}
 
 
 def columns_for(count: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from onedraw import markup
 from onedraw.arguments import positive, seed_or_fresh, shown, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
@@ -597,6 +598,16 @@ class Posterior:
             f"Posterior({self.settings.get('algorithm')}: {', '.join(self.names)}; {chains} x {draws} draws, "
             f"{self.cost.simulations:,} simulations{rate}; {self.status.message})"
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it is, the summary with its intervals as bars, and what it cost."""
+        chains, draws = self.shape
+        size = f"{draws:,} draws" if chains == 1 else f"{chains:,} chains of {draws:,} draws"
+        spent = f"{self.cost.simulations:,} simulations, {self.cost.seconds:.3g} s"
+        failed = f", {self.cost.failed:,} failed" if self.cost.failed else ""
+        head = markup.heading(f"Posterior of {', '.join(self.names)}", f"{self.method}; {size}; {spent}{failed}")
+        told = markup.lines([self.status.message])
+        return markup.block(head, told, self.summary()._repr_html_() if draws else "")
 
 
 def points(draws: Mapping[str, Array]) -> Array:
