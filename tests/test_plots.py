@@ -347,7 +347,7 @@ def test_failed_simulations_are_left_out_of_a_band():
     post = od.rejection(od.Model(od.Prior(a=stats.norm()), fails, np.zeros(4)), od.uniform(9), draws=30, seed=1)
     good = np.count_nonzero(~np.isnan(post.predict(30, seed=1, data=True)[:, 0]))
     assert 0 < good < 30
-    assert f"50 % of {good} simulations" in texts(plots.predictive_band(post, n=30, seed=1))
+    assert f"90 % of {good} simulations" in texts(plots.predictive_band(post, n=30, seed=1))
 
 
 def test_coverage_of_ranks_is_counted():

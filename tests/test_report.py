@@ -170,6 +170,44 @@ def test_hostile_summaries_stay_text(clean, tmp_path):
 
 
 @needs_chromium
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_nothing_is_cut_off_and_figures_follow_the_colour_scheme(chains, clean, tmp_path, width, dark):
+    from matplotlib.image import imread
+
+    long = {"a_rather_long_name_of_a_rate": chains.draws["mu"], "nu": chains.draws["nu"]}
+    post = replace(chains, draws=long, model=None)
+    clean.open(post.report(tmp_path / "run.html"), width, dark=dark)
+    assert clean.run("document.documentElement.scrollWidth") == width
+    # Nothing scrolls inside the page, and nothing reaches beyond its edge.
+    parts = "[...document.querySelectorAll('.panel, .wide, pre')]"
+    assert clean.run(f"{parts}.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.className)") == []
+    beyond = "getBoundingClientRect().right > innerWidth"
+    assert clean.run(f"[...document.querySelectorAll('main *:not(thead *)')].filter(one => one.{beyond}).length") == 0
+    # On paper as on a dark page: the ground of a figure is the page's, and its ink can be read on it.
+    clean.shot(tmp_path / "page.png")
+    image = imread(tmp_path / "page.png")[..., :3].mean(axis=2)
+    box = "JSON.stringify([...document.querySelectorAll('.panel img')].map(one => one.getBoundingClientRect()))"
+    panels_drawn = json.loads(clean.run(box))
+    assert len(panels_drawn) >= 2
+    for one in panels_drawn:
+        top, left = round(one["y"]), round(one["x"])
+        part = image[top : top + int(one["height"]), left : left + int(one["width"])]
+        ground = np.median(part)
+        ink = np.quantile(np.abs(part - ground), 0.999)
+        assert (ground < 0.2) == dark and (ground > 0.95) != dark and ink > 0.5
+
+
+@needs_chromium
+def test_numbers_have_their_names_on_a_narrow_page(accepted, clean, tmp_path):
+    clean.open(accepted.report(tmp_path / "run.html", predictive=0), 400)
+    names = clean.run("[...document.querySelectorAll('#summary tbody tr:first-child td')].map(one => one.dataset.name)")
+    assert names == [name for name, _ in page.COLUMNS]
+    shown = "getComputedStyle(document.querySelector('#summary td'), '::before').content"
+    assert clean.run(shown) == '"mean"'
+
+
+@needs_chromium
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, False), (390, True)])
 def test_the_page_fits_and_is_not_blank(chains, clean, tmp_path, width, dark):
     from PIL import Image

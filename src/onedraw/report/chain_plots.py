@@ -55,7 +55,7 @@ def traces(
     stride = max(1, math.ceil(len(steps) / MOST_POINTS))
     thin = int(post.settings.get("thin", 1))
     with in_style():
-        found = panels(ax, len(drawn) + 1, columns=1, size=(7.0, 1.25))
+        found = panels(ax, len(drawn) + 1, columns=1, size=(5.2, 1.15))
         for axes, one in zip(found.places, drawn, strict=False):
             for chain in range(chains):
                 colour, line = LINES[chain]

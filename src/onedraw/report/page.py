@@ -284,7 +284,7 @@ def _figures(post: Posterior, predictive: int | None) -> list[dict[str, str]]:
     """Figures that do not depend on the slider: name, image, words."""
     wanted: list[tuple[str, str, Any]] = []
     if len(post.names) > 1:
-        words = "Darker means a higher density; correlations are above the diagonal."
+        words = "The stronger the tone, the higher the density; correlations are above the diagonal."
         words += "" if len(post.names) <= plots.MOST_PAIRS else f" The first {plots.MOST_PAIRS} parameters."
         wanted.append(("Parameters in pairs", words, lambda: plots.pairs(post)))
     if not post.independent and post.weights is None and post.shape[1] > 1:
@@ -316,7 +316,7 @@ def _drawn(draw: Callable[[], Any]) -> dict[str, str]:
         figure = draw()
     except ValueError as error:
         return {"image": "", "width": "", "wrong": str(error)}
-    return {"image": _image(figure), "width": f"{figure.get_figwidth() * 6.6:.1f}rem", "wrong": ""}
+    return {"image": _image(figure), "width": f"{figure.get_figwidth() * 8:.1f}rem", "wrong": ""}
 
 
 def _least_mixed(post: Posterior) -> list[str]:
@@ -335,7 +335,7 @@ def _image(figure: Any) -> str:
     with in_style(), warnings.catch_warnings():
         # A name may hold letters that the font lacks; the tables show them all.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
+        figure.savefig(buffer, format="svg", dpi=150, facecolor="none", metadata={"Date": None, "Creator": None})
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -294,7 +294,7 @@ def pairs(
     truth: Truth = None,
     ax: Any = None,
 ) -> Any:
-    """Each two parameters: density below the diagonal (darker is more), correlation above it, marginals on it.
+    """Each two parameters: density below the diagonal (stronger is more), correlation above it, marginals on it.
 
     The draws are counted and nothing is smoothed; `corner` has contours. The first six parameters are drawn.
 
@@ -319,15 +319,21 @@ def pairs(
                 elif row > column:
                     sides = (edges[across.key], edges[below.key])
                     counted = np.histogram2d(flat[across.key], flat[below.key], sides, weights=weight)[0].T
-                    # Where nothing is, nothing is drawn: the page shines through, whatever its colour.
-                    axes.pcolormesh(*sides, np.where(counted > 0, counted, np.nan), cmap="Greys", vmin=0,
-                                    vmax=counted.max(), rasterized=True)  # fmt: skip
+                    shown = np.where(counted > 0, counted, np.nan)
+                    axes.pcolormesh(*sides, shown, cmap=_tones(), vmin=0, vmax=counted.max(), rasterized=True)
                 else:
                     axes.text(0.5, 0.5, _correlation(flat[across.key], flat[below.key], weight), ha="center",
                               va="center", fontsize=11, transform=axes.transAxes)  # fmt: skip
                 if row >= column:
                     _mark_truth(axes, across, None if row == column else below)
     return found.figure
+
+
+def _tones() -> Any:
+    """From nearly nothing to black by opacity: the page shines through, whatever its colour."""
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap([(0.0, 0.0, 0.0, 0.06 + 0.94 * step / 63) for step in range(64)])
 
 
 def _square(ax: Any, drawn: Sequence[Quantity], edges: Mapping[str, Array]) -> tuple[Panels, list[list[Any]]]:
@@ -397,12 +403,12 @@ def predictive(
     spread = np.where(spread > 0, spread, np.where(observed != middle, np.abs(observed - middle), 1.0))
     place = np.arange(len(drawn))[::-1]
     with in_style():
-        found = panels(ax, 1, columns=1, size=(6.4, 0.5 + 0.3 * max(len(drawn), 3)))
+        found = panels(ax, 1, columns=1, size=(5.2, 0.5 + 0.3 * max(len(drawn), 3)))
         axes = found.places[0]
         for low, high, width, grey in ((5, 95, 1.2, "0.35"), (25, 75, 6.0, "0.65")):
             ends = (np.percentile(rows, [low, high], axis=0) - middle) / spread
             axes.hlines(place, ends[0], ends[1], color=grey, linewidth=width,
-                        label=f"{high - low} % of {len(rows)} simulations")  # fmt: skip
+                        label=f"90 % of {len(rows)} simulations" if high == 95 else "50 % of them")  # fmt: skip
         apart = (observed - middle) / spread
         axes.plot(np.clip(apart, -6, 6), place, "D", color=ORANGE, markeredgecolor="black", markersize=6, label="data")
         for at, value in zip(place, apart, strict=True):
@@ -482,14 +488,14 @@ def predictive_band(
     if unknown or (truth is not None and not isinstance(truth, Mapping) and len(drawn) > 1):
         raise ValueError(f"truth must be a dict of arrays for {', '.join(observed)}, got {shown(truth)}")
     with in_style():
-        found = panels(ax, len(drawn), columns=1, size=(6.0, 2.4 if len(drawn) == 1 else 1.7))
+        found = panels(ax, len(drawn), columns=1, size=(5.2, 2.3 if len(drawn) == 1 else 1.6))
         for axes, one in zip(found.places, drawn, strict=True):
             rows, data = _not_failed(several[one.key]), observed[one.key]
             at = np.arange(len(data)) if times is None else times
             for held, alpha in zip(HELD[::-1], (0.22, 0.35), strict=True):
                 low, high = np.quantile(rows, [0.5 - held / 2, 0.5 + held / 2], axis=0)
-                axes.fill_between(at, low, high, color=BLUE, alpha=alpha, linewidth=0,
-                                  label=f"{100 * held:g} % of {len(rows)} simulations")  # fmt: skip
+                told = f"90 % of {len(rows)} simulations" if held == 0.9 else "50 % of them"
+                axes.fill_between(at, low, high, color=BLUE, alpha=alpha, linewidth=0, label=told)
             axes.plot(at, np.median(rows, axis=0), color=BLUE, linewidth=1.2, label="their median")
             if one.key in courses:
                 axes.plot(at, _course(one.key, courses[one.key], len(data)), linestyle=DASHED, label="truth", **TRUTH)
@@ -564,7 +570,7 @@ def path(
     known = [key for key, (place, _) in kinds.items() if any(one[place] for one in paths.values())]
     drawn = quantities(known, parameters, names, truth, "the quantities that change along the path")
     with in_style():
-        found = panels(ax, len(drawn), columns=1, size=(6.4, 2.1))
+        found = panels(ax, len(drawn), columns=1, size=(5.2, 1.9))
         for axes, one in zip(found.places, drawn, strict=True):
             place, word = kinds[one.key]
             for index, (label, along) in enumerate(paths.items()):
@@ -669,7 +675,7 @@ def alternatives(
     drawn = quantities(list(tried), parameters, names, truth, "the estimates that were tried")
     place = np.arange(len(drawn))[::-1].astype(float)
     with in_style():
-        found = panels(ax, 1, columns=1, size=(6.4, 0.45 + 0.42 * len(drawn)))
+        found = panels(ax, 1, columns=1, size=(5.2, 0.45 + 0.42 * len(drawn)))
         axes = found.places[0]
         for at, one in zip(place, drawn, strict=True):
             behind, error = (tried[one.key].get(key) for key in ("behind", "se"))
@@ -736,7 +742,7 @@ def efficiency(
     asked = (parameters, names, truth) != (None, None, None)
     drawn = quantities(functions, parameters, names, truth, "the functions measured") if functions or asked else []
     with in_style():
-        place = panels(ax, 1, columns=1, size=(6.4, 3.0))
+        place = panels(ax, 1, columns=1, size=(5.2, 2.8))
         axes = place.places[0]
         known = np.isfinite(bound)
         if known.sum() > 1:
