@@ -87,6 +87,14 @@ def test_resampled_draws_agree_with_the_original(run):
         assert other.ess == equal.shape[1]
 
 
+def test_draws_spread_evenly_add_little_to_the_error(weighted):
+    """Draws picked by chance would double the variance: here each stands for its own part of the posterior."""
+    rows = weighted.summary().rows
+    for name, row in rows.items():
+        away = [weighted.resample(seed=seed).draws[name].mean() - row.mean for seed in range(20)]
+        assert np.sqrt(np.mean(np.square(away))) < 0.4 * row.mcse
+
+
 def test_resampling_has_the_law_of_the_weights():
     """Of two values, each is picked as often as its weight says, whatever the seed."""
     post = RUNS["rejection"]()

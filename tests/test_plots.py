@@ -235,11 +235,15 @@ def test_contours_hold_their_share_of_the_posterior():
     assert narrow == pytest.approx(math.sqrt(-2 * math.log(0.1) * 0.2), rel=0.08)
 
 
-def test_contours_follow_the_weights(accepted):
-    half = np.where(accepted.draws["mu"] > np.median(accepted.draws["mu"]), 1.0, 0.0)
-    figure = plots.corner(replace(accepted, weights=half / half.sum(), kernel=None))
-    across = figure.axes[2].collections[-1].get_paths()[1].vertices[:, 0]
-    assert across.min() > np.quantile(accepted.draws["mu"], 0.4)
+def test_contours_follow_the_weights():
+    """Normal draws with the weights exp(a) are normal around 1."""
+    draws = np.random.default_rng(1).normal(size=(20_000, 2))
+    weights = np.exp(draws[:, 0]) / np.exp(draws[:, 0]).sum()
+    given = replace(posterior(a=draws[None, :, 0], b=draws[None, :, 1]), weights=weights[None])
+    lines = plots.corner(given).axes[2].collections[-1]
+    shares = [weights[path.contains_points(draws)].sum() for path in lines.get_paths()]
+    assert shares == pytest.approx([0.9, 0.5], abs=1e-3)
+    assert lines.get_paths()[1].vertices.mean(axis=0) == pytest.approx([1.0, 0.0], abs=0.1)
 
 
 def test_a_grid_of_densities_is_that_of_a_normal():
