@@ -423,7 +423,7 @@ def predictive(
         axes.axvline(0, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
         rows_labelled(axes, place, drawn)
         axes.set_ylim(-0.7, len(drawn) - 0.3)
-        axes.set_xlabel("predictive standard deviations from the predictive median")
+        axes.set_xlabel("standard deviations from the predictive median")
         if parameters is None and len(labels) > len(drawn):
             axes.set_title(f"the first {len(drawn)} of {len(labels)} summaries", loc="left")
         found.legend()
