@@ -256,6 +256,14 @@ def test_a_loaded_run_can_predict(tmp_path):
     assert od.load(tmp_path / "run.db").model is None
 
 
+def test_a_run_with_fitted_summaries_can_be_loaded_with_them(tmp_path):
+    fitted = od.fit_summary(toy(), budget=200, seed=1)
+    post = od.infer(fitted, budget=300, seed=1, store=tmp_path / "run.db")
+    again = od.load(tmp_path / "run.db", fitted)
+    assert np.array_equal(again.predict(20, seed=1), post.predict(20, seed=1))
+    assert np.array_equal(again.simulations.theta, post.simulations.theta) and len(post.simulations.theta) == 300
+
+
 def test_another_model_is_refused(tmp_path):
     od.rejection(toy(), od.uniform(1.0), draws=20, seed=1, store=tmp_path / "run.db")
     other = od.Model(od.Prior(mu=stats.norm(0, 2), nu=stats.norm(0, 1)), simulate, observed=[1.0, 0.2])

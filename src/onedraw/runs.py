@@ -53,7 +53,7 @@ def samplers() -> dict[str, Entry]:
     return SAMPLERS
 
 
-def load(path: File, model: Model | None = None) -> Posterior:
+def load(path: File, model: Model | Fitted | None = None) -> Posterior:
     """The Posterior of a run's file, finished or not.
 
     The run may still be going on in another process: its draws so far are shown. A file holds no functions: with
@@ -72,6 +72,7 @@ def load(path: File, model: Model | None = None) -> Posterior:
     (20,)
     >>> folder.cleanup()
     """
+    model = model.model if isinstance(model, Fitted) else model
     if model is not None:
         check_model(model)
     with Store(path) as store:

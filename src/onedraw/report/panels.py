@@ -160,8 +160,12 @@ def _png(figure: Any) -> tuple[bytes, dict[str, int]]:
 
 
 def columns_for(count: int) -> int:
-    """The number of columns, up to three, that leaves the fewest gaps."""
-    return min(range(1, min(3, count) + 1), key=lambda columns: (-count % columns, -columns))
+    """The number of columns, two or three if there are so many panels, that leaves the fewest gaps.
+
+    >>> [columns_for(count) for count in range(1, 8)]
+    [1, 2, 3, 2, 3, 3, 2]
+    """
+    return min(range(min(2, count), min(3, count) + 1), key=lambda columns: (-count % columns, -columns))
 
 
 def in_style() -> Any:

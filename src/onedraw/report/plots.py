@@ -675,7 +675,7 @@ def alternatives(
     drawn = quantities(list(tried), parameters, names, truth, "the estimates that were tried")
     place = np.arange(len(drawn))[::-1].astype(float)
     with in_style():
-        found = panels(ax, 1, columns=1, size=(5.2, 0.45 + 0.42 * len(drawn)))
+        found = panels(ax, 1, columns=1, size=(5.2, 0.6 + 0.42 * len(drawn)))
         axes = found.places[0]
         for at, one in zip(place, drawn, strict=True):
             behind, error = (tried[one.key].get(key) for key in ("behind", "se"))
@@ -692,7 +692,7 @@ def alternatives(
         rows_labelled(axes, place, [_wrapped(one) for one in told])
         axes.set_ylim(-0.6, len(drawn) - 0.4)
         axes.margins(x=0.15)
-        axes.set_xlabel("mean log score behind the chosen estimate (± 2 se)")
+        axes.set_xlabel("mean log score behind\nthe chosen estimate (± 2 se)")
     return found.figure
 
 
