@@ -4,7 +4,12 @@ Formulas are written in plain characters, so that every page can be read offline
 """
 
 import ast
+import contextlib
+import logging
+import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +60,38 @@ def _prose(text: str) -> str:
     return "\n\n".join(f"    {part}" if part.startswith("python ") else part for part in paragraphs)
 
 
+def with_figures(text: str, folder: Path) -> str:
+    """A page whose blocks of Python were run, each followed by the figure that it leaves in `figure`."""
+    from onedraw.report.style import save
+
+    names: dict[str, Any] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def run(block: re.Match[str]) -> str:
+        before = names.get("figure")
+        exec(compile(block[1], "<gallery>", "exec"), names)
+        if names.get("figure") is before:
+            return block[0]
+        number = 1 + len(list(folder.glob("*.svg")))
+        title = re.findall(r"^##? (.+)$", text[: block.start()], re.MULTILINE)[-1]
+        (path,) = save(names["figure"], folder / f"figure{number:02d}.svg")
+        return f"{block[0]}\n\n![{title}]({folder.name}/{path.name})\n"
+
+    logging.disable(logging.INFO)  # Sphinx would print what libraries log
+    try:
+        with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+            return re.sub(r"```python\n(.*?)```", run, text, flags=re.DOTALL)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def _add_gallery(app: Any, name: str, source: list[str]) -> None:
     if name == "examples":
         source[0] += "\n" + gallery(ROOT / "examples", ROOT / "docs" / "img")
+    if name == "gallery":
+        folder = ROOT / "docs" / "figures"
+        shutil.rmtree(folder, ignore_errors=True)
+        source[0] = with_figures(source[0], folder)
 
 
 def _tidied(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

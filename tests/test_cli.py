@@ -377,7 +377,10 @@ def test_a_dask_cluster_that_is_not_there(folder):
 def test_export_for_arviz(folder):
     xarray = pytest.importorskip("xarray")
     onedraw("run", "problem.py", "--draws", 80, "--eps", 1, "--seed", 1, "--out", "run.db")
-    assert "1 x 80 draws of mu, nu" in onedraw("export", "run.db", "--eps", 0.6, "--model", "problem.py").output
+    assert (
+        "1 x 80 draws of mu, nu"
+        in onedraw("export", "run.db", "--eps", 0.6, "--model", "problem.py", "--weighted").output
+    )
     post = od.load("run.db").at(0.6)
     with xarray.open_datatree("run.nc", engine="h5netcdf") as tree:
         assert np.array_equal(tree["posterior"]["mu"].values, post.draws["mu"])
@@ -391,7 +394,7 @@ def test_export_for_arviz(folder):
 
     with h5netcdf.File("run.nc", "r") as file:
         groups = sorted(file.groups)
-    assert groups == ["monte_carlo_error", "observed_data", "posterior", "sample_stats"]
+    assert groups == ["monte_carlo_error", "observed_data", "posterior", "prior", "sample_stats"]
     for group in groups:
         with xarray.open_dataset("run.nc", group=group, engine="h5netcdf") as data:
             assert data.data_vars
@@ -410,6 +413,11 @@ def test_export_as_a_table(folder):
     assert [int(row["chain"]) for row in rows] == [0] * 30 + [1] * 30
     onedraw("run", "problem.py", "--draws", 30, "--pseudo-samples", 2, "--eps", 1, "--out", "b.db")
     onedraw("export", "b.db", "--csv", "--eps", 0.8)
+    with open("b.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    worth = min(row.ess for row in od.load("b.db").at(0.8).summary().rows.values())
+    assert len(rows) == int(worth) and "weight" not in rows[0]
+    onedraw("export", "b.db", "--csv", "--eps", 0.8, "--weighted")
     with open("b.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert sum(float(row["weight"]) for row in rows) == pytest.approx(1)

@@ -444,7 +444,7 @@ def test_sequential_weights_are_used_everywhere(name):
     assert weight[inside].sum() == pytest.approx(0.9, abs=2 * weight.max())
     drawn = post.sample(20_000, seed=1)["theta"]
     assert abs(drawn.mean() - row.mean) < 5 * row.sd / np.sqrt(20_000)
-    tree = post.to_datatree()
+    tree = post.to_datatree(weighted=True)
     assert np.array_equal(tree["sample_stats"]["weight"].values, post.weights)
     assert post.predict(50).shape == (50,)
     # A smaller tolerance starts from the run's own weights, once or in two steps.

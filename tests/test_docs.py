@@ -68,6 +68,10 @@ NOT_RUN = {
         "not ours: sbi 0.27.0; not run, its names and arguments were compared with its source",
         "not ours: EasyABC, in R; not run, its names and arguments were compared with its manual",
     ],
+    "docs/pandas_and_arviz.md": [
+        "not ours: sbi; not run, written as its documentation has it",
+        "not ours: BayesFlow 2; not run, its names were compared with its source",
+    ],
     "docs/scaling.md": ["parsed: needs a SLURM cluster"],
     "docs/study.md": ["parsed: minutes"],
     "docs/tutorial.md": ["parsed: it would install the package into the environment of the tests"],
@@ -227,3 +231,20 @@ def test_the_configuration_needs_no_sphinx():
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'docs')!r}); import conf; print('sphinx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_gallery_of_figures_is_drawn_by_the_build(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    text = page(
+        "# Figures", "## One", "```python", "from matplotlib.figure import Figure", "figure = Figure()", "```",
+        "## None", "```python", "x = figure", "```", "## Two", "```python", "figure = Figure()", "```",
+    )  # fmt: skip
+    shown = configuration().with_figures(text, tmp_path / "figures")
+    assert re.findall(r"!\[.*\)", shown) == ["![One](figures/figure01.svg)", "![Two](figures/figure02.svg)"]
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["figure01.svg", "figure02.svg"]
+
+
+def test_the_gallery_has_every_kind_of_figure():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "gallery.md").read_text(), re.DOTALL)
+    assert len([block for block in blocks if re.search(r"^figure = ", block, re.MULTILINE)]) >= 12
+    assert {name for name in od.plots.__all__ if not any(f"od.plots.{name}(" in block for block in blocks)} == set()

@@ -98,7 +98,7 @@ def test_predictions_keep_the_form_of_the_data():
 def test_datatree_round_trip(post, tmp_path):
     xarray = pytest.importorskip("xarray")
     weighted = post.at(0.25)
-    weighted.to_datatree().to_netcdf(tmp_path / "run.nc", engine="h5netcdf")
+    weighted.to_datatree(weighted=True).to_netcdf(tmp_path / "run.nc", engine="h5netcdf")
     tree = xarray.open_datatree(tmp_path / "run.nc", engine="h5netcdf")
     assert np.array_equal(tree["posterior"]["theta"], post.draws["theta"])
     assert np.array_equal(tree["sample_stats"]["weight"], weighted.weights)

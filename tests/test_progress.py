@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from scipy import stats
@@ -87,16 +88,32 @@ def test_a_terminal_gets_a_bar_after_a_second(monkeypatch):
     assert quick.getvalue() == ""
 
 
-def test_a_notebook_gets_one_line_written_over(monkeypatch, clock):
-    written = io.StringIO()
+def test_a_notebook_gets_one_output_that_replaces_itself(monkeypatch, clock):
+    written, shown = io.StringIO(), []
+
+    class Handle:
+        def update(self, output, raw):
+            assert raw
+            shown.append(output)
+
+    def display(output, raw, display_id):
+        assert raw and display_id is True and not shown
+        shown.append(output)
+        return Handle()
+
     outside_pytest(monkeypatch, written)
     monkeypatch.setattr(progress, "_in_notebook", lambda: True)
-    with Progress(None, "rejection", None, "draws") as bar:
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    with Progress(None, "<rejection>", 8, "draws") as bar:
         for second in range(1, 5):
             clock.now += 1
             bar.update(second)
-    assert "\n" not in written.getvalue() and "\rrejection: 4 draws, 1 draws/s" in written.getvalue()
-    assert written.getvalue().endswith("\r")
+    assert written.getvalue() == ""
+    assert shown[-2]["text/plain"] == "<rejection>: 4 of 8 (50 %) draws, 1 draws/s, 0:04 left"
+    assert '<progress value="4" max="8"' in shown[-2]["text/html"] and "&lt;rejection&gt;" in shown[-2]["text/html"]
+    # Nothing is left when it is done.
+    assert shown[-1] == {"text/plain": "", "text/html": ""} and len(shown) == 5
 
 
 def test_a_function_is_called_at_once_at_the_end_and_not_too_often(clock):

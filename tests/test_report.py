@@ -17,7 +17,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.estimators.weights import effective
-from onedraw.report import binning, page, pages, plots, tolerances
+from onedraw.report import binning, chain_plots, page, pages, panels, plots, tolerances
 from onedraw.report.verdict import judge
 from onedraw.results.diagnostics import FEW, NARROW, too_narrow
 from onedraw.results.monte_carlo_error import Draws
@@ -169,6 +169,44 @@ def test_hostile_summaries_stay_text(clean, tmp_path):
     post = od.rejection(model, od.uniform(6.0), draws=60, seed=1)
     clean.open(post.report(tmp_path / "run.html", predictive=30))
     assert clean.run("[...document.images].every(i => i.naturalWidth > 0)")
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_nothing_is_cut_off_and_figures_follow_the_colour_scheme(chains, clean, tmp_path, width, dark):
+    from matplotlib.image import imread
+
+    long = {"a_rather_long_name_of_a_rate": chains.draws["mu"], "nu": chains.draws["nu"]}
+    post = replace(chains, draws=long, model=None)
+    clean.open(post.report(tmp_path / "run.html"), width, dark=dark)
+    assert clean.run("document.documentElement.scrollWidth") == width
+    # Nothing scrolls inside the page, and nothing reaches beyond its edge.
+    parts = "[...document.querySelectorAll('.panel, .wide, pre')]"
+    assert clean.run(f"{parts}.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.className)") == []
+    beyond = "getBoundingClientRect().right > innerWidth"
+    assert clean.run(f"[...document.querySelectorAll('main *:not(thead *)')].filter(one => one.{beyond}).length") == 0
+    # On paper as on a dark page: the ground of a figure is the page's, and its ink can be read on it.
+    clean.shot(tmp_path / "page.png")
+    image = imread(tmp_path / "page.png")[..., :3].mean(axis=2)
+    box = "JSON.stringify([...document.querySelectorAll('.panel img')].map(one => one.getBoundingClientRect()))"
+    panels_drawn = json.loads(clean.run(box))
+    assert len(panels_drawn) >= 2
+    for one in panels_drawn:
+        top, left = round(one["y"]), round(one["x"])
+        part = image[top : top + int(one["height"]), left : left + int(one["width"])]
+        ground = np.median(part)
+        ink = np.quantile(np.abs(part - ground), 0.999)
+        assert (ground < 0.2) == dark and (ground > 0.95) != dark and ink > 0.5
+
+
+@needs_chromium
+def test_numbers_have_their_names_on_a_narrow_page(accepted, clean, tmp_path):
+    clean.open(accepted.report(tmp_path / "run.html", predictive=0), 400)
+    names = clean.run("[...document.querySelectorAll('#summary tbody tr:first-child td')].map(one => one.dataset.name)")
+    assert names == [name for name, _ in page.COLUMNS]
+    shown = "getComputedStyle(document.querySelector('#summary td'), '::before').content"
+    assert clean.run(shown) == '"mean"'
 
 
 @needs_chromium
@@ -500,8 +538,8 @@ def test_every_plot_is_a_figure_of_its_own(accepted, chains, large):
     advice = od.advise(chains.model, od.uniform(1.0), budget=40_000, seed=1)
     figures = [
         plots.marginals(accepted), accepted.plot(), accepted.at(0.3).plot("pairs"), chains.plot("traces", chains=2),
-        accepted.plot("predictive", n=30), chains.plot("pairs", names=["nu", "mu"]), plots.efficiency(advice),
-        plots.efficiency(od.certificate(single)), accepted.plot(names="mu"),
+        accepted.plot("predictive", n=30), chains.plot("pairs", parameters=["nu", "mu"]), plots.efficiency(advice),
+        plots.efficiency(od.certificate(single)), accepted.plot(parameters="mu"),
     ]  # fmt: skip
     assert all(isinstance(one, Figure) for one in figures)
     assert len(set(map(id, figures))) == len(figures)
@@ -560,8 +598,8 @@ def test_whole_numbers_have_a_bin_each():
 def test_stalls_are_counted(chains):
     draws = {"mu": np.array([[1.0, 1.0, 1.0, 2.0, 2.0], [1.0, 2.0, 2.0, 3.0, 3.0]])}
     post = replace(chains, draws=draws, distances=None)
-    assert plots._stalls(post).tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 0, 1]]
-    assert plots._stalls(post).max() == post.longest_stall
+    assert chain_plots._stalls(post).tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 0, 1]]
+    assert chain_plots._stalls(post).max() == post.longest_stall
     figure = plots.traces(post)
     assert figure.axes[-1].lines[0].get_ydata().tolist() == [0, 1, 2, 0, 1]
 
@@ -593,14 +631,14 @@ def test_efficiency_shows_the_certificate(model):
 
 def test_lines_differ_in_grey_or_style():
     greys = []
-    for colour, line in plots.CHAINS[:4]:
+    for colour, line in panels.LINES[:4]:
         grey = {"black": 0.0}.get(colour)
         greys.append((luminance(colour) if grey is None else grey, str(line)))
     assert all(abs(a - b) > 0.1 or s != t for (a, s), (b, t) in itertools.combinations(greys, 2))
 
 
 def test_mistakes_are_named(accepted, model):
-    with pytest.raises(ValueError, match="names must be among mu, nu, got"):
+    with pytest.raises(ValueError, match="parameters must be among mu, nu, got"):
         plots.marginals(accepted, ["xi"])
     with pytest.raises(ValueError, match="what must be one of 'marginals'"):
         accepted.plot("trace")

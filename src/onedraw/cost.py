@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from onedraw import markup
+
 
 class Cost(NamedTuple):
     """Counts of work done; `plus` adds field by field.
@@ -41,3 +43,9 @@ class Cost(NamedTuple):
         5
         """
         return Cost(*map(sum, zip(*costs, strict=True)))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what was spent, without the counts that are zero."""
+        spent = {name: f"{value:,}" for name, value in self._asdict().items() if value and name != "seconds"}
+        spent |= {"seconds": f"{self.seconds:.3g}"} if self.seconds else {}
+        return markup.block(markup.table([["", "spent"], *([name, value] for name, value in spent.items())]))

@@ -36,7 +36,7 @@ from onedraw.run.record import Record, StoreError
 from onedraw.run.recorded import Recorded
 from onedraw.run.registry import SAMPLERS, Entry
 from onedraw.run.result import posterior, status_of
-from onedraw.run.saving import Continue, changed_parts, forced_notes
+from onedraw.run.saving import Continue, changed_parts, forced_notes, versions
 from onedraw.run.specification import OWN, kernel_of, model_parts, proposal_of
 from onedraw.run.store import Store, mend
 from onedraw.samplers import importance, infer, pseudo_marginal, r_hit, rejection, smc, wilkinson
@@ -53,11 +53,11 @@ def samplers() -> dict[str, Entry]:
     return SAMPLERS
 
 
-def load(path: File) -> Posterior:
-    """The Posterior of a run's file, finished or not, without its model.
+def load(path: File, model: Model | Fitted | None = None) -> Posterior:
+    """The Posterior of a run's file, finished or not.
 
-    The run may still be going on in another process: its draws so far are shown. `model` of the Posterior is None, so
-    it cannot `predict`.
+    The run may still be going on in another process: its draws so far are shown. A file holds no functions: with
+    `model`, which must be that of the run, the Posterior can also `predict`, show the prior and `adjust`.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -68,11 +68,17 @@ def load(path: File) -> Posterior:
     >>> post = od.rejection(model, od.uniform(0.5), draws=50, seed=1, store=file)
     >>> od.load(file).shape
     (1, 50)
+    >>> od.load(file, model).predict(20, seed=1).shape
+    (20,)
     >>> folder.cleanup()
     """
+    model = model.model if isinstance(model, Fitted) else model
+    if model is not None:
+        check_model(model)
     with Store(path) as store:
         store.count()
         written = _specification(store)
+        model = None if model is None else _model_of_run(store, written, model)
         with _Form(path):
             run = Recorded(store, written)
             result = SAMPLERS[written["algorithm"]].shown(run)
@@ -82,9 +88,29 @@ def load(path: File) -> Posterior:
             arguments = run.arguments
             asked = (run.facts["kernel"], arguments["eps"]) if "kernel" in arguments else None
             return posterior(
-                written["algorithm"], arguments, result, run.columns, kernel_of(arguments), asked, cost, failures,
-                status, forced_notes(store.meta("sessions")),
+                written["algorithm"], arguments, replace(result, model=model), run.columns, kernel_of(arguments), asked,
+                cost, failures, status, forced_notes(store.meta("sessions")),
             )  # fmt: skip
+
+
+def _model_of_run(store: Store, written: Mapping[str, Any], model: Model) -> Model:
+    """The model with the distance that the run has learnt; an error that names what differs if it is another model."""
+    if written["facts"].get("estimator"):
+        raise StoreError(
+            f"{store.path} was made with an estimator of your own, which has no model: load it without one"
+        )
+    model = model.limited(written["arguments"].get("timeout"))
+    now = {"prior": fingerprint(model.prior), **model_parts(model)}
+    before = {name: part for name, part in written["parts"].items() if name in now}
+    python = (store.meta("sessions") or [{}])[-1].get("versions", {}).get("python", "")
+    same_python = python.split(".")[:2] == versions()["python"].split(".")[:2]
+    changed = changed_parts(before, now, code=same_python)
+    if changed:
+        raise StoreError(f"{store.path} was made with another model: {'; '.join(changed)}. Give the model of the run")
+    learnt = store.last("distance")
+    if learnt is None or not isinstance(model.distance, Scaled | Mahalanobis):
+        return model
+    return model.with_distance(with_learned(model.distance, learnt.arrays))
 
 
 class _Form:

@@ -88,19 +88,28 @@ def report(
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="The new file.  [default: FILE with .nc or .csv]")
 @click.option("--csv", "as_csv", is_flag=True, help="A table with one line per draw, instead of a DataTree file.")
 @click.option("--model", metavar="MODELFILE[:NAME]", help="To put the observed data into the file too.")
-@click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="Weights for this smaller tolerance.")
+@click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="Draws at this smaller tolerance.")
+@click.option("--weighted", is_flag=True, help="All draws with their weights, instead of draws of equal weight.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print what was written as JSON.")
-def export(file: str, out: str | None, as_csv: bool, model: str | None, eps: float | None, json_wanted: bool) -> None:
-    """Write the draws of the run in FILE, with weights and distances, as a NetCDF file for ArviZ or as a table."""
+def export(
+    file: str, out: str | None, as_csv: bool, model: str | None, eps: float | None, weighted: bool, json_wanted: bool
+) -> None:
+    """Write the draws of the run in FILE as a NetCDF file for ArviZ or as a table.
+
+    Draws that have weights, or that are worth less than their number, are resampled to as many draws of equal weight as
+    they are worth.
+    """
     from dataclasses import replace
 
     import onedraw as od
+    from onedraw.results.export import for_export
 
     post = opened(file)
     if model is not None:
         post = replace(post, model=named(model, od.Model)[0])
     if eps is not None:
         post = post.at(eps)
+    post = for_export(post, weighted, None, None)
     as_csv = as_csv or (out is not None and Path(out).suffix == ".csv")
     target = Path(out) if out else Path(file).with_suffix(".csv" if as_csv else ".nc")
     _refuse_same(file, target)
@@ -126,7 +135,7 @@ def write_datatree(post: Any, path: Path) -> None:
     if wrong:
         raise click.ClickException(f"a NetCDF file cannot name a parameter {wrong[0]!r}: use --csv")
     try:
-        tree = post.to_datatree()
+        tree = post.to_datatree(weighted=True, predictive=0)
         tree.to_netcdf(path, engine="h5netcdf")
     except ImportError as error:
         raise click.ClickException(

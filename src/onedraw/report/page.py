@@ -28,7 +28,8 @@ from onedraw.report.pages import filled, image_of, write_whole
 from onedraw.report.tolerances import SliderPosition, positions_of
 from onedraw.report.verdict import Verdict, judge
 from onedraw.results.certificate import certificate
-from onedraw.results.misfit import Misfit, misfit_of
+from onedraw.results.export import affordable
+from onedraw.results.misfit import FEWEST, Misfit, misfit_of
 from onedraw.results.plain import six_digits
 from onedraw.results.posterior import Posterior
 from onedraw.results.summary import SummaryRow
@@ -42,9 +43,6 @@ from onedraw.runs import samplers
 WIDTH, HEIGHT, FOOT = 320, 132, 26
 """A marginal's drawing, and the part of its height that holds the axis."""
 MOST_TRACED = 8
-PREDICTED, FEWEST_PREDICTED = 200, 20
-PREDICT_SECONDS = 20.0
-"""How long the report may simulate, by the time of a simulation in the run."""
 MODEL_PARTS = ("prior", "model.simulate", "model.summary", "observed")
 """The parts in the fingerprint of a model; a distance that has learnt its scale differs from the one given."""
 
@@ -290,14 +288,14 @@ def _data(positions: Sequence[SliderPosition], drawn: Sequence[Mapping[str, Any]
 
 def _misfit(post: Posterior, count: int, checks: Mapping[str, Callable[[Any], Any]] | None) -> Misfit | None:
     """The data among `count` new simulations at posterior draws; None if there are too few."""
-    return misfit_of(post, count, 0, checks, None) if count >= FEWEST_PREDICTED else None
+    return misfit_of(post, count, 0, checks, None) if count >= FEWEST else None
 
 
 def _figures(post: Posterior, misfit: Misfit | None) -> list[dict[str, str]]:
     """Figures that do not depend on the slider: name, image, words."""
     wanted: list[tuple[str, str, Any]] = []
     if len(post.names) > 1:
-        words = "Darker means a higher density; correlations are above the diagonal."
+        words = "The stronger the tone, the higher the density; correlations are above the diagonal."
         words += "" if len(post.names) <= plots.MOST_PAIRS else f" The first {plots.MOST_PAIRS} parameters."
         wanted.append(("Parameters in pairs", words, lambda: plots.pairs(post)))
     if not post.independent and post.weights is None and post.shape[1] > 1:
@@ -330,7 +328,7 @@ def _drawn(draw: Callable[[], Any]) -> dict[str, str]:
         figure = draw()
     except ValueError as error:
         return {"image": "", "width": "", "wrong": str(error)}
-    return {"image": image_of(figure), "width": f"{figure.get_figwidth() * 6.6:.1f}rem", "wrong": ""}
+    return {"image": image_of(figure), "width": f"{figure.get_figwidth() * 8:.1f}rem", "wrong": ""}
 
 
 def _least_mixed(post: Posterior) -> list[str]:
@@ -340,13 +338,7 @@ def _least_mixed(post: Posterior) -> list[str]:
 
 
 def _predicted(post: Posterior, predictive: int | None) -> int:
-    if post.model is None or predictive == 0:
-        return 0
-    if predictive is not None:
-        return predictive
-    each = post.cost.seconds / max(post.cost.simulations, 1)
-    count = int(min(PREDICTED, PREDICT_SECONDS / max(each, 1e-9)))
-    return count if count >= FEWEST_PREDICTED else 0
+    return 0 if post.model is None else affordable(post, predictive)
 
 
 def _chains(post: Posterior) -> list[tuple[str, str, str]]:

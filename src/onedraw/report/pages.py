@@ -34,7 +34,7 @@ def image_of(figure: Any) -> str:
     with styled({"svg.hashsalt": "onedraw"}), warnings.catch_warnings():
         # A name may hold letters that the font lacks; the tables show them all.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None, "Creator": None})
+        figure.savefig(buffer, format="svg", dpi=150, facecolor="none", metadata={"Date": None, "Creator": None})
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

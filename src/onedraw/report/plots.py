@@ -1,4 +1,11 @@
-"""Figures of a run: `od.plots.marginals(post)` and others, each a matplotlib Figure of its own.
+"""Figures of a run: `od.plots.marginals(post)` and others, each a matplotlib Figure that a paper can use.
+
+Every function takes the same four arguments. `parameters` says which are drawn (of what has no parameters: which
+summaries, series, estimates or functions). `names` says what they are called, a dict or one name for each, with
+mathematics between dollars: `names={"mu": r"$\\mu$"}`. `truth` marks known values, a dict or one number for each.
+`ax` says where to draw: a matplotlib Axes, several if there are several panels, or a Figure; by default a new Figure.
+In axes that are given, the legend is left to you (`ax.legend()`). The Figure is returned; `od.plots.save` writes it as
+SVG, PDF and PNG.
 
 Nothing here touches pyplot, so no figure stays in a global list; a notebook shows the Figure that is returned.
 Posterior and prior, measured and proved differ by line style and not by colour alone, and greys keep their order in
@@ -6,79 +13,290 @@ print. Weights count everywhere.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import one_of, whole_number
+from onedraw.arguments import one_of, shown, whole_number
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective
-from onedraw.report.binning import density_of, edges_of, marginals_of
-from onedraw.report.style import BLUE, DASHED, ORANGE, SKY, plain_numbers, styled
+from onedraw.report.binning import density_grid, density_of, edges_of, marginals_of
+from onedraw.report.calibration_plots import coverage, rank_histogram
+from onedraw.report.chain_plots import ranks, traces
+from onedraw.report.panels import (
+    LINES,
+    TRUTH,
+    Names,
+    One,
+    Panels,
+    Quantity,
+    Truth,
+    columns_for,
+    empty_figure,
+    in_style,
+    labelled,
+    of_posteriors,
+    panels,
+    parameters_of,
+    plain_label,
+    quantities,
+    rows_labelled,
+    titled,
+)
+from onedraw.report.style import BLUE, DASHED, ORANGE, plain_numbers, save
 from onedraw.results.certificate import Certificate
 from onedraw.results.posterior import Posterior
+from onedraw.results.summary import ToleranceCurve
 from onedraw.tuning.advise import Advice, Gain
 
-CHAINS: tuple[tuple[str, Any], ...] = (
-    ("black", "-"), (BLUE, "-"), (ORANGE, (0, (4, 1))), (SKY, "-"), ("0.55", (0, (2, 1))), ("#009e73", "-"),
-)  # fmt: skip
-MOST_PAIRS, MOST_SUMMARIES, MOST_POINTS = 6, 30, 1500
-LONGEST_NAME = 24
+MOST_PAIRS, MOST_SUMMARIES = 6, 30
+HELD = (0.5, 0.9)
+"""Shares of the posterior that intervals, contours and bands hold."""
 
-__all__ = ["efficiency", "marginals", "pairs", "path", "predictive", "traces"]
+__all__ = [
+    "alternatives", "corner", "coverage", "efficiency", "intervals", "marginals", "pairs", "path", "predictive",
+    "predictive_band", "rank_histogram", "ranks", "save", "tolerances", "traces",
+]  # fmt: skip
 
 
 def plot(post: Posterior, what: str, **options: Any) -> Any:
     """The figure that `Posterior.plot` asks for by its name."""
     known: dict[str, Any] = {
         "marginals": marginals,
+        "intervals": intervals,
         "pairs": pairs,
+        "corner": corner,
         "traces": traces,
+        "ranks": ranks,
         "predictive": predictive,
+        "predictive_band": predictive_band,
         "path": path,
+        "coverage": coverage,
+        "alternatives": alternatives,
     }
     return known[one_of("what", what, tuple(known))](post, **options)
 
 
-def marginals(post: Posterior, names: Sequence[str] | None = None) -> Any:
+def marginals(
+    post: Posterior | Mapping[str, Posterior],
+    parameters: One = None,
+    *,
+    names: Names = None,
+    truth: Truth = None,
+    ax: Any = None,
+) -> Any:
     """Each parameter's posterior (filled), with the prior (dashed) if the run has its model.
+
+    A dict of posteriors by label draws them over each other: runs, tolerances or methods, the prior of the first.
 
     >>> import onedraw as od
     >>> from scipy import stats
     >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
-    >>> figure = od.plots.marginals(od.rejection(model, od.uniform(0.5), draws=100, seed=1))
-    >>> len(figure.axes)
+    >>> post = od.rejection(model, od.uniform(0.5), draws=100, seed=1)
+    >>> len(od.plots.marginals(post).axes)
     1
+    >>> figure = od.plots.marginals({"eps = 0.5": post, "eps = 0.2": post.at(0.2)}, truth=1.0)
     """
-    names = _chosen(post, names)
-    found = marginals_of(post)
-    intervals = post.summary()
-    with _styled():
-        figure, places = _figure(len(names), columns=_columns(len(names)), size=(3.4, 2.5))
-        for axes, name in zip(places, names, strict=True):
-            one = found[name]
-            axes.stairs(one.density, one.edges, fill=True, color=BLUE, alpha=0.35, label="posterior")
-            axes.stairs(one.density, one.edges, color=BLUE, linewidth=1.2)
-            if one.prior is not None:
-                axes.stairs(one.prior, one.edges, color="0.25", linestyle=DASHED, linewidth=1.2, label="prior")
-            row = intervals[name]
-            axes.plot([row.hdi_low, row.hdi_high], [0, 0], color="black", linewidth=4, solid_capstyle="butt",
-                      clip_on=False, label="90 % interval")  # fmt: skip
-            axes.plot([row.mean], [0], "o", color="white", markeredgecolor="black", markersize=5, clip_on=False)
-            axes.set_xlim(one.edges[0], one.edges[-1])
+    posts = of_posteriors(post)
+    drawn = parameters_of(posts, parameters, names, truth)
+    with in_style():
+        found = panels(ax, len(drawn), columns_for(len(drawn)), size=(3.4, 2.5))
+        for axes, one in zip(found.places, drawn, strict=True):
+            if len(posts) == 1:
+                _marginal(axes, next(iter(posts.values())), one)
+            else:
+                _marginals_over(axes, posts, one)
+            if one.truth is not None:
+                low, high = axes.get_xlim()
+                axes.axvline(one.truth, label="truth", **TRUTH)
+                axes.set_xlim(min(low, one.truth), max(high, one.truth))
             axes.set_ylim(bottom=0)
             axes.set_yticks([])
-            if post.draws[name].dtype.kind in "iu":
+            if next(iter(posts.values())).draws[one.key].dtype.kind in "iu":
                 axes.xaxis.get_major_locator().set_params(integer=True)
             axes.spines["left"].set_visible(False)
-            axes.set_title(_short(name), loc="left", parse_math=False)
-        _legend_above(figure, places[0])
-    return figure
+            titled(axes, one)
+        found.legend()
+    return found.figure
 
 
-def pairs(post: Posterior, names: Sequence[str] | None = None) -> Any:
-    """Each two parameters: density below the diagonal (darker is more), correlation above it, marginals on it.
+def _marginal(axes: Any, post: Posterior, one: Quantity) -> None:
+    """One posterior, filled, with its prior and interval."""
+    found, row = marginals_of(post)[one.key], post.summary()[one.key]
+    axes.stairs(found.density, found.edges, fill=True, color=BLUE, alpha=0.35, label="posterior")
+    axes.stairs(found.density, found.edges, color=BLUE, linewidth=1.2)
+    if found.prior is not None:
+        axes.stairs(found.prior, found.edges, color="0.25", linestyle=DASHED, linewidth=1.2, label="prior")
+    axes.plot([row.hdi_low, row.hdi_high], [0, 0], color="black", linewidth=4, solid_capstyle="butt",
+              clip_on=False, label="90 % interval")  # fmt: skip
+    axes.plot([row.mean], [0], "o", color="white", markeredgecolor="black", markersize=5, clip_on=False)
+    axes.set_xlim(found.edges[0], found.edges[-1])
+
+
+def _marginals_over(axes: Any, posts: Mapping[str, Posterior], one: Quantity) -> None:
+    """Several posteriors as lines over each other, each with bins of its own width."""
+    ends = []
+    for index, (label, post) in enumerate(posts.items()):
+        colour, line = LINES[(index + 1) % len(LINES)]
+        found = marginals_of(post)[one.key]
+        if index == 0 and found.prior is not None:
+            axes.stairs(found.prior, found.edges, color="0.25", linestyle=DASHED, linewidth=1.0, label="prior")
+        inside = np.flatnonzero(found.density)
+        ends += [found.edges[inside[0]], found.edges[inside[-1] + 1]]
+        axes.stairs(found.density, found.edges, fill=True, color=colour, alpha=0.12)
+        axes.stairs(found.density, found.edges, color=colour, linestyle=line, linewidth=1.3, label=label)
+    room = 0.1 * (max(ends) - min(ends))
+    axes.set_xlim(min(ends) - room, max(ends) + room)
+
+
+def intervals(
+    post: Posterior | Mapping[str, Posterior],
+    parameters: One = None,
+    *,
+    names: Names = None,
+    truth: Truth = None,
+    ax: Any = None,
+) -> Any:
+    """Means with intervals that hold 50 % (thick) and 90 % (thin), one row per parameter, for one run or several.
+
+    For many parameters of one scale, such as the groups of a hierarchical model; otherwise use `marginals`.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(a=stats.norm(), b=stats.norm()), lambda rng, a, b: rng.normal([a, b]), [1.0, 0.0])
+    >>> figure = od.plots.intervals(od.rejection(model, od.uniform(1.0), draws=100, seed=1))
+    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ['a', 'b']
+    """
+    posts = of_posteriors(post)
+    drawn = parameters_of(posts, parameters, names, truth)
+    rows = np.arange(len(drawn))[::-1].astype(float)
+    with in_style():
+        found = panels(ax, 1, columns=1, size=(5.0, 0.7 + 0.16 * len(drawn) * (1 + len(posts))))
+        axes = found.places[0]
+        for index, (label, one) in enumerate(posts.items()):
+            colour, _ = LINES[(index + 1) % len(LINES)]
+            places = rows + 0.22 * ((len(posts) - 1) / 2 - index)
+            for held, width in zip(HELD, (4.0, 1.3), strict=True):
+                summary = one.summary(held)
+                ends = [(summary[each.key].hdi_low, summary[each.key].hdi_high) for each in drawn]
+                axes.hlines(places, *np.transpose(ends), color=colour, linewidth=width)
+            means = [one.summary()[each.key].mean for each in drawn]
+            axes.plot(means, places, "o^sDv"[index % 5], color="white", markeredgecolor=colour, markersize=5,
+                      linestyle="none", label=label or "mean, 50 % and 90 % intervals")  # fmt: skip
+        known = [(place, each.truth) for place, each in zip(rows, drawn, strict=True) if each.truth is not None]
+        for index, (place, value) in enumerate(known):
+            axes.plot([value] * 2, [place - 0.35, place + 0.35], label="truth" if index == 0 else None, **TRUTH)
+        rows_labelled(axes, rows, drawn)
+        axes.set_ylim(-0.6, len(drawn) - 0.4)
+        found.legend()
+    return found.figure
+
+
+def corner(
+    post: Posterior | Mapping[str, Posterior],
+    parameters: One = None,
+    *,
+    names: Names = None,
+    truth: Truth = None,
+    ax: Any = None,
+) -> Any:
+    """Each two parameters, with contours that hold 50 % and 90 % of the posterior, and the marginals on the diagonal.
+
+    A dict of posteriors by label draws them over each other. Densities are smoothed, by the effective number of draws.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(a=stats.norm(), b=stats.norm()), lambda rng, a, b: rng.normal([a, b]), [1.0, 0.0])
+    >>> figure = od.plots.corner(od.rejection(model, od.uniform(1.0), draws=500, seed=1), truth={"a": 1.0, "b": 0.0})
+    >>> len(figure.axes)
+    4
+    """
+    posts = of_posteriors(post)
+    drawn = parameters_of(posts, parameters, names, truth)
+    flat = {label: _flat(one, [each.key for each in drawn]) for label, one in posts.items()}
+    edges = {each.key: _edges_over(flat, each) for each in drawn}
+    with in_style():
+        found, grid = _square(ax, drawn, edges)
+        for row, below in enumerate(drawn):
+            for column, across in enumerate(drawn[: row + 1]):
+                for index, (values, weight) in enumerate(flat.values()):
+                    colour, line = LINES[index + 1 if index < 5 else index % 6]
+                    if row == column:
+                        _curve(grid[row][row], values[across.key], weight, edges[across.key], colour, line)
+                    else:
+                        _contours(grid[row][column], values[across.key], values[below.key], weight, colour, line)
+                _mark_truth(grid[row][column], across, None if row == column else below)
+        _legend_in_corner(found, grid, list(posts), any(one.truth is not None for one in drawn))
+    return found.figure
+
+
+def _edges_over(flat: Mapping[str, tuple[dict[str, Array], Array]], one: Quantity) -> Array:
+    """Bins that hold the draws of all runs, and the truth."""
+    each = [_close_edges(values[one.key], effective(weight)) for values, weight in flat.values()]
+    if next(iter(flat.values()))[0][one.key].dtype.kind in "iu":
+        return np.arange(min(ends[0] for ends in each), max(ends[-1] for ends in each) + 0.5)
+    known = [] if one.truth is None else [one.truth]
+    low, high = min([*(ends[0] for ends in each), *known]), max([*(ends[-1] for ends in each), *known])
+    width = max(ends[1] - ends[0] for ends in each)
+    return np.linspace(low, high, min(max(round((high - low) / width), 12), 80) + 1)
+
+
+def _curve(axes: Any, values: Array, weight: Array, edges: Array, colour: str, line: Any) -> None:
+    density = density_of(values, weight, edges)
+    axes.stairs(density, edges, fill=True, color=colour, alpha=0.2)
+    axes.stairs(density, edges, color=colour, linestyle=line, linewidth=1.2)
+    axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * density.max()))
+
+
+def _contours(axes: Any, across: Array, up: Array, weight: Array, colour: str, line: Any) -> None:
+    """Filled contours of one posterior; of values that lie on a line, the draws themselves."""
+    if np.ptp(across) == 0 or np.ptp(up) == 0:
+        axes.plot(across, up, ".", color=colour, markersize=3)
+        return
+    grid = density_grid(across.astype(float), up.astype(float), weight)
+    levels = sorted({grid.level(share) for share in HELD})
+    top = float(grid.density.max())
+    for level, alpha in zip(levels, (0.18, 0.35), strict=False):
+        axes.contourf(
+            grid.across, grid.up, grid.density, [level, max(top, level) * 1.001], colors=[colour], alpha=alpha
+        )
+    axes.contour(grid.across, grid.up, grid.density, levels, colors=[colour], linestyles=[line], linewidths=1.0)
+
+
+def _mark_truth(axes: Any, across: Quantity, up: Quantity | None) -> None:
+    if across.truth is not None:
+        axes.axvline(across.truth, **TRUTH)
+    if up is not None and up.truth is not None:
+        axes.axhline(up.truth, **TRUTH)
+        if across.truth is not None:
+            axes.plot([across.truth], [up.truth], "s", color=TRUTH["color"], markersize=4.5)
+
+
+def _legend_in_corner(found: Panels, grid: list[list[Any]], labels: Sequence[str], known: bool) -> None:
+    """The labels of several runs in the empty corner at the top right."""
+    from matplotlib.lines import Line2D
+
+    lines = [LINES[index + 1 if index < 5 else index % 6] for index in range(len(labels))]
+    handles = [Line2D([], [], color=colour, linestyle=line, label=label)
+               for (colour, line), label in zip(lines, labels, strict=True) if label]  # fmt: skip
+    handles += [Line2D([], [], label="truth", **TRUTH)] if known else []
+    if handles:
+        grid[0][-1].legend(handles=handles, loc="upper right")
+
+
+def pairs(
+    post: Posterior,
+    parameters: One = None,
+    *,
+    names: Names = None,
+    truth: Truth = None,
+    ax: Any = None,
+) -> Any:
+    """Each two parameters: density below the diagonal (stronger is more), correlation above it, marginals on it.
+
+    The draws are counted and nothing is smoothed; `corner` has contours. The first six parameters are drawn.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -87,95 +305,87 @@ def pairs(post: Posterior, names: Sequence[str] | None = None) -> Any:
     >>> len(figure.axes)
     4
     """
-    names = _chosen(post, names)[:MOST_PAIRS]
-    size = len(names)
+    drawn = parameters_of({"": post}, parameters, names, truth)[:MOST_PAIRS]
+    flat, weight = _flat(post, [one.key for one in drawn])
+    edges = {name: _close_edges(values, effective(weight)) for name, values in flat.items()}
+    with in_style():
+        found, grid = _square(ax, drawn, edges)
+        for row, below in enumerate(drawn):
+            for column, across in enumerate(drawn):
+                axes = grid[row][column]
+                if row == column:
+                    density = density_of(flat[across.key], weight, edges[across.key])
+                    axes.stairs(density, edges[across.key], fill=True, color="0.6")
+                elif row > column:
+                    sides = (edges[across.key], edges[below.key])
+                    counted = np.histogram2d(flat[across.key], flat[below.key], sides, weights=weight)[0].T
+                    shown = np.where(counted > 0, counted, np.nan)
+                    axes.pcolormesh(*sides, shown, cmap=_tones(), vmin=0, vmax=counted.max(), rasterized=True)
+                else:
+                    axes.text(0.5, 0.5, _correlation(flat[across.key], flat[below.key], weight), ha="center",
+                              va="center", fontsize=11, transform=axes.transAxes)  # fmt: skip
+                if row >= column:
+                    _mark_truth(axes, across, None if row == column else below)
+    return found.figure
+
+
+def _tones() -> Any:
+    """From nearly nothing to black by opacity: the page shines through, whatever its colour."""
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap([(0.0, 0.0, 0.0, 0.06 + 0.94 * step / 63) for step in range(64)])
+
+
+def _square(ax: Any, drawn: Sequence[Quantity], edges: Mapping[str, Array]) -> tuple[Panels, list[list[Any]]]:
+    """A panel for each two parameters, those above the diagonal without axes."""
+    size = len(drawn)
+    if ax is None:
+        figure = empty_figure(1.7 * size + 0.8, 1.6 * size + 0.6)
+        found = Panels(figure, list(figure.subplots(size, size, squeeze=False).reshape(-1)), True)
+    else:
+        found = panels(ax, size * size, columns=size, size=(1.7, 1.6))
+    grid = [found.places[size * row : size * (row + 1)] for row in range(size)]
+    for row, below in enumerate(drawn):
+        for column, across in enumerate(drawn):
+            axes = grid[row][column]
+            if row < column:
+                axes.axis("off")
+                continue
+            axes.set_xlim(edges[across.key][0], edges[across.key][-1])
+            axes.locator_params(axis="x", nbins=3)
+            axes.tick_params(labelbottom=row == size - 1, labelleft=column == 0 and row > 0, labelsize=7)
+            labelled(axes, across if row == size - 1 else None, below if column == 0 and row > 0 else None)
+            if row == column:
+                axes.set_yticks([])
+                axes.spines["left"].set_visible(False)
+            else:
+                axes.set_ylim(edges[below.key][0], edges[below.key][-1])
+                axes.locator_params(axis="y", nbins=4)
+    return found, grid
+
+
+def _flat(post: Posterior, keys: Sequence[str]) -> tuple[dict[str, Array], Array]:
+    """Draws that have a weight, by parameter, and their weights."""
     weight = np.ones(math.prod(post.shape)) if post.weights is None else post.weights.reshape(-1)
     kept = np.flatnonzero(weight)
-    weight = weight[kept]
-    flat = {name: np.reshape(post.draws[name], -1)[kept] for name in names}
-    edges = {name: _close_edges(values, effective(weight)) for name, values in flat.items()}
-    with _styled():
-        figure = _empty_figure(1.7 * size + 0.8, 1.6 * size + 0.6)
-        places = figure.subplots(size, size, squeeze=False)
-        for row, below in enumerate(names):
-            for column, across in enumerate(names):
-                axes = places[row][column]
-                if row == column:
-                    axes.stairs(density_of(flat[across], weight, edges[across]), edges[across], fill=True, color="0.6")
-                    axes.set_yticks([])
-                elif row > column:
-                    counted = np.histogram2d(flat[across], flat[below], (edges[across], edges[below]), weights=weight)
-                    axes.pcolormesh(edges[across], edges[below], counted[0].T, cmap="Greys", rasterized=True)
-                else:
-                    axes.axis("off")
-                    axes.text(0.5, 0.5, _correlation(flat[across], flat[below], weight), ha="center", va="center",
-                              fontsize=11, transform=axes.transAxes)  # fmt: skip
-                if row >= column:
-                    axes.set_xlim(edges[across][0], edges[across][-1])
-                    axes.tick_params(labelbottom=row == size - 1, labelleft=column == 0 and row > 0, labelsize=7)
-                    axes.locator_params(axis="x", nbins=3)
-                    if row == size - 1:
-                        axes.set_xlabel(_short(across), parse_math=False)
-                    if column == 0 and row > 0:
-                        axes.set_ylabel(_short(below), parse_math=False)
-    return figure
+    return {key: np.reshape(post.draws[key], -1)[kept] for key in keys}, weight[kept]
 
 
-def traces(post: Posterior, names: Sequence[str] | None = None, chains: int = 4) -> Any:
-    """The first chains step by step, and at the bottom for how many steps each has not moved.
-
-    Draws of rejection are independent: they have no chains and no stalls.
-
-    >>> import onedraw as od
-    >>> from scipy import stats
-    >>> model = od.Model(od.Prior(a=stats.norm(), b=stats.norm()), lambda rng, a, b: rng.normal([a, b]), [1.0, 0.0])
-    >>> post = od.pseudo_marginal(model, od.uniform(1.0), draws=50, chains=4, seed=1)
-    >>> [axes.get_ylabel() for axes in od.plots.traces(post).axes]
-    ['a', 'b', 'steps still']
-    """
-    names = _chosen(post, names)
-    if post.independent or post.weights is not None:
-        raise ValueError("traces are of chains: these draws are independent or weighted, and have no order")
-    chains = min(whole_number("chains", chains, "the number of chains to draw"), post.shape[0], len(CHAINS))
-    steps = np.arange(post.shape[1])
-    stride = max(1, math.ceil(len(steps) / MOST_POINTS))
-    thin = int(post.settings.get("thin", 1))
-    with _styled():
-        figure, places = _figure(len(names) + 1, columns=1, size=(7.0, 1.25))
-        for axes, name in zip(places, names, strict=False):
-            for chain in range(chains):
-                colour, line = CHAINS[chain]
-                values = post.draws[name][chain, ::stride]
-                axes.plot(steps[::stride], values, color=colour, linestyle=line, linewidth=0.8, alpha=0.85)
-            axes.set_ylabel(_short(name, 14), parse_math=False)
-            axes.tick_params(labelbottom=False)
-            axes.margins(x=0.01)
-        stalls = _stalls(post)[:chains] * thin
-        last = places[-1]
-        for chain in range(chains):
-            colour, line = CHAINS[chain]
-            # The longest in each stretch, so that no stall is lost between two points.
-            pooled = np.maximum.reduceat(stalls[chain], steps[::stride])
-            last.plot(steps[::stride], pooled, color=colour, linestyle=line, linewidth=0.9, label=f"chain {chain}")
-        last.set_ylabel("steps still")
-        last.set_xlabel("draw")
-        last.margins(x=0.01)
-        last.set_ylim(bottom=0)
-        figure.suptitle(
-            f"{chains} of {post.shape[0]} chains; the longest stall of all is {post.longest_stall:,} steps",
-            x=0.01, ha="left", fontsize=10,
-        )  # fmt: skip
-        handles, labels = last.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower left", ncols=chains)
-    return figure
-
-
-def predictive(post: Posterior, n: int = 200, *, seed: int | None = None) -> Any:
+def predictive(
+    post: Posterior,
+    n: int = 200,
+    *,
+    seed: int | None = None,
+    parameters: One = None,
+    names: Names = None,
+    truth: Truth = None,
+    ax: Any = None,
+) -> Any:
     """New simulations at posterior draws, summary by summary, against the observed ones.
 
     Each summary is shown in units of its own predictive spread: a thin line for 90 % of the simulations, a thick one
     for 50 %, a diamond for the data. A diamond far outside means that the model does not reproduce that summary. It
-    costs n simulations.
+    costs n simulations. `parameters`, `names` and `truth` are of the summaries.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -184,42 +394,54 @@ def predictive(post: Posterior, n: int = 200, *, seed: int | None = None) -> Any
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ['observed[0]', 'observed[1]']
     """
-    return predictive_figure(*predicted(post, n, seed))
+    rows, observed, labels = predicted(post, n, seed)
+    return predictive_figure(rows, observed, labels, parameters=parameters, names=names, truth=truth, ax=ax)
 
 
-def predictive_figure(rows: Array, observed: Array, labels: list[str]) -> Any:
+def predictive_figure(
+    rows: Array,
+    observed: Array,
+    labels: list[str],
+    *,
+    parameters: One = None,
+    names: Names = None,
+    truth: Truth = None,
+    ax: Any = None,
+) -> Any:
     """Simulated summaries (n, s), failed ones (NaN) left out, against the observed ones (s,)."""
-    rows = rows[~np.isnan(rows).any(axis=1)]
-    if len(rows) == 0:
-        raise ValueError("all predictive simulations failed: there is nothing to compare the data with")
-    shown = min(len(labels), MOST_SUMMARIES)
+    drawn = quantities(labels, parameters, names, truth, "the summaries")[:MOST_SUMMARIES]
+    columns = [labels.index(one.key) for one in drawn]
+    rows, observed = _not_failed(rows)[:, columns], observed[columns]
     middle = np.median(rows, axis=0)
     spread = rows.std(axis=0)
     spread = np.where(spread > 0, spread, np.where(observed != middle, np.abs(observed - middle), 1.0))
-    place = np.arange(shown)[::-1]
-    with _styled():
-        figure = _empty_figure(6.4, 0.9 + 0.3 * max(shown, 3))
-        axes = figure.add_subplot()
+    place = np.arange(len(drawn))[::-1]
+    with in_style():
+        found = panels(ax, 1, columns=1, size=(5.2, 0.5 + 0.3 * max(len(drawn), 3)))
+        axes = found.places[0]
         for low, high, width, grey in ((5, 95, 1.2, "0.35"), (25, 75, 6.0, "0.65")):
             ends = (np.percentile(rows, [low, high], axis=0) - middle) / spread
-            axes.hlines(place, ends[0][:shown], ends[1][:shown], color=grey, linewidth=width,
-                        label=f"{high - low} % of {len(rows)} simulations")  # fmt: skip
-        apart = ((observed - middle) / spread)[:shown]
+            axes.hlines(place, ends[0], ends[1], color=grey, linewidth=width,
+                        label=f"90 % of {len(rows)} simulations" if high == 95 else "50 % of them")  # fmt: skip
+        apart = (observed - middle) / spread
         axes.plot(np.clip(apart, -6, 6), place, "D", color=ORANGE, markeredgecolor="black", markersize=6, label="data")
         for at, value in zip(place, apart, strict=True):
             if abs(value) > 6:
                 axes.annotate(f"{value:+.3g}", (math.copysign(5.6, value), at), fontsize=8, va="bottom",
                               ha="right" if value > 0 else "left")  # fmt: skip
+        known = [(at, (one.truth - middle[k]) / spread[k]) for k, (at, one) in enumerate(zip(place, drawn, strict=True))
+                 if one.truth is not None]  # fmt: skip
+        if known:
+            axes.plot([value for _, value in known], [at for at, _ in known], "|", color=TRUTH["color"], markersize=13,
+                      markeredgewidth=2, label="truth")  # fmt: skip
         axes.axvline(0, color="0.7", linewidth=0.8, linestyle=":", zorder=0)
-        axes.set_yticks(place, [_short(label) for label in labels[:shown]])
-        for text in axes.get_yticklabels():
-            text.set_parse_math(False)
-        axes.set_ylim(-0.7, shown - 0.3)
-        axes.set_xlabel("predictive standard deviations from the predictive median")
-        if len(labels) > shown:
-            axes.set_title(f"the first {shown} of {len(labels)} summaries", loc="left")
-        _legend_above(figure, axes)
-    return figure
+        rows_labelled(axes, place, drawn)
+        axes.set_ylim(-0.7, len(drawn) - 0.3)
+        axes.set_xlabel("standard deviations from the predictive median")
+        if parameters is None and len(labels) > len(drawn):
+            axes.set_title(f"the first {len(drawn)} of {len(labels)} summaries", loc="left")
+        found.legend()
+    return found.figure
 
 
 def predicted(post: Posterior, n: int, seed: int | None = None) -> tuple[Array, Array, list[str]]:
@@ -232,8 +454,115 @@ def predicted(post: Posterior, n: int, seed: int | None = None) -> tuple[Array, 
     return rows, observed, labels
 
 
-def path(post: Posterior) -> Any:
+def _not_failed(rows: Array) -> Array:
+    good = rows[~np.isnan(rows).reshape(len(rows), -1).any(axis=1)]
+    if len(good) == 0:
+        raise ValueError(f"all {len(rows)} predictive simulations failed: there is nothing to compare the data with")
+    return good
+
+
+def predictive_band(
+    post: Posterior,
+    time: Any = None,
+    n: int = 200,
+    *,
+    seed: int | None = None,
+    parameters: One = None,
+    names: Names = None,
+    truth: Any = None,
+    ax: Any = None,
+) -> Any:
+    """Bands over time that hold 50 % and 90 % of new simulations at posterior draws, with the data as points.
+
+    Simulated data are drawn, not their summaries. `time` has the times of the observations; by default they are
+    counted from 0. Data with several series (an array with a second axis, or a dict) have a panel for each;
+    `parameters` says which. `truth` is the true course: an array over time, or a dict of them by series. It costs n
+    simulations.
+
+    >>> import numpy as np
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> days = np.arange(10)
+    >>> def grow(rng, rate):
+    ...     return rng.poisson(5 * np.exp(rate * days))
+    >>> model = od.Model(od.Prior(rate=stats.uniform(0, 0.5)), grow, grow(np.random.default_rng(1), 0.2),
+    ...                  summary=lambda counts: np.log1p(counts[[4, 9]]))
+    >>> post = od.rejection(model, od.uniform(0.5), draws=100, seed=1)
+    >>> figure = od.plots.predictive_band(post, time=days, n=20, truth=5 * np.exp(0.2 * days))
+    >>> figure.axes[0].get_xlabel()
+    'time'
+    """
+    simulated = post.predict(n, seed=seed, data=True)
+    assert post.model is not None
+    times = None if time is None else np.asarray(time)
+    several, observed = _series(simulated, times, n), _series(post.model.observed, times)
+    drawn = quantities(list(observed), parameters, names, None, "the series of the data")
+    courses = truth if isinstance(truth, Mapping) else {} if truth is None else {drawn[0].key: truth}
+    unknown = [key for key in courses if key not in observed]
+    if unknown or (truth is not None and not isinstance(truth, Mapping) and len(drawn) > 1):
+        raise ValueError(f"truth must be a dict of arrays for {', '.join(observed)}, got {shown(truth)}")
+    with in_style():
+        found = panels(ax, len(drawn), columns=1, size=(5.2, 2.3 if len(drawn) == 1 else 1.6))
+        for axes, one in zip(found.places, drawn, strict=True):
+            rows, data = _not_failed(several[one.key]), observed[one.key]
+            at = np.arange(len(data)) if times is None else times
+            for held, alpha in zip(HELD[::-1], (0.22, 0.35), strict=True):
+                low, high = np.quantile(rows, [0.5 - held / 2, 0.5 + held / 2], axis=0)
+                told = f"90 % of {len(rows)} simulations" if held == 0.9 else "50 % of them"
+                axes.fill_between(at, low, high, color=BLUE, alpha=alpha, linewidth=0, label=told)
+            axes.plot(at, np.median(rows, axis=0), color=BLUE, linewidth=1.2, label="their median")
+            if one.key in courses:
+                axes.plot(at, _course(one.key, courses[one.key], len(data)), linestyle=DASHED, label="truth", **TRUTH)
+            axes.plot(at, data, "o", color="black", markersize=3.5, label="data")
+            axes.margins(x=0.02)
+            if one.math or len(observed) > 1 or one.key != "observed":
+                labelled(axes, up=one, longest=18)
+        for axes in found.places[:-1]:
+            axes.tick_params(labelbottom=False)
+        found.places[-1].set_xlabel("time")
+        found.legend()
+    return found.figure
+
+
+def _course(key: str, given: Any, length: int) -> Array:
+    course = np.asarray(given, dtype=float)
+    if course.shape != (length,):
+        raise ValueError(f"truth of {key} has shape {course.shape}: the series has {length} times")
+    return course
+
+
+def _series(data: Any, times: Array | None, n: int | None = None) -> dict[str, Array]:
+    """Series by name, (times,) each, or (n, times) of n data sets; an axis of as many numbers as `times` is time."""
+    parts = data if isinstance(data, Mapping) else {"observed": data}
+    found: dict[str, Array] = {}
+    for name, part in parts.items():
+        values = np.asarray(part, dtype=float)
+        values = values[None] if n is None else values
+        fits = [axis for axis in range(1, values.ndim) if times is None or values.shape[axis] == len(times)]
+        if not fits:
+            continue
+        values = np.moveaxis(values, fits[0], 1).reshape(len(values), values.shape[fits[0]], -1)
+        for k in range(values.shape[2]):
+            label = str(name) if values.shape[2] == 1 else f"{name}[{k}]"
+            found[label] = values[:, :, k] if n is not None else values[0, :, k]
+    if not found:
+        sizes = {str(name): np.shape(part)[0 if n is None else 1 :] for name, part in parts.items()}
+        raise ValueError(f"no axis of the data has {'any' if times is None else len(times)} times: shapes are {sizes}")
+    return found
+
+
+def path(
+    post: Posterior | Mapping[str, Posterior],
+    parameters: One = None,
+    *,
+    names: Names = None,
+    truth: Truth = None,
+    ax: Any = None,
+) -> Any:
     """The tolerance of a sequential run against the simulations spent, with the acceptance rate below it.
+
+    A dict of runs by label draws them over each other. `parameters` picks from "tolerance" and "acceptance", `truth`
+    marks values of theirs, such as the tolerance that is wanted.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -243,21 +572,35 @@ def path(post: Posterior) -> Any:
     >>> len(figure.axes)
     2
     """
-    simulations, eps, rate = path_of(post)
-    if not eps:
-        raise ValueError(
-            f"a tolerance path needs a sequential run (od.smc, od.importance): {post.settings.get('algorithm')} has "
-            "one tolerance"
-        )
-    with _styled():
-        figure, places = _figure(2 if rate else 1, columns=1, size=(6.4, 2.1))
-        for axes, values, label in zip(places, (eps, rate), ("tolerance ε", "accepted share"), strict=False):
-            axes.plot(simulations, values, color=BLUE, marker="o", markersize=3.5, linewidth=1.2)
+    posts = of_posteriors(post)
+    paths = {label: path_of(one) for label, one in posts.items()}
+    for label, run in posts.items():
+        if not paths[label][1]:
+            raise ValueError(
+                f"a tolerance path needs a sequential run (od.smc, od.importance): {run.settings.get('algorithm')} has "
+                "one tolerance"
+            )
+    kinds = {"tolerance": (1, "tolerance ε"), "acceptance": (2, "accepted share")}
+    known = [key for key, (place, _) in kinds.items() if any(one[place] for one in paths.values())]
+    drawn = quantities(known, parameters, names, truth, "the quantities that change along the path")
+    with in_style():
+        found = panels(ax, len(drawn), columns=1, size=(5.2, 1.9))
+        for axes, one in zip(found.places, drawn, strict=True):
+            place, word = kinds[one.key]
+            for index, (label, along) in enumerate(paths.items()):
+                colour, line = LINES[(index + 1) % len(LINES)]
+                if along[place]:
+                    axes.plot(along[0], along[place], color=colour, linestyle=line, marker="o^sDv*"[index % 6],
+                              markersize=3.5, linewidth=1.2, label=label or None)  # fmt: skip
+            if one.truth is not None:
+                axes.axhline(one.truth, **TRUTH)
             axes.set_yscale("log")
             plain_numbers(axes, subs=(1.0, 2.0, 5.0), numticks=8)
-            axes.set_ylabel(label)
-        places[-1].set_xlabel("simulations")
-    return figure
+            labelled(axes, up=one if one.math else one._replace(label=word))
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+        found.places[-1].set_xlabel("simulations")
+        found.legend()
+    return found.figure
 
 
 def path_of(post: Posterior) -> tuple[list[float], list[float], list[float]]:
@@ -273,10 +616,121 @@ def path_of(post: Posterior) -> tuple[list[float], list[float], list[float]]:
     return [one[0] for one in points], [one[1] for one in points], [one[2] for one in points if len(one) > 2]
 
 
-def efficiency(found: Advice | Certificate, most: int = 64) -> Any:
+def tolerances(
+    curve: ToleranceCurve,
+    parameters: One = None,
+    *,
+    names: Names = None,
+    truth: Truth = None,
+    ax: Any = None,
+) -> Any:
+    """How estimates change with the tolerance, with their Monte Carlo intervals: the result of `post.over`.
+
+    If the curve is flat before its interval widens, a smaller tolerance would not change the answer.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    >>> post = od.pseudo_marginal(model, od.uniform(1.0), draws=200, chains=64, seed=1)
+    >>> od.plots.tolerances(post.over([1.0, 0.5, 0.25]), truth=1.0).axes[0].get_xlabel()
+    'tolerance ε'
+    """
+    if not isinstance(curve, ToleranceCurve):
+        raise ValueError(f"tolerances are drawn of post.over([0.5, 0.25]), got {shown(curve)}")
+    drawn = quantities(list(curve), parameters, names, truth, "the functions of the curve")
+    with in_style():
+        found = panels(ax, len(drawn), columns_for(len(drawn)), size=(3.4, 2.3))
+        for axes, one in zip(found.places, drawn, strict=True):
+            at, mean, low, high = np.transpose([point[:4] for point in curve[one.key]])
+            axes.fill_between(at, low, high, color=BLUE, alpha=0.25, linewidth=0,
+                              label=f"{100 * curve.probability:g} % Monte Carlo interval")  # fmt: skip
+            axes.plot(at, mean, color=BLUE, marker="o", markersize=3.5, linewidth=1.2, label="posterior mean")
+            if one.truth is not None:
+                axes.axhline(one.truth, label="truth", **TRUTH)
+            axes.set_xscale("log")
+            _few_plain_ticks(axes, at)
+            axes.invert_xaxis()
+            axes.set_xlabel("tolerance ε")
+            titled(axes, one)
+        found.legend()
+    return found.figure
+
+
+def _few_plain_ticks(axes: Any, at: Array) -> None:
+    """Up to five of the tolerances as ticks of a logarithmic axis."""
+    places = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), 5)).round().astype(int))]
+    axes.set_xticks(places, [f"{place:.3g}" for place in places])
+    axes.minorticks_off()
+
+
+def alternatives(
+    post: Posterior,
+    parameters: One = None,
+    *,
+    names: Names = None,
+    truth: Truth = None,
+    ax: Any = None,
+) -> Any:
+    """The estimates that `od.infer` tried: how far each is behind the chosen one at held-out simulations.
+
+    The score is the mean log density of known parameters, so that 0.1 is a tenth of a nat per simulation. Bars are two
+    standard errors. `parameters` and `names` are of the estimates, as in `post.alternatives`.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    >>> figure = od.plots.alternatives(od.infer(model, budget=1_000, seed=1))
+    >>> figure.axes[0].get_yticklabels()[0].get_text().startswith("chosen: ")
+    True
+    """
+    tried = {str(one["estimate"]): one for one in post.alternatives}
+    if not tried:
+        raise ValueError(f"only od.infer tries several estimates: this run is one of {post.settings.get('algorithm')}")
+    drawn = quantities(list(tried), parameters, names, truth, "the estimates that were tried")
+    place = np.arange(len(drawn))[::-1].astype(float)
+    with in_style():
+        found = panels(ax, 1, columns=1, size=(5.2, 0.6 + 0.42 * len(drawn)))
+        axes = found.places[0]
+        for at, one in zip(place, drawn, strict=True):
+            behind, error = (tried[one.key].get(key) for key in ("behind", "se"))
+            if behind is None:
+                axes.annotate("not compared", (0, at), va="center", fontsize=8)
+                continue
+            axes.errorbar([behind], [at], xerr=[2 * (error or 0.0)], marker="o", markersize=6, color=BLUE,
+                          elinewidth=1.6, capsize=3, linestyle="none")  # fmt: skip
+            if one.truth is not None:
+                axes.plot([one.truth], [at], "|", markersize=14, markeredgewidth=2, color=TRUTH["color"])
+        axes.axvline(0, color="0.6", linewidth=0.9, linestyle=":", zorder=0)
+        first = post.alternatives[0]["estimate"]
+        told = [one._replace(label=f"chosen: {one.label}") if one.key == first else one for one in drawn]
+        rows_labelled(axes, place, [_wrapped(one) for one in told])
+        axes.set_ylim(-0.6, len(drawn) - 0.4)
+        axes.margins(x=0.15)
+        axes.set_xlabel("mean log score behind\nthe chosen estimate (± 2 se)")
+    return found.figure
+
+
+def _wrapped(one: Quantity, width: int = 36) -> Quantity:
+    """A long name on several lines; as it is, so that dollars stay dollars."""
+    import textwrap
+
+    text = one.label if one.math else one.label.replace("$", r"\$")
+    return one._replace(label="\n".join(textwrap.wrap(text, width)), math=True)
+
+
+def efficiency(
+    found: Advice | Certificate,
+    most: int = 64,
+    *,
+    parameters: One = None,
+    names: Names = None,
+    truth: Truth = None,
+    ax: Any = None,
+) -> Any:
     """The gain of M pseudo-samples over one, in accuracy for the same cost: measured (points) and its bound (dashed).
 
-    `found` is the result of `od.advise`, or of `od.certificate`, which has the dashed line alone.
+    `found` is the result of `od.advise`, or of `od.certificate`, which has the dashed line alone. `parameters` are the
+    functions whose gains were measured, and `truth` their limits, if they are known.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -298,8 +752,12 @@ def efficiency(found: Advice | Certificate, most: int = 64) -> Any:
         raise ValueError(f"efficiency is drawn of od.advise(...) or od.certificate(...), got {type(found).__name__}")
     counts = np.unique(np.concatenate([[1.0], np.geomspace(1, most, 60).round()])).astype(int)
     bound = np.array([certificate.gain(int(count)) for count in counts])
-    with _styled():
-        figure, (axes,) = _figure(1, columns=1, size=(6.4, 3.0))
+    functions = list(dict.fromkeys(name for gain in gains for name in gain.each))
+    asked = (parameters, names, truth) != (None, None, None)
+    drawn = quantities(functions, parameters, names, truth, "the functions measured") if functions or asked else []
+    with in_style():
+        place = panels(ax, 1, columns=1, size=(5.2, 2.8))
+        axes = place.places[0]
         known = np.isfinite(bound)
         if known.sum() > 1:
             axes.plot(counts[known], bound[known], color="0.3", linestyle=DASHED, linewidth=1.3,
@@ -307,14 +765,15 @@ def efficiency(found: Advice | Certificate, most: int = 64) -> Any:
         if not known.all():
             axes.text(0.98, 0.03, "no bound is known beyond the dashed line", ha="right", va="bottom",
                       fontsize=8, transform=axes.transAxes)  # fmt: skip
-        functions = list(dict.fromkeys(name for gain in gains for name in gain.each))
-        for (colour, _), marker, name in zip(CHAINS, "os^Dv*", functions, strict=False):
-            ours = [(gain.pseudo_samples, gain.each[name]) for gain in gains if name in gain.each]
-            at, value = [count for count, _ in ours], np.array([one.value for _, one in ours])
-            low, high = (np.array([getattr(one, end) for _, one in ours]) for end in ("low", "high"))
+        for (colour, _), marker, one in zip(LINES, "os^Dv*", drawn, strict=False):
+            ours = [(gain.pseudo_samples, gain.each[one.key]) for gain in gains if one.key in gain.each]
+            at, value = [count for count, _ in ours], np.array([each.value for _, each in ours])
+            low, high = (np.array([getattr(each, end) for _, each in ours]) for end in ("low", "high"))
             bars = np.nan_to_num(np.clip([value - low, high - value], 0, None))
             axes.errorbar(at, value, yerr=bars, linestyle="none", marker=marker, markersize=5, color=colour,
-                          elinewidth=1, capsize=2, label=f"measured, {_short(name)}".replace("$", r"\$"))  # fmt: skip
+                          elinewidth=1, capsize=2, label=f"measured, {plain_label(one)}")  # fmt: skip
+            if one.truth is not None:
+                axes.axhline(one.truth, **TRUTH)
         axes.axhline(1.0, color="0.6", linewidth=0.8, linestyle=":")
         axes.set_xscale("log", base=2)
         ticks = [2**power for power in range(int(math.log2(most)) + 1)]
@@ -326,28 +785,7 @@ def efficiency(found: Advice | Certificate, most: int = 64) -> Any:
         axes.set_xlabel("pseudo-samples M")
         axes.set_ylabel(f"gain over M = 1, in {unit}")
         axes.legend(loc="best")
-    return figure
-
-
-def _chosen(post: Posterior, names: Sequence[str] | None) -> list[str]:
-    if math.prod(post.shape) == 0:
-        raise ValueError("there are no draws to plot: nothing was accepted")
-    if names is None:
-        return list(post.names)
-    names = [names] if isinstance(names, str) else list(names)
-    unknown = [name for name in names if name not in post.draws]
-    if unknown or not names:
-        raise ValueError(f"names must be among {', '.join(post.names)}, got {names!r}")
-    return names
-
-
-def _stalls(post: Posterior) -> Array:
-    """(chains, draws): the number of draws since a chain last moved."""
-    chains, draws = post.shape
-    moved = np.ones((chains, draws), dtype=bool)
-    moved[:, 1:] = post.moves()
-    steps = np.arange(draws)
-    return np.asarray(steps - np.maximum.accumulate(np.where(moved, steps, 0), axis=1))
+    return place.figure
 
 
 def _close_edges(values: Array, draws: float) -> Array:
@@ -363,38 +801,3 @@ def _correlation(one: Array, other: Array, weight: Array) -> str:
     one, other = (values - (weight * values).sum() for values in (one.astype(float), other.astype(float)))
     scale = math.sqrt((weight * one**2).sum() * (weight * other**2).sum())
     return f"{(weight * one * other).sum() / scale:+.2f}" if scale > 0 else "–"
-
-
-def _short(name: str, longest: int = LONGEST_NAME) -> str:
-    """A name for an axis: one line, and not longer than a panel is wide."""
-    name = " ".join("".join(letter if letter.isprintable() else " " for letter in str(name)).split())
-    return name if len(name) <= longest else name[: longest - 1] + "…"
-
-
-def _styled() -> Any:
-    try:
-        return styled({"axes.formatter.useoffset": False})
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'onedraw[report]'") from error
-
-
-def _empty_figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _figure(panels: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
-    rows = -(-panels // columns)
-    figure = _empty_figure(size[0] * columns, size[1] * rows + 0.4)
-    return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(panels)]
-
-
-def _columns(panels: int) -> int:
-    """The number of columns, up to three, that leaves the fewest gaps."""
-    return min(range(1, min(3, panels) + 1), key=lambda columns: (-panels % columns, -columns))
-
-
-def _legend_above(figure: Any, axes: Any) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from onedraw import markup
 from onedraw.arguments import positive, seed_or_fresh, shown, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
@@ -31,11 +32,9 @@ from onedraw.results.summary import (
 
 MOST_STILL = 0.05
 """Share of chains that may never move: of a thousand short ones, some do not, by chance."""
-STATISTICS: tuple[str | float, ...] = ("mean", "sd", 0.05, 0.25, 0.5, 0.75, 0.95)
-"""What a DataTree carries with its Monte Carlo error; numbers are quantiles."""
 
 HIGHER: dict[str, Callable[..., Any]] = {}
-"""Functions of modules above this one, behind the methods `efficiency`, `adjust`, `misfit`, `plot`, `report`.
+"""Functions of modules above this one, behind methods such as `adjust`, `misfit`, `plot`, `report` and `to_dataframe`.
 
 `onedraw/__init__.py` fills it with functions that import their module when they are called."""
 
@@ -73,6 +72,46 @@ class Simulations(NamedTuple):
     """(n,) log of pi over the mixture of all proposals, K not included."""
     rows: Array | None
     """Summaries (n, M, s) if they were kept."""
+
+
+class SimulatedData(NamedTuple):
+    """Simulations as arrays, for other programs."""
+
+    theta: Array
+    """(n, parameters)"""
+    x: Array
+    """(n, summaries)"""
+
+    @staticmethod
+    def of(theta: Array, rows: Array) -> "SimulatedData":
+        """Parameters (n, dim) and summaries (n, s) or (n, M, s), those that failed left out."""
+        rows = rows[:, None] if rows.ndim == 2 else rows
+        theta, rows = np.repeat(theta, rows.shape[1], axis=0), rows.reshape(-1, rows.shape[2])
+        good = ~np.isnan(rows[:, 0])
+        return SimulatedData(np.ascontiguousarray(theta[good]), np.ascontiguousarray(rows[good]))
+
+
+class DrawsByName(Mapping[str, Array]):
+    """Draws by parameter, (chains, draws) each, that cannot be changed."""
+
+    def __init__(self, draws: Mapping[str, Array]) -> None:
+        self._draws = dict(draws)
+
+    def __getitem__(self, name: str) -> Array:
+        return self._draws[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._draws)
+
+    def __len__(self) -> int:
+        return len(self._draws)
+
+    def __repr__(self) -> str:
+        return repr(self._draws)
+
+    def __array__(self, *_: Any, **__: Any) -> Array:
+        # pandas and NumPy would make a column of names of it.
+        raise TypeError("draws by parameter are not one array: use post.to_dataframe(), or post.draws[name] for one")
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +168,8 @@ class Posterior:
     """The weights that the run itself gave, before `at`."""
     bank: Any = field(default=None, repr=False)
     """Every simulation of a run that kept them: see `Simulations`."""
+    kept: Any = field(default=None, repr=False)
+    """What `simulations` gives, if the run has kept them as arrays."""
     effective: float | None = None
     """The effective number of independent draws, if there are more draws than simulations behind them."""
 
@@ -136,7 +177,7 @@ class Posterior:
         for array in (*self.draws.values(), self.weights, self.distances, self.groups, self.run_weights):
             if array is not None:
                 array.flags.writeable = False
-        object.__setattr__(self, "draws", MappingProxyType(dict(self.draws)))
+        object.__setattr__(self, "draws", DrawsByName(self.draws))
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
 
     @property
@@ -425,10 +466,11 @@ class Posterior:
             return rng.integers(0, size, n)
         return rng.choice(size, n, p=self.weights.reshape(-1))
 
-    def predict(self, n: int, *, seed: int | None = None) -> Any:
+    def predict(self, n: int, *, seed: int | None = None, data: bool = False) -> Any:
         """Posterior predictive simulations: n new pseudo-samples at n draws, in the form of the model's summary.
 
-        Failed simulations are rows of NaN. The simulations are not added to this run's cost.
+        With `data=True` they are the simulated data themselves, in the form of the observed data, which must be
+        numbers then. Failed simulations are rows of NaN. The simulations are not added to this run's cost.
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -439,16 +481,17 @@ class Posterior:
         """
         model = self.model_for("predict")
         n = whole_number("n", n, "the number of predictive simulations")
-        theta = self.picked(n, seed)
+        # A model without a summary compares the data themselves.
+        model = replace(model, summary=None, distance=None) if data else model
         rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.PREDICT)
-        return model.recipe.layout.restore(model.simulate_rows(rng, theta).rows[:, 0, :])
+        return model.recipe.layout.restore(model.simulate_rows(rng, self.picked(n, seed), np.arange(n)).rows[:, 0, :])
 
     def model_for(self, what: str) -> Model:
         """The model to simulate from; a ValueError that names `what` needs it if there is none."""
         if self.model is None:
             raise ValueError(
                 f"{what} needs a model to simulate from: this run used an estimator of its own, or was read from a "
-                "file, which holds no functions"
+                "file, which holds no functions: od.load(file, model)"
             )
         return self.model
 
@@ -486,8 +529,55 @@ class Posterior:
         """
         return HIGHER["misfit"](self, n, prior, checks, seed)
 
-    def to_datatree(self) -> Any:
-        """The draws as an xarray DataTree in ArviZ's groups: posterior, sample_stats, observed_data.
+    def resample(self, draws: int | None = None, *, seed: int | None = None) -> "Posterior":
+        """Draws of equal weight from these, by default as many as they are worth: the effective number of draws.
+
+        Each of them stands for an equal part of the posterior, so that means and standard deviations change little.
+        They have no chains. With more `draws` than that, summaries still state the errors of the original.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+        >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1).at(0.1)
+        >>> equal = post.resample()
+        >>> equal.weights is None, equal.shape == (1, int(post.summary()["theta"].ess))
+        (True, True)
+        """
+        return cast(Posterior, HIGHER["resample"](self, draws, seed))
+
+    def to_dataframe(self, *, weighted: bool = False, draws: int | None = None, seed: int | None = None) -> Any:
+        """The draws as a pandas DataFrame, a column for each parameter.
+
+        Draws with weights, and more draws than there are simulations behind them, are resampled to equal weights, as
+        many as they are worth or `draws` (see `resample`). With `weighted=True` it has all draws as they are, and their
+        weights in a column "weight".
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+        >>> post = od.rejection(model, od.uniform(0.5), draws=500, seed=1)
+        >>> post.to_dataframe().shape
+        (500, 1)
+        >>> list(post.at(0.1).to_dataframe(weighted=True))
+        ['theta', 'weight']
+        """
+        return HIGHER["to_dataframe"](self, weighted, draws, seed)
+
+    def to_datatree(
+        self,
+        *,
+        weighted: bool = False,
+        draws: int | None = None,
+        predictive: int | None = None,
+        seed: int | None = None,
+    ) -> Any:
+        """The draws as an xarray DataTree in ArviZ's groups.
+
+        These are posterior and sample_stats and, if the run has its model, prior, posterior_predictive and
+        observed_data. ArviZ knows no weights: draws with weights, and more draws than there are simulations behind
+        them, are resampled to equal weights, as many as they are worth or `draws` (see `resample`), and so are many
+        chains that are too short for ArviZ. With `weighted=True` the draws are as they are, with their weights in
+        sample_stats. `predictive` is the number of new simulations; by default 200, or as many as take 20 seconds.
 
         A further group, monte_carlo_error, has for each parameter the mean, the sd and some quantiles, each with its
         value, mcse and ess.
@@ -496,54 +586,38 @@ class Posterior:
         >>> from scipy import stats
         >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
         >>> tree = od.rejection(model, od.uniform(0.5), draws=500, seed=1).to_datatree()
-        >>> tree["posterior"]["theta"].shape
-        (1, 500)
+        >>> tree["posterior"]["theta"].shape, tree["posterior_predictive"]["observed"].shape
+        ((1, 500), (1, 200))
         """
-        try:
-            import xarray
-        except ImportError as error:
-            raise ImportError("to_datatree needs xarray: pip install 'onedraw[arviz]'") from error
-        chains, draws = self.shape
-        coords = {"chain": np.arange(chains), "draw": np.arange(draws)}
-        dims = ("chain", "draw")
-        taken = [name for name in self.names if name in (*dims, "statistic", "quantity")]
-        if taken:
-            raise ValueError(
-                f"a DataTree has an axis {taken[0]!r}, so that no parameter can have this name in it: use post.draws, "
-                "or name the parameter otherwise"
-            )
-        attrs = {
-            "inference_library": "onedraw",
-            "seed": str(self.seed),
-            "status": self.status.message,
-            "acceptance_rate": self.acceptance_rate,
-            **{f"cost_{name}": value for name, value in self.cost._asdict().items()},
-            **{f"setting_{name}": str(value) for name, value in self.settings.items()},
-        }
-        kept = {"weight": self.weights, "group": self.groups, "distance": self.distances}
-        axes = (*dims, "pseudo_sample")
-        stats = {name: (axes[: array.ndim], array) for name, array in kept.items() if array is not None}
-        groups = {
-            "posterior": xarray.Dataset({k: (dims, v) for k, v in self.draws.items()}, coords, attrs),
-            "sample_stats": xarray.Dataset(stats, coords),
-            "monte_carlo_error": xarray.Dataset(
-                {name: (("statistic", "quantity"), self._errors(name)) for name in self.names},
-                {"statistic": [str(of) for of in STATISTICS], "quantity": ["value", "mcse", "ess"]},
-            ),
-        }
-        if self.model is not None:
-            observed = self.model.recipe.layout.restore(self.model.observed_row)
-            parts = observed if isinstance(observed, dict) else {"observed": observed}
-            groups["observed_data"] = xarray.Dataset(
-                {str(key): (tuple(f"{key}_{i}" for i in range(part.ndim)), part) for key, part in parts.items()}
-            )
-        return xarray.DataTree.from_dict(groups)
+        return HIGHER["to_datatree"](self, weighted, draws, predictive, seed)
 
-    def _errors(self, name: str) -> Array:
-        return np.array([self.estimate(name, of)[:3] for of in STATISTICS])
+    @property
+    def simulations(self) -> "SimulatedData":
+        """Every simulation that the run has kept, as arrays: `theta, x = post.simulations`.
+
+        theta is (n, parameters) and x is (n, summaries), without those that failed: what sbi's `append_simulations` and
+        BayesFlow take. `od.infer` keeps all of them, `od.importance(..., keep="all")` too, and `od.rejection` those
+        accepted with keep="summaries". `od.load` gives those of a file, with keep="all" of rejection also those that
+        were rejected. Only simulations of `od.rejection` with keep="all" are at draws from the prior.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+        >>> theta, x = od.infer(model, budget=500, seed=1).simulations
+        >>> theta.shape, x.shape
+        ((500, 1), (500, 1))
+        """
+        if self.kept is not None:
+            return cast(SimulatedData, self.kept)
+        if self.bank is None or self.bank.rows is None:
+            raise ValueError(
+                "this run has not kept its simulations: od.infer does, od.importance with keep='all', and od.rejection "
+                "with keep='summaries', or keep='all' and a file that od.load reads"
+            )
+        return SimulatedData.of(self.bank.theta, self.bank.rows)
 
     def plot(self, what: str = "marginals", **options: Any) -> Any:
-        """A matplotlib Figure: "marginals", "pairs", "traces", "predictive" or "path" (see `od.plots`).
+        """A matplotlib Figure of a kind of `od.plots`: "marginals", "corner", "traces", "predictive" and others.
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -586,6 +660,16 @@ class Posterior:
             f"Posterior({self.settings.get('algorithm')}: {', '.join(self.names)}; {chains} x {draws} draws, "
             f"{self.cost.simulations:,} simulations{rate}; {self.status.message})"
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it is, the summary with its intervals as bars, and what it cost."""
+        chains, draws = self.shape
+        size = f"{draws:,} draws" if chains == 1 else f"{chains:,} chains of {draws:,} draws"
+        spent = f"{self.cost.simulations:,} simulations, {self.cost.seconds:.3g} s"
+        failed = f", {self.cost.failed:,} failed" if self.cost.failed else ""
+        head = markup.heading(f"Posterior of {', '.join(self.names)}", f"{self.method}; {size}; {spent}{failed}")
+        told = markup.lines([self.status.message])
+        return markup.block(head, told, self.summary()._repr_html_() if draws else "")
 
 
 def points(draws: Mapping[str, Array]) -> Array:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onedraw import markup
 from onedraw.engines.arrays import Array
 from onedraw.results.monte_carlo_error import Draws, Interval, Variances, monte_carlo
 
@@ -54,16 +55,25 @@ class Summary:
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows)
 
-    def __str__(self) -> str:
+    def lines(self) -> list[list[str]]:
+        """The table, its head first."""
         percent = f"{100 * self.hdi_prob:g}%"
         lines = [["", "mean", "sd", f"hdi {percent} low", f"hdi {percent} high", "mcse", "ess", "r_hat"]]
         for name, row in self.rows.items():
             lines.append([name, *(f"{value:.4g}" for value in row[:5]), f"{row.ess:.0f}", f"{row.r_hat:.3f}"])
         if all(math.isnan(row.r_hat) for row in self.rows.values()):
             lines = [line[:-1] for line in lines]
-        return table(lines, self.notes)
+        return lines
+
+    def __str__(self) -> str:
+        return table(self.lines(), self.notes)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table with its intervals as bars."""
+        drawn = markup.bars([markup.Span(row.hdi_low, row.mean, row.hdi_high) for row in self.rows.values()])
+        return markup.block(markup.table(self.lines(), drawn), markup.lines(self.notes))
 
 
 class TolerancePoint(NamedTuple):
@@ -91,13 +101,24 @@ class ToleranceCurve:
     def __iter__(self) -> Iterator[str]:
         return iter(self.points)
 
-    def __str__(self) -> str:
+    def lines(self) -> list[list[str]]:
+        """The table, its head first."""
         lines = [["", "eps", "mean", f"{100 * self.probability:g}% low", "high", "mcse", "ess"]]
         for name, points in self.points.items():
             lines += [[name, *(f"{value:.4g}" for value in one[:5]), f"{one.ess:.0f}"] for one in points]
-        return table(lines)
+        return lines
+
+    def __str__(self) -> str:
+        return table(self.lines())
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table with its intervals as bars."""
+        drawn = []
+        for points in self.points.values():
+            drawn += markup.bars([markup.Span(point.low, point.mean, point.high) for point in points])
+        return markup.block(markup.table(self.lines(), drawn))
 
 
 class EfficiencyRow(NamedTuple):
@@ -147,16 +168,24 @@ class Efficiency:
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows)
 
-    def __str__(self) -> str:
+    def lines(self) -> list[list[str]]:
+        """The table, its head first."""
         lines = [["", "v(f)", "v(f,Q)", "kappa [95 %]", "arviz", "ess", "ess/simulation", "ess/second"]]
         for name, row in self.rows.items():
             _, v, v_chain, kappa, *_, reason = row.variances
             shown = f"above {kappa.low:.3g}" if reason else str(kappa)
             rest = (row.kappa_arviz, row.ess, row.ess_per_simulation, row.ess_per_second)
             lines.append([name, f"{v.value:.4g}", f"{v_chain.value:.4g}", shown, *(f"{x:.4g}" for x in rest)])
-        return table(lines, self.notes)
+        return lines
+
+    def __str__(self) -> str:
+        return table(self.lines(), self.notes)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return markup.block(markup.table(self.lines()), markup.lines(self.notes))
 
 
 def table(lines: list[list[str]], notes: Iterable[str] = ()) -> str:

@@ -16,6 +16,7 @@ from onedraw.results.diagnostics import (
 )
 from onedraw.results.learnt_likelihood import LearntLikelihood
 from onedraw.results.misfit import Comparison, compare, packed
+from onedraw.results.posterior import SimulatedData
 from onedraw.results.regression import effective_draws, posterior_draws
 from onedraw.run.bank import Bank
 from onedraw.run.result import Result
@@ -56,6 +57,7 @@ def estimated(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.r
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,
+        kept=SimulatedData(*bank.good()),
     )
 
 
@@ -97,4 +99,5 @@ def _learnt(
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,
+        kept=SimulatedData(*bank.good()),
     )

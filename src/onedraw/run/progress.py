@@ -1,8 +1,8 @@
 """How far a run is, where someone can see it: a bar, a line now and then, or a call of the user's function.
 
-In a terminal it is rich's bar, once a run has lasted a second; in a notebook one line that is written over; in a log
-(standard error is no terminal) one plain line every 30 seconds, so that short runs leave no trace. Under pytest there
-is nothing unless it is asked for.
+In a terminal it is rich's bar, once a run has lasted a second; in a notebook one output that replaces itself and is
+empty at the end; in a log (standard error is no terminal) one plain line every 30 seconds, so that short runs leave no
+trace. Under pytest there is nothing unless it is asked for.
 """
 
 import os
@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
+
+from onedraw import markup
 
 QUIET_SECONDS = 1.0
 """How long a run lasts before a terminal or a notebook shows anything."""
@@ -88,7 +90,7 @@ class Progress:
         self._told = -1.0
         self._bar: Any = None
         self._task: Any = None
-        self._width = 0
+        self._output: Any = None
 
     def update(self, done: int, note: str = "", simulations: int | None = None) -> None:
         """Say how far the run is; `simulations` where `done` counts something else."""
@@ -111,7 +113,7 @@ class Progress:
             quiet, between = (LOG_SECONDS,) * 2 if self._way == "log" else (QUIET_SECONDS, LINE_SECONDS)
             if now - max(self._told, self._began + quiet - between) >= between:
                 self._told = now
-                self._print(str(tick))
+                self._tell(tick)
 
     def _tick(self, done: int, note: str, simulations: int | None, now: float) -> Tick:
         assert self._first is not None
@@ -129,12 +131,21 @@ class Progress:
         self._told, self._last = now, None
         self.asked(tick)
 
-    def _print(self, line: str) -> None:
+    def _tell(self, tick: Tick) -> None:
         if self._way == "log":
-            print(line, file=sys.stderr, flush=True)
+            print(tick, file=sys.stderr, flush=True)
         else:
-            print("\r" + line.ljust(self._width), end="", file=sys.stderr, flush=True)
-            self._width = len(line)
+            self._show_output(str(tick), markup.progress(str(tick), tick.done, tick.total))
+
+    def _show_output(self, text: str, html: str) -> None:
+        """Show this in a notebook in place of what was shown before."""
+        from IPython.display import display
+
+        output = {"text/plain": text, "text/html": html}
+        if self._output is None:
+            self._output = display(output, raw=True, display_id=True)
+        else:
+            self._output.update(output, raw=True)
 
     def _show_bar(self, tick: Tick, now: float) -> None:
         if self._bar is None:
@@ -174,21 +185,20 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        if self._way == "line" and self._width:
-            self._print("")
-            print("\r", end="", file=sys.stderr, flush=True)
+        if self._output is not None:
+            self._show_output("", "")
         if self._last is not None and kind is None:
             self._call(self._last, time.perf_counter())
 
 
 def _way(show: Show) -> str:
-    """How to show a run: "none", "call", "bar", "line" or "log"."""
+    """How to show a run: "none", "call", "bar", "notebook" or "log"."""
     if callable(show):
         return "call"
     if show is False or (show is None and "PYTEST_CURRENT_TEST" in os.environ):
         return "none"
     if _in_notebook():
-        return "line"
+        return "notebook"
     return "bar" if sys.stderr is not None and sys.stderr.isatty() else "none" if sys.stderr is None else "log"
 
 

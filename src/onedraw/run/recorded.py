@@ -1,11 +1,15 @@
 """A run as its file holds it, read without its model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.failures import Failure, first_failures
+from onedraw.results.posterior import SimulatedData
 from onedraw.run.plan import Gathered, Outcome
 from onedraw.run.record import Record
 from onedraw.run.result import Result, nothing
@@ -76,4 +80,18 @@ def recorded_result(run: Recorded) -> Result:
     if record is None:
         return nothing(len(run.columns.names), "unfinished", settings={"distance": run.facts.get("distance")})
     arrays: Mapping[str, Array] = record.arrays
-    return Result.unpacked(record.scalars, arrays)
+    return replace(Result.unpacked(record.scalars, arrays), kept=recorded_simulations(run))
+
+
+def recorded_simulations(run: Recorded) -> SimulatedData | None:
+    """The simulations that the segments hold, in the order in which they were made; None if they hold none."""
+    pilot, made = ([record.arrays for record in run.segments(phase)] for phase in ("pilot", "run"))
+    if not all({"theta", "rows"} <= one.keys() and len(one["theta"]) == len(one["rows"]) for one in made):
+        return None
+    return joined([*pilot, *made]) if made else None
+
+
+def joined(found: Sequence[Mapping[str, Array]]) -> SimulatedData | None:
+    """Arrays theta and rows of several records as one."""
+    parts = [SimulatedData.of(one["theta"], one["rows"]) for one in found if len(one["theta"])]
+    return SimulatedData(*map(np.concatenate, zip(*parts, strict=True))) if parts else None

@@ -12,7 +12,7 @@ from onedraw.engines.arrays import Array
 from onedraw.failures import Failure
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
-from onedraw.results.posterior import Posterior, Status
+from onedraw.results.posterior import Posterior, SimulatedData, Status
 
 HIDDEN = ("seed", "parameters", "kernel", "eps", "block", "timeout", "engine", "keep", "layout", "coverage")
 """Arguments of a run that its settings do not repeat."""
@@ -62,6 +62,8 @@ class Result:
     model: Model | None = None
     """With its distance as the run has learnt it."""
     bank: Any = None
+    kept: SimulatedData | None = None
+    """All simulations, if they are kept as arrays."""
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """As the values and arrays of a record."""
@@ -147,6 +149,7 @@ def posterior(
         groups=result.groups,
         path=result.path,
         bank=result.bank,
+        kept=result.kept,
         effective=result.effective,
     )
 

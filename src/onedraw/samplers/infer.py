@@ -41,7 +41,7 @@ from onedraw.results.assessment import Assessment, assess, own_distance
 from onedraw.results.coverage import coverage_note, measure_coverage
 from onedraw.results.diagnostics import predictive_check
 from onedraw.results.learned_summary import Fitted
-from onedraw.results.posterior import Posterior
+from onedraw.results.posterior import Posterior, SimulatedData
 from onedraw.run.bank import DEFENSIVE, Bank
 from onedraw.run.blocks import Block, cut
 from onedraw.run.estimate import estimated
@@ -311,7 +311,7 @@ def fulfil(
     if reason:
         return bank, replicates, run.estimated(bank, assessment(), draws, reason)
     packed = yield Decision("estimate", lambda: run.estimated(bank, assessment(), draws, "budget").packed())
-    result = replace(Result.unpacked(*packed), model=model)
+    result = replace(Result.unpacked(*packed), model=model, kept=SimulatedData(*bank.good()))
     number = min(check_size(budget), budget - bank.cost.simulations, draws)
     # More draws of the same estimate need no other check.
     if budget > replicates.budget:

@@ -26,7 +26,7 @@ from onedraw.run.options import Options, RunOptions, check_pays, checked_ends, o
 from onedraw.run.pilot import pilot
 from onedraw.run.plan import Decision, Limits, Outcome, Plan
 from onedraw.run.prior_draws import PriorDraws, accepted, block_size
-from onedraw.run.recorded import Recorded
+from onedraw.run.recorded import Recorded, joined
 from onedraw.run.registry import sampler
 from onedraw.run.result import Result, nothing
 from onedraw.run.session import Run
@@ -102,7 +102,11 @@ def recorded_rejection(run: Recorded) -> Result:
     settings = {"distance": run.facts["distance"]} if ready is None else ready.scalars["settings"]
     if "theta" not in found.arrays:
         return nothing(len(run.columns.names), "unfinished", settings=settings)
-    return result_of(found, run.arguments, run.arguments["draws"], "unfinished", settings)
+    draws = run.arguments["draws"]
+    result = result_of(found, run.arguments, draws, "unfinished", settings)
+    # With keep="all" the file has every simulation beside the draws.
+    kept = joined([record.arrays for record in run.store.records("run.bank")])
+    return replace(result, bank=_bank(found, draws), kept=kept)
 
 
 @sampler(recorded_rejection)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
+from onedraw import markup
 from onedraw.arguments import MOST_AT_ONCE, optional_whole_number, true_or_false, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
@@ -41,7 +42,7 @@ from onedraw.results.certificate import (
     shared_confidence,
 )
 from onedraw.results.efficiency import TURNS, Function, chain_simulations
-from onedraw.results.monte_carlo_error import Interval, Variances, exactly, interval, variances
+from onedraw.results.monte_carlo_error import UNKNOWN, Interval, Variances, exactly, interval, variances
 from onedraw.results.plain import as_json
 from onedraw.results.posterior import Posterior, check_functions, function_values, points
 from onedraw.run.chains import BATCHED_CHAINS, PLAIN_CHAINS, check_proposal
@@ -230,6 +231,26 @@ class Advice:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdict, and the gains with their intervals as bars."""
+        first, *others = self.verdict.split("\n")
+        parts = [markup.heading(first), markup.lines(others)]
+        for answer in (self.simulations, self.seconds):
+            if answer is not None and answer.gains:
+                gains = [gain.least or UNKNOWN for gain in answer.gains]
+                rows = [
+                    [f"M = {gain.pseudo_samples}", f"{gain.cost.value:.3g}", f"{least.value:.3g}", f"{least.low:.3g}",
+                     f"{least.high:.3g}", "–" if math.isinf(gain.bound) else f"{gain.bound:.3g}"]
+                    for gain, least in zip(answer.gains, gains, strict=True)
+                ]  # fmt: skip
+                drawn = markup.bars([markup.Span(least.low, least.value, least.high) for least in gains])
+                head = ["", "cost of a step", "gain", "95 % low", "high", "bound"]
+                parts.append(markup.table([head, *rows], drawn, f"in {answer.currency}"))
+        others = [part.text for part in (self.against_rejection, self.layout) if part is not None]
+        others = [text for text in others if text not in self.verdict]
+        spent = f"spent {self.cost.simulations:,} of {self.budget:,} simulations, seed {self.seed}"
+        return markup.block(*parts, markup.lines([*others, spent]))
 
     def to_json(self) -> str:
         """The numbers as JSON text."""

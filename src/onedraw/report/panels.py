@@ -1,0 +1,209 @@
+"""Where figures are drawn and what their panels are called: what all functions of `od.plots` share."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.arguments import shown
+from onedraw.engines.arrays import Array
+from onedraw.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, styled
+from onedraw.results.posterior import Posterior
+
+LINES: tuple[tuple[str, Any], ...] = (
+    ("black", "-"), (BLUE, "-"), (ORANGE, (0, (4, 1))), (SKY, "-"), ("0.55", (0, (2, 1))), (GREEN, "-"),
+)  # fmt: skip
+"""Colours and line styles of several chains, runs or functions in one panel."""
+LONGEST_NAME = 24
+SCREEN = 90
+"""Dots per inch of a figure in a notebook."""
+TRUTH: dict[str, Any] = {"color": PURPLE, "linewidth": 1.3}
+"""How known values are marked."""
+
+One = Sequence[str] | str | None
+"""What `parameters=` may be."""
+Names = Mapping[str, str] | Sequence[str] | str | None
+"""What `names=` may be."""
+Truth = Mapping[str, Any] | Sequence[float] | float | None
+"""What `truth=` may be."""
+
+
+class Quantity(NamedTuple):
+    """Something that is drawn: a parameter, a summary, a function."""
+
+    key: str
+    label: str
+    math: bool = False
+    """Whether $...$ in the label is mathematics: in names that were given it is, in those of a model it is not."""
+    truth: float | None = None
+
+    def text(self, longest: int = LONGEST_NAME) -> str:
+        """The label for an axis."""
+        return self.label if self.math else short(self.label, longest)
+
+
+def quantities(known: Sequence[str], parameters: One, names: Names, truth: Truth, word: str) -> list[Quantity]:
+    """Those that are asked for by `parameters`, with the labels and known values given for them.
+
+    >>> quantities(["mu", "nu"], "mu", {"mu": "$\\\\mu$"}, {"mu": 2}, "parameters")
+    [Quantity(key='mu', label='$\\\\mu$', math=True, truth=2.0)]
+    """
+    keys = [parameters] if isinstance(parameters, str) else list(known if parameters is None else parameters)
+    if not keys or any(key not in known for key in keys):
+        raise ValueError(f"parameters must be among {', '.join(known)}, got {shown(parameters)}: they are {word}")
+    labels = _by_key("names", [names] if isinstance(names, str) else names, keys, known)
+    values = _by_key("truth", [truth] if isinstance(truth, int | float) else truth, keys, known)
+    return [Quantity(key, str(labels.get(key, key)), key in labels, _number(key, values.get(key))) for key in keys]
+
+
+def _by_key(argument: str, given: Any, keys: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
+    """A mapping, or one value for each key in their order, as a dict."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise ValueError(f"{argument} has {unknown[0]!r}, which is not among {', '.join(known)}")
+        return dict(given)
+    values = np.asarray(given, dtype=object).reshape(-1).tolist()
+    if len(values) != len(keys):
+        raise ValueError(
+            f"{argument} has {len(values)} values for {', '.join(keys)}: give one for each, or a dict by name"
+        )
+    return dict(zip(keys, values, strict=True))
+
+
+def _number(key: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"truth of {key} must be a number, got {shown(value)}") from error
+
+
+def of_posteriors(post: Posterior | Mapping[str, Posterior]) -> dict[str, Posterior]:
+    """Posteriors by label; the label of a single one is empty."""
+    several = dict(post) if isinstance(post, Mapping) else {"": post}
+    if not several or any(not hasattr(one, "settings") for one in several.values()):
+        raise ValueError(
+            f"a posterior, or a dict of posteriors by label, is drawn, as in {{'smc': post}}: got {shown(post)}"
+        )
+    return {str(label): one for label, one in several.items()}
+
+
+def parameters_of(
+    posts: Mapping[str, Posterior], parameters: One, names: Names = None, truth: Truth = None
+) -> list[Quantity]:
+    """The parameters that all posteriors have, or those asked for, with labels and known values."""
+    if any(math.prod(post.shape) == 0 for post in posts.values()):
+        raise ValueError("there are no draws to plot: nothing was accepted")
+    first, *others = posts.values()
+    known = [name for name in first.names if all(name in post.draws for post in others)]
+    if not known:
+        raise ValueError(f"{' and '.join(posts)} have no parameter in common")
+    return quantities(known, parameters, names, truth, "the parameters")
+
+
+class Panels(NamedTuple):
+    """Axes to draw in."""
+
+    figure: Any
+    places: list[Any]
+    own: bool
+    """Whether the figure was made here. In axes that were given, the legend is left to their owner."""
+
+    def legend(self, axes: Any = None, where: str = "outside upper left") -> None:
+        """The legend of one panel, above or below all of them."""
+        handles, labels = (axes or self.places[0]).get_legend_handles_labels()
+        if labels and self.own:
+            # In as few rows as the figure is wide enough for, of about the same length.
+            wide = sum(0.5 + 0.075 * len(label) for label in labels)
+            rows = math.ceil(wide / self.figure.get_figwidth())
+            self.figure.legend(handles, labels, loc=where, ncols=math.ceil(len(labels) / rows))
+
+
+def panels(ax: Any, count: int, columns: int, size: tuple[float, float], extra: float = 0.4) -> Panels:
+    """`count` panels: in a figure of their own, in the figure `ax`, or the axes that `ax` holds."""
+    rows = -(-count // columns)
+    if ax is not None and not hasattr(ax, "add_subplot"):
+        places = list(np.asarray(ax, dtype=object).reshape(-1))
+        if len(places) != count or not all(hasattr(one, "plot") and hasattr(one, "transAxes") for one in places):
+            some = "one matplotlib Axes" if count == 1 else f"{count} matplotlib Axes, one for each panel,"
+            raise ValueError(f"ax must be {some} or a Figure, got {len(places)}: {shown(ax)}")
+        for one in places:
+            one.spines[["top", "right"]].set_visible(False)
+        return Panels(places[0].figure, places, False)
+    figure = empty_figure(size[0] * columns, size[1] * rows + extra) if ax is None else ax
+    return Panels(figure, [figure.add_subplot(rows, columns, index + 1) for index in range(count)], ax is None)
+
+
+def empty_figure(width: float, height: float) -> Any:
+    """A figure that no list of pyplot's holds, and that a notebook shows all the same."""
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    figure._repr_png_ = partial(_png, figure)
+    return figure
+
+
+def _png(figure: Any) -> tuple[bytes, dict[str, int]]:
+    """A figure as an image for a notebook, sharp on fine screens, and its size there."""
+    image = io.BytesIO()
+    with in_style():
+        figure.savefig(image, format="png", dpi=2 * SCREEN)
+    wide, high = (round(SCREEN * float(side)) for side in figure.get_size_inches())
+    return image.getvalue(), {"width": wide, "height": high}
+
+
+def columns_for(count: int) -> int:
+    """The number of columns, two or three if there are so many panels, that leaves the fewest gaps.
+
+    >>> [columns_for(count) for count in range(1, 8)]
+    [1, 2, 3, 2, 3, 3, 2]
+    """
+    return min(range(min(2, count), min(3, count) + 1), key=lambda columns: (-count % columns, -columns))
+
+
+def in_style() -> Any:
+    """A context in which figures look like all others."""
+    try:
+        return styled({"axes.formatter.useoffset": False})
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'onedraw[report]'") from error
+
+
+def titled(axes: Any, one: Quantity) -> None:
+    """A panel's name above it."""
+    axes.set_title(one.text(), loc="left", parse_math=one.math)
+
+
+def labelled(axes: Any, across: Quantity | None = None, up: Quantity | None = None, longest: int = 14) -> None:
+    """Names on the axes."""
+    if across is not None:
+        axes.set_xlabel(across.text(longest), parse_math=across.math)
+    if up is not None:
+        axes.set_ylabel(up.text(longest), parse_math=up.math)
+
+
+def rows_labelled(axes: Any, places: Array, rows: Sequence[Quantity]) -> None:
+    """A name for each row of a panel."""
+    axes.set_yticks(places, [row.text() for row in rows])
+    for text, row in zip(axes.get_yticklabels(), rows, strict=True):
+        text.set_parse_math(row.math)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def short(name: str, longest: int = LONGEST_NAME) -> str:
+    """A name for an axis: one line, and not longer than a panel is wide."""
+    name = " ".join("".join(letter if letter.isprintable() else " " for letter in str(name)).split())
+    return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def plain_label(one: Quantity) -> str:
+    """A label for a legend, which always reads $...$ as mathematics."""
+    return one.text() if one.math else one.text().replace("$", r"\$")
