@@ -17,7 +17,7 @@ from onedraw.cli.study import study
 def main() -> None:
     """Likelihood-free Bayesian inference that spends every simulation well.
 
-    Start with `onedraw new model.py`, then `onedraw run model.py --budget 20000 --eps 1 --out run.db`.
+    Start with `onedraw new model.py`, then `onedraw run model.py --budget 1000`.
     """
 
 

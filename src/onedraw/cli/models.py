@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from onedraw.cli.wording import in_options
 from onedraw.results.plain import printable
 
 PREFIX = "onedraw_model_"
@@ -134,7 +135,8 @@ class Group(click.Group):
             if shown:
                 click.echo(printable(shown), err=True)
                 ctx.exit(1)
-            ours = ("WorkerError", "SimulationError")
-            if isinstance(error, ValueError | ImportError | OSError) or type(error).__name__ in ours:
+            if isinstance(error, ValueError):
+                raise click.ClickException(printable(in_options(without_ours(str(error))))) from error
+            if isinstance(error, ImportError | OSError) or type(error).__name__ in ("WorkerError", "SimulationError"):
                 raise click.ClickException(printable(without_ours(str(error)))) from error
             raise

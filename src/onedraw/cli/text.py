@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from onedraw.cli.models import without_ours
+from onedraw.cli.wording import in_options
 from onedraw.results.plain import as_json as as_json
 from onedraw.results.plain import printable, six_digits
 
@@ -17,7 +18,7 @@ def opened(file: str) -> Any:
     try:
         return od.load(file)
     except od.StoreError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(in_options(str(error))) from error
 
 
 def text(post: Any, failures: bool = False) -> str:
@@ -29,7 +30,7 @@ def text(post: Any, failures: bool = False) -> str:
         f"{value:,.1f} s" if name == "seconds" else f"{value:,} {name}" for name, value in post.cost._asdict().items()
     )
     lines = [
-        f"{post.settings['algorithm']}: {post.status.message}",
+        f"{post.settings['algorithm']}: {in_options(post.status.message)}",
         f"settings: {settings}, seed = {post.seed}",
         f"cost: {cost}",
     ]
@@ -38,7 +39,7 @@ def text(post: Any, failures: bool = False) -> str:
     if math.prod(post.shape):
         lines += ["", str(post.summary())]
     else:
-        lines += list(post.notes)
+        lines += map(in_options, post.notes)
     if failures:
         lines.append(f"\n{len(post.failures)} of {post.cost.failed:,} failures are kept")
         for number, one in enumerate(post.failures):
