@@ -317,6 +317,12 @@ def _check_simulator(simulate: Any, prior: Prior, observed: Any) -> None:
                 f"the command names {{{unknown[0]}}}, and the prior has {', '.join(prior.names)}: in braces may stand "
                 "a parameter, seed, input or output"
             )
+        left_out = [name for name in prior.names if not simulate.uses(name)]
+        if left_out and simulate.unused != "allow":
+            raise ValueError(
+                f"the command does not use the parameter {left_out[0]}: write {{{left_out[0]}}} among its arguments, "
+                "pass all parameters as a file with {input}, or say unused='allow'"
+            )
         return
     if not callable(function):
         raise ValueError(f"simulate must be a function simulate(rng, **parameters), got {simulate!r}")
