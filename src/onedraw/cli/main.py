@@ -4,6 +4,7 @@ import click
 
 from onedraw import __version__
 from onedraw.cli.advise import advise, verify
+from onedraw.cli.check import check
 from onedraw.cli.contrast import contrast
 from onedraw.cli.export import export, new, report
 from onedraw.cli.inspect import show, watch
@@ -21,5 +22,5 @@ def main() -> None:
     """
 
 
-for command in (new, run, resume, show, watch, report, export, advise, study, contrast, verify):
+for command in (new, check, run, resume, show, watch, report, export, advise, study, contrast, verify):
     main.add_command(command)

@@ -14,7 +14,7 @@ import click
 from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import named, split
 from onedraw.cli.replacing import make_way, replace_if_empty
-from onedraw.cli.text import as_json, described, opened, text
+from onedraw.cli.text import as_json, concerns, described, opened, takes, text
 from onedraw.cli.wording import in_options
 from onedraw.results.plain import printable
 
@@ -94,6 +94,7 @@ def run(
     """
     import onedraw as od
     from onedraw import runs
+    from onedraw.model.first_simulation import listening
     from onedraw.run.record import OtherRun
 
     value, module = named(model, od.Model)
@@ -119,7 +120,8 @@ def run(
     file = out or f"{split(model)[0].stem}.db"
     given["store"] = file
     make_way(file, overwrite)
-    with _plain_warnings(), _cluster(dask) as client:
+    heard = _first_told(given.get("budget"), json_wanted)
+    with _plain_warnings(), _cluster(dask) as client, listening(heard):
         if client is not None:
             given["executor"] = client
         try:
@@ -180,6 +182,17 @@ def resume(file: str, model: str, dask: str | None, json_wanted: bool, **options
     except od.StoreError as error:
         raise click.ClickException(in_options(str(error))) from error
     _finish(post, file, model, json_wanted)
+
+
+def _first_told(budget: int | None, json_wanted: bool) -> Callable[[Any], None]:
+    """What is said of the first simulation of a run."""
+
+    def tell(first: Any) -> None:
+        # Not click.echo: a bar that is being shown makes room for what is printed.
+        for line in [*concerns(first), *([] if json_wanted else [takes(first.seconds, budget)])]:
+            print(printable(line), file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _finish(post: Any, file: str, model: str, json_wanted: bool) -> None:
