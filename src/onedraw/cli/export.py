@@ -42,10 +42,10 @@ def simulate(rng, mu, sigma):
     return rng.normal(mu, sigma, size=observed.size)
 
 
-# 4. Summary statistics: a few numbers that capture what matters in a data set. Without a summary the data themselves
-#    are compared.
+# 4. Summary statistics: a few numbers, with names, that capture what matters in a data set. Without a summary the data
+#    themselves are compared.
 def summary(data):
-    return [data.mean(), data.std()]
+    return {"mean": data.mean(), "sd": data.std()}
 
 
 model = od.Model(prior, simulate, observed, summary=summary)
@@ -133,6 +133,10 @@ def write_datatree(post: Any, path: Path) -> None:
         ) from error
 
 
+COLUMNS = ("chain", "draw", "weight", "distance")
+"""Columns of a table that are no parameters."""
+
+
 def table(post: Any) -> str:
     """The draws as CSV text: chain, draw, parameters, weight and distance if there are any.
 
@@ -150,7 +154,7 @@ def table(post: Any) -> str:
         "draw": np.tile(np.arange(draws), chains).tolist(),
     }
     for name, values in post.draws.items():
-        columns[name if name not in columns else f"parameter {name}"] = values.reshape(-1).tolist()
+        columns[f"parameter {name}" if name in COLUMNS else name] = values.reshape(-1).tolist()
     if post.weights is not None:
         columns["weight"] = post.weights.reshape(-1).tolist()
     if post.distances is not None:

@@ -41,7 +41,17 @@ class Layout(NamedTuple):
 
     def labels(self, word: str = "") -> list[str]:
         """A name for each column of the flat row, for error messages."""
-        names = [word] if self.keys is None else [f"{word}[{key!r}]" for key in self.keys]
+        return self._labels([word] if self.keys is None else [f"{word}[{key!r}]" for key in self.keys])
+
+    def titles(self, word: str) -> list[str]:
+        """A name for each column of the flat row, for tables and plots: the user's own if there are keys.
+
+        >>> Layout.of({"mean": 1.0, "bins": np.zeros(2)}).titles("summary")
+        ['mean', 'bins[0]', 'bins[1]']
+        """
+        return self._labels([word] if self.keys is None else [str(key) for key in self.keys])
+
+    def _labels(self, names: list[str]) -> list[str]:
         return [
             name + "".join(f"[{i}]" for i in index)
             for name, shape in zip(names, self.shapes, strict=True)
