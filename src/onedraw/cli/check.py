@@ -25,7 +25,7 @@ ENOUGH = 50
     type=click.FloatRange(min=0, min_open=True),
     default=SECONDS,
     show_default=True,
-    help="At most this.",
+    help="Stop after this time.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds that one simulation may take.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=1, show_default=True)
@@ -51,7 +51,8 @@ def described(model: Any, look: Any, budget: int) -> str:
     """A first look in lines."""
     first, cost = look.first, look.cost
     at = ", ".join(f"{name} = {number:.4g}" for name, number in first.theta.items())
-    lines = [f"{model!r}", f"First simulation, at {at}: {first.failed or _fine(model)}", *concerns(first)]
+    found = f"failed, {first.failed}" if first.failed else _fine(model)
+    lines = [f"{model!r}", f"First simulation, at {at}: {found}", *concerns(first._replace(failed=""))]
     if first.same:
         source = "" if first.used_rng else "; it draws nothing from rng"
         lines.append(f"The same random stream gives the same data{source}.")

@@ -14,6 +14,7 @@ from onedraw.results.plain import printable
 
 PREFIX = "onedraw_model_"
 """Of the module names of model files, so that they hide no other module."""
+FIRST_TRACEBACK = "The first failure's traceback:"
 OURS = str(Path(__file__).parent.parent)
 
 
@@ -115,6 +116,9 @@ def without_ours(text: str) -> str:
             ours = False
         if not ours:
             kept.append(line)
+    if FIRST_TRACEBACK in kept and not any(line.startswith('  File "') for line in kept):
+        # None of the lines was the user's: what was raised is in the message already.
+        del kept[kept.index(FIRST_TRACEBACK) :]
     return "\n".join(kept).rstrip()
 
 

@@ -9,7 +9,7 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.placement import placed
-from onedraw.failures import Failure
+from onedraw.failures import Failure, refuse_if_all_failed
 from onedraw.model.first_simulation import FirstSimulation, listening
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
@@ -61,6 +61,7 @@ def first_look(model: Model, simulations: int, seed: int, timeout: float | None,
     ready = placed(AbcAverage(model.limited(timeout), uniform(1.0)), None).model
     with opened_pool(None, None), guarded(terminate=False), listening(heard.append, repeat=simulations):
         outcome = drive(_simulated(ready, simulations, seed), deadline)
+    refuse_if_all_failed(outcome.cost.simulations, outcome.cost.failed, outcome.failures, last=True)
     rows = outcome.arrays["rows"]
     rows = rows[np.isfinite(rows).all(axis=1)]
     first, made = heard[0], outcome.cost.simulations + outcome.cost.surplus
