@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -451,3 +452,20 @@ def test_a_persistent_program_is_fifty_times_as_fast(language, tmp_path):
             start.append(seconds(1))
             each += [seconds(50), seconds(50)]
     assert min(start) >= 50 * min(each), (start, each)
+
+
+def test_what_a_dataclass_of_the_user_leaves_out_of_comparisons_still_counts():
+    """Only a command's folder is no part of what it is."""
+
+    @dataclass(frozen=True)
+    class Simulator:
+        data: object = field(compare=False)
+
+        def __call__(self, rng, mu):
+            return mu
+
+    assert fingerprint(Simulator(np.zeros(3))) != fingerprint(Simulator(np.ones(3)))
+    made = od.command(["a", "{mu}"])
+    assert (
+        fingerprint(made) == fingerprint(replace(made, beside="/elsewhere")) != fingerprint(replace(made, folder="b"))
+    )

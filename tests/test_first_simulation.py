@@ -275,7 +275,9 @@ def test_run_says_how_long_it_will_take(folder):
 def test_check_of_a_program_that_never_starts(folder):
     """Also if its time is over before a hundred simulations have failed; no traceback without a line of the user's."""
     write(folder, "None")
-    text = (folder / "mine.py").read_text().replace("simulate, np", "od.command(['sh', '-c', 'echo bad >&2; exit 3']), np")
+    text = (
+        (folder / "mine.py").read_text().replace("simulate, np", "od.command(['sh', '-c', 'echo bad >&2; exit 3']), np")
+    )
     (folder / "mine.py").write_text(text.replace("exit 3']", "exit 3'], persistent=True"))
     for more in (["--max-seconds", 0.2], ["--simulations", 20]):
         found = onedraw("check", "mine.py", *more)

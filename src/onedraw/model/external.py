@@ -108,7 +108,7 @@ class Command:
     timeout: float | None
     unused: str = "error"
     persistent: bool = False
-    beside: str | None = field(default=None, compare=False, repr=False)
+    beside: str | None = field(default=None, compare=False, repr=False, metadata={"fingerprint": False})
     """The folder of the file that made it; it may be another one when a run is resumed elsewhere."""
 
     def __call__(self, rng: np.random.Generator, **parameters: Any) -> Any:
