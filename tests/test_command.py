@@ -469,3 +469,10 @@ def test_what_a_dataclass_of_the_user_leaves_out_of_comparisons_still_counts():
     assert (
         fingerprint(made) == fingerprint(replace(made, beside="/elsewhere")) != fingerprint(replace(made, folder="b"))
     )
+
+
+def test_a_slow_simulation_is_too_slow_in_a_new_process_as_well():
+    """Otherwise which simulations fail would depend on which of them a worker began with."""
+    simulate = loop("time.sleep(1.2)", timeout=0.6)
+    with family_of_run(), pytest.raises(TimedOut, match=r"gave no answer in timeout = 0\.6 s"):
+        simulate(rng(), mu=0.0)
