@@ -234,7 +234,7 @@ def test_check_says_what_it_finds(folder):
     assert "3 finite numbers, in the form of the data\nThe same random stream gives the same data.\n" in found.output
     assert re.search(r"One simulation takes [\d.]+ .?s: 10,000 take about [\d.]+ m?s on one core\.", found.output)
     assert re.search(
-        r"observed\[2\] +9 .* 100 %\nNo simulation of 200 reaches the observed observed\[2\]\.", found.output
+        r"observed\[2\] +9 .* 100 %\nThe data lie beyond all 200 simulations in observed\[2\]\.", found.output
     )
     assert not list(folder.glob("*.db"))
     look = json.loads(onedraw("check", "mine.py", "--json", "--simulations", 60).output)
@@ -245,7 +245,7 @@ def test_check_says_what_it_finds(folder):
     ("body", "code", "words"),
     [
         ("rng.normal(mu, 1, 2)", 1, "its output has shape (2,), but the observed data give (3,)"),
-        ("rng.normal(mu, np.random.rand(), 3)", 0, "the same random stream gave other data"),
+        ("rng.normal(mu, np.random.rand(), 3)", 0, "the same random stream gave different data"),
         ("rng.normal(mu, 1, 3) if mu < 0 else 1 / 0", 0, "failed\nThe first failed at {'mu': "),
         ("1 / 0", 1, "all of the first"),
         ("np.arange(3.0)", 0, "gives the same data; it draws nothing from rng."),
@@ -269,7 +269,7 @@ def test_run_says_how_long_it_will_take(folder):
     assert quiet.stderr == "" and json.loads(quiet.stdout)["cost"]["surplus"] == 1
     write(folder, "rng.normal(mu, 1, 3) + np.random.rand()")
     warned = onedraw("run", "mine.py", "--budget", "200", "--eps", 9, "--out", "c.db")
-    assert warned.stderr.startswith("warning: the same random stream gave other data.")
+    assert warned.stderr.startswith("warning: the same random stream gave different data.")
 
 
 def test_check_of_a_program_that_never_starts(folder):

@@ -18,7 +18,13 @@ ENOUGH = 50
 
 @click.command(short_help="Try a model: one simulation, and the prior predictive beside the data.")
 @click.argument("model", metavar="MODELFILE[:NAME]")
-@click.option("--budget", type=WholeNumber(), default=1000, show_default=True, help="Say how long this many will take.")
+@click.option(
+    "--budget",
+    type=WholeNumber(),
+    default=1000,
+    show_default=True,
+    help="Estimate how long this many simulations take.",
+)
 @click.option("--simulations", type=WholeNumber(), default=200, show_default=True, help="Simulations from the prior.")
 @click.option(
     "--max-seconds",
@@ -90,10 +96,10 @@ def _table(beside: Any, made: int) -> list[str]:
         return [*lines, f"{made} simulations are too few to judge by: give a larger --max-seconds or --simulations."]
     outside = [one for one in beside if one.outside]
     if not outside:
-        return [*lines, "Every observed number lies between simulated ones."]
+        return [*lines, "Every observed number lies within the range of the simulations."]
     names = ", ".join(one.label for one in outside[:5]) + (", ..." if len(outside) > 5 else "")
     return [
         *lines,
-        f"No simulation of {made:,} reaches the observed {names}. If the prior is meant to be wide, the model may be "
-        "unable to produce such data: look at the prior, the simulator and the units of the data.",
+        f"The data lie beyond all {made:,} simulations in {names}. Either the prior is too narrow or the model cannot "
+        "produce such data: look at the prior, the simulator and the units of the data.",
     ]

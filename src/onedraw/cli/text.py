@@ -49,8 +49,8 @@ def concerns(first: Any) -> list[str]:
         found.append(f"warning: the first simulation failed at {first.theta}: {first.failed}")
     if first.same is False:
         found.append(
-            "warning: the same random stream gave other data. The simulator draws from another source than rng, so a "
-            "run cannot be repeated or resumed with the same result: take every random number from rng"
+            "warning: the same random stream gave different data. The simulator takes random numbers from a source "
+            "other than rng, so a run cannot be repeated or resumed with the same result: take every random number from rng"
         )
     return found
 
