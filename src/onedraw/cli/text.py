@@ -50,7 +50,7 @@ def concerns(first: Any) -> list[str]:
     if first.same is False:
         found.append(
             "warning: the same random stream gave different data. The simulator takes random numbers from a source "
-            "other than rng, so a run cannot be repeated or resumed with the same result: take every random number from rng"
+            "other than rng, so a run cannot be repeated or resumed with the same result: draw every number from rng"
         )
     return found
 
