@@ -8,7 +8,6 @@ import inspect
 import keyword
 import math
 import operator
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -147,8 +146,7 @@ class Prior:
                     f"{name!r} cannot be a parameter's name: names must be Python names other than 'rng' and "
                     "'self', since simulators receive parameters by name"
                 )
-        # As Python reads the names of a simulator's arguments.
-        names = tuple(unicodedata.normalize("NFKC", name) for name in names)
+        names = tuple(map(_as_python_reads, names))
         if len(set(names)) < len(names):
             raise ValueError(f"parameter names must differ, got {list(names)}")
         if where is not None and not callable(where):
@@ -303,6 +301,19 @@ def _arguments(where: Callable[..., Any] | None, names: tuple[str, ...]) -> tupl
             "of them by name"
         )
     return tuple(name for name in names if name in {one.name for one in given})
+
+
+def _as_python_reads(name: str) -> str:
+    """A name as Python has it in code: the micro sign is the Greek letter, for one.
+
+    >>> _as_python_reads("\u00b5") == "\u03bc"
+    True
+    """
+    if name.isascii():
+        return name
+    import unicodedata
+
+    return unicodedata.normalize("NFKC", name)
 
 
 def named_columns(names: Sequence[str], whole: Sequence[bool], theta: Array) -> dict[str, Array]:
