@@ -392,7 +392,10 @@ def test_a_shape_that_varies_with_theta_is_a_counted_rejection_naming_theta():
 @pytest.mark.parametrize(
     ("simulator", "message"),
     [
-        (simulate_wrong, r"the first simulation failed at .*'mu': .*its output has shape \(7,\), but .* give \(20,\)"),
+        (
+            simulate_wrong,
+            r"the first simulations failed: at .*'mu': .*the output has shape \(7,\), but .* give \(20,\)",
+        ),
         (lambda rng, mu, sigma: 1 / 0, r"all of the first 112 simulations failed.*'mu': .*division by zero"),
         (lambda rng, mu, sigma: {"x": 1.0}, "not an array of numbers"),
         (lambda rng, mu, sigma: None, "failed"),

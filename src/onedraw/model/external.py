@@ -314,7 +314,8 @@ class Program:
                 "belong to other questions: write one line to standard output for each line that is read, and "
                 "everything else to standard error"
             )
-        del self._err.kept[:]
+        if not self.fresh:
+            del self._err.kept[:]
         # If it is dead, the listener says so.
         with suppress(OSError, ValueError):
             self.process.stdin.write(request)

@@ -1,9 +1,9 @@
 """The first simulation of a run, which is looked at before the others are made.
 
-It is one of the run's own simulations, so it costs nothing and changes no number. Data in another form than those
-observed, or code that cannot run anywhere, end the run here: a hundred more simulations would say the same. Whoever
-asks (`listening`) is told how long it took, and whether the same random stream gives the same data, for which a quick
-simulation is made a second time.
+It is one of the run's own simulations, so it costs nothing and changes no number. Code that cannot run anywhere ends
+the run here, and so do data in another form than those observed, if those at a second parameter value are, too: a
+hundred more simulations would say the same. Whoever asks (`listening`) is told how long it took, and whether the same
+random stream gives the same data, for which a quick simulation is made a second time.
 """
 
 import threading
@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from onedraw.failures import SimulationError, told
 from onedraw.model.layout import WrongForm
 
-HOPELESS = (WrongForm, NameError, ImportError)
+HOPELESS = (NameError, ImportError)
 """What a simulator raises at all parameters alike."""
+LOOKS = 2
+"""Simulations, at different parameters if there are several, of which the form is looked at."""
 QUICK = 10.0
 """Seconds that a simulation may take to be made a second time."""
 _of_thread = threading.local()
@@ -82,12 +84,19 @@ def listener() -> Listener | None:
     return found
 
 
-def refuse(error: BaseException, theta: dict[str, float | int], word: str) -> None:
-    """A SimulationError if the first simulation has failed as every other would."""
+def left_to_look_at(left: int, error: BaseException | None, theta: dict[str, float | int], word: str) -> int:
+    """How many simulations are still looked at, after one that has raised `error` or nothing.
+
+    A SimulationError if it has failed as every other would. If the form of the data is wrong, the next one decides: it
+    may be wrong at some parameters alone.
+    """
     if isinstance(error, WrongForm):
-        raise SimulationError(
-            f"the first simulation failed at {theta}: its {word} {error}. Return data in the form of the observed "
-            "ones, filled with NaN if they cannot be simulated"
-        ) from error
+        if left == 1:
+            raise SimulationError(
+                f"the first simulations failed: at {theta} the {word} {error}. Return data in the form of the "
+                "observed ones, filled with NaN if they cannot be simulated"
+            ) from error
+        return left - 1
     if isinstance(error, HOPELESS):
         raise SimulationError(f"the first simulation failed at {theta}: {told(error)}") from error
+    return 0

@@ -21,7 +21,7 @@ from onedraw.engines.clock import look
 from onedraw.engines.numba import NOT_FINITE, Compiled, LoopReport, draw_rows, drawn_layout
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.failures import FAULTS, Failure, SimulationError, told
-from onedraw.model.first_simulation import QUICK, FirstSimulation, is_first, listener, refuse
+from onedraw.model.first_simulation import LOOKS, QUICK, FirstSimulation, is_first, left_to_look_at, listener
 from onedraw.model.layout import Layout
 from onedraw.model.prior import Prior
 
@@ -280,10 +280,12 @@ def _plain_rows(
     # Results wait in a list: after a slow simulation, storing a single one in an array costs ten times its usual price.
     drawn: list[Any] = []
     began, surplus = time.perf_counter(), 0
+    looks = min(LOOKS, shape[0] * shape[1]) if first_of_run else 0
     for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         parameters = dict(zip(names, values, strict=True))
         for m in range(shape[1]):
             look()
+            fault: BaseException | None = None
             try:
                 value = simulate(single(place, first + m), **parameters)
                 if not used:
@@ -296,11 +298,11 @@ def _plain_rows(
                     value = flatten(value)[0]
                 drawn.append(value)
             except FAULTS as error:
-                if first_of_run:
-                    refuse(error, recipe.prior.named(theta[row]), recipe.compared())
                 drawn.append(missing)
                 _note_failure(recipe, rng, theta[row], place, first + m, error, failures, on_error)
-                used = True
+                used, fault = True, error
+            if looks and (m == 0 or shape[0] == 1):
+                looks = left_to_look_at(looks, fault, recipe.prior.named(theta[row]), recipe.compared())
             if first_of_run:
                 first_of_run, seconds = False, time.perf_counter() - began
                 one = np.array(drawn, dtype=float).reshape(1, 1, -1)
@@ -320,7 +322,7 @@ def _staged_rows(
     first_of_run: bool,
 ) -> tuple[Array, int]:
     """Rows (n, M, s), and a surplus."""
-    rows, surplus = np.empty(shape), 0
+    rows, surplus, looks = np.empty(shape), 0, min(LOOKS, shape[0]) if first_of_run else 0
     began = time.perf_counter()
     names, both_stages = recipe.prior.names, kept_apart(recipe.simulator.both)
     for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
@@ -330,9 +332,10 @@ def _staged_rows(
         except FAULTS as error:
             rows[row], fault = np.nan, Fault(0, error)
         if fault is not None:
-            if first_of_run:
-                refuse(fault.error, recipe.prior.named(theta[row]), recipe.compared())
             _note_failure(recipe, rng, theta[row], place, first + fault.row, fault.error, failures, on_error)
+        if looks:
+            raised = None if fault is None else fault.error
+            looks = left_to_look_at(looks, raised, recipe.prior.named(theta[row]), recipe.compared())
         if first_of_run:
             first_of_run, seconds = False, time.perf_counter() - began
             surplus = _tell_of_first(recipe, rng, theta[:1], np.array([place]), rows[:1], seconds, True, failures)

@@ -26,7 +26,6 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
-from onedraw.model.first_simulation import LooksAtFirst
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.model.simulator import Staged
@@ -45,7 +44,6 @@ from onedraw.results.efficiency import TURNS, Function, chain_simulations
 from onedraw.results.monte_carlo_error import Interval, Variances, exactly, interval, variances
 from onedraw.results.plain import as_json
 from onedraw.results.posterior import Posterior, check_functions, function_values, points
-from onedraw.run.blocks import Block
 from onedraw.run.chains import BATCHED_CHAINS, PLAIN_CHAINS, check_proposal
 from onedraw.run.options import Options, RunOptions, on_engine
 from onedraw.run.specification import specify
@@ -459,7 +457,7 @@ def _refuse_deterministic(asked: Question, runs: Runs) -> None:
     """Test whether a simulator uses its generator: pseudo-samples that are all equal say nothing about M."""
     theta = asked.model.prior.sample(np.random.default_rng(runs.seed_of(0)), 1)
     rng = Rng(runs.seed_of(0), Phase.SEARCH)
-    found = LooksAtFirst(lambda _: asked.model.simulate_rows(rng, theta))(Block(0, 1))
+    found = asked.model.simulate_rows(rng, theta)
     runs.pay(Cost(simulations=1, setups=int(asked.staged)))
     # A failure at one theta is no answer; if all fail, the next part says so.
     if found.ignored_rng or (asked.staged and not found.cost.failed and not rng.used()):

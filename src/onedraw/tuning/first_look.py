@@ -73,7 +73,8 @@ def first_look(model: Model, simulations: int, seed: int, timeout: float | None,
 
 
 def _simulated(model: Model, simulations: int, seed: int) -> Plan[Outcome]:
-    size = 1 if model.block is None else model.block
+    # Two, so that the form of the data is looked at twice; few, so that they end in time.
+    size = 2 if model.block is None else model.block
     try:
         outcome: Outcome = yield Round(
             FromPrior(model, seed, "reject"), lambda gathered: cut(simulations, size, gathered.done), phase="pilot"
