@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import resource
 import signal
 import sqlite3
@@ -11,12 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import onedraw as od
 from onedraw.cli import models
+from onedraw.cli.counts import WholeNumber
 from onedraw.cli.main import main
 from onedraw.run.recorded import recorded_result
 from onedraw.run.registry import Entry
@@ -470,3 +473,132 @@ def test_engines(folder):
     for engine, words in (("jax", "od.jax_simulator"), ("numba", "od.compiled")):
         refused = onedraw("run", "problem.py", "--budget", 100, "--engine", engine)
         assert refused.exit_code == 1 and words in refused.output, refused.output
+
+
+# The first command, mistakes, and the second try
+
+
+def test_one_first_command_everywhere(folder):
+    """README, the tutorial, `--help`, `new` and its template begin with `onedraw run FILE --budget N`, and no more."""
+    made = onedraw("new", "model.py").output
+    readme, tutorial = ((ROOT / name).read_text() for name in ("README.md", "docs/tutorial.md"))
+    for text in (readme, tutorial, (ROOT / "docs/cli.md").read_text(), made, Path("model.py").read_text()):
+        first = re.search(r"onedraw run [^`#\n]*", text)[0].strip()
+        assert re.fullmatch(r"onedraw run \w+\.py --budget \d+( --seed \d)?", first), first
+    assert re.search(r"onedraw run model\.py --budget\s+1000", onedraw("--help").output)
+
+
+@pytest.mark.parametrize(
+    ("written", "number"), [("2000", 2000), ("2,000", 2000), ("2_000", 2000), ("2e3", 2000), ("2.0E+3", 2000)]
+)
+def test_counts_as_people_write_them(folder, written, number):
+    found = told("run", "problem.py", "--budget", written, "--eps", 1, "--json")
+    assert found["cost"]["simulations"] == number
+
+
+def options_that_count():
+    """Every option of a command that takes a number and no seed."""
+    for name, command in main.commands.items():
+        for option in command.params:
+            if isinstance(option.type, click.types.IntParamType | WholeNumber) and option.name != "seed":
+                yield name, option
+
+
+def test_every_count_of_the_command_line_is_understood():
+    found = list(options_that_count())
+    assert len(found) > 15
+    for name, option in found:
+        assert option.type.convert("1e2", option, None) == 100, (name, option.name)
+
+
+@pytest.mark.parametrize("written", ["many", "1,5", "1.5", "0", "-3", "1e-3", "1e999", ""])
+def test_counts_that_are_none(folder, written):
+    result = onedraw("run", "problem.py", f"--budget={written}")
+    assert result.exit_code == 2 and "write it as 10000, 10,000 or 1e4" in result.output, result.output
+
+
+@pytest.mark.parametrize("algorithm", ["rejection", "pseudo_marginal", "wilkinson"])
+def test_a_run_without_draws_says_why_and_what_to_change(folder, algorithm):
+    result = onedraw("run", "problem.py", "--budget", 300, "--eps", 1e-9, "--algorithm", algorithm)
+    assert result.exit_code == 3, result.output
+    assert "No draws. None of 300 simulations came within the tolerance, eps = 1e-09" in result.stderr
+    assert "Leave out --eps" in result.stderr and "onedraw report" not in result.stderr
+    again = onedraw("run", "problem.py", "--budget", 300, "--eps", 1e-9, "--algorithm", algorithm, "--json")
+    assert again.exit_code == 3 and json.loads(again.stdout)["status"]["complete"] and "No draws" in again.stderr
+    assert onedraw("resume", "problem.db", "problem.py", "--budget", 400).exit_code == 3
+
+
+def test_a_file_without_draws_is_replaced(folder):
+    onedraw("run", "problem.py", "--budget", 300, "--eps", 1e-9)
+    result = onedraw("run", "problem.py", "--budget", 300, "--eps", 1)
+    assert result.exit_code == 0 and "problem.db held a run without draws: it is replaced" in result.stderr
+    assert od.load("problem.db").settings["eps"] == 1
+
+
+def test_simulations_that_were_kept_are_of_use(folder):
+    onedraw("run", "problem.py", "--budget", 300, "--eps", 1e-9, "--keep", "all")
+    result = onedraw("run", "problem.py", "--budget", 300, "--eps", 1)
+    assert result.exit_code == 1 and "--overwrite" in result.output
+    assert od.reuse("problem.db", kernel=od.uniform(1.0)).shape[1] > 0
+
+
+@pytest.mark.parametrize("command", [["--budget", 200, "--eps", 1], ["--budget", 200]])
+def test_a_file_of_failures_is_replaced_when_the_model_is_mended(folder, command):
+    """Also if the same files fail and then do not: a program or a data file was mended."""
+    (folder / "model.py").write_text(MODEL.replace("spread())", "__import__('os').stat('rate.txt').st_size)"))
+    failed = onedraw("run", "model.py", *command)
+    assert failed.exit_code == 1 and "FileNotFoundError" in failed.output
+    (folder / "rate.txt").write_text("1")
+    mended = onedraw("run", "model.py", *command)
+    assert mended.exit_code == 0 and "All simulations in model.db had failed: it is replaced." in mended.stderr
+    assert od.load("model.db").cost.failed == 0
+
+
+def test_a_run_is_replaced_only_if_asked(folder):
+    onedraw("run", "problem.py", "--budget", 300, "--eps", 1)
+    before = Path("problem.db").read_bytes()
+    (folder / "problem.py").write_text(MODEL.replace("norm(0, 1)", "norm(0, 2)"))
+    for more in ([], ["--draws", 5]):
+        kept = onedraw("run", "problem.py", "--budget", 300, "--eps", 1, *more)
+        assert kept.exit_code == 1 and "Give --out another name, or --overwrite to replace the run" in kept.output
+        assert "store=" not in kept.output and "od.resume" not in kept.output
+        assert Path("problem.db").read_bytes() == before
+    assert onedraw("run", "problem.py", "--budget", 300, "--eps", 1, "--overwrite").exit_code == 0
+    assert Path("problem.db").read_bytes() != before
+
+
+def test_only_runs_are_overwritten(folder):
+    before = (folder / "beside.py").read_bytes()
+    result = onedraw("run", "problem.py", "--budget", 300, "--eps", 1, "--overwrite", "--out", "beside.py")
+    assert result.exit_code == 1 and "beside.py is not a run of onedraw" in result.output
+    assert (folder / "beside.py").read_bytes() == before
+    with sqlite3.connect("other.db") as file:
+        file.execute("CREATE TABLE mine (x)")
+    file.close()
+    result = onedraw("run", "problem.py", "--budget", 300, "--eps", 1, "--overwrite", "--out", "other.db")
+    assert result.exit_code == 1 and "other.db is not a run of onedraw" in result.output
+
+
+def test_a_run_that_is_being_written_is_not_overwritten(folder):
+    child = process("run", "slow.py", "--draws", 10_000, "--eps", 0.3, "--segment", 0.1, "--out", "run.db")
+    wait_for(lambda: saved("run.db"))
+    result = onedraw("run", "problem.py", "--budget", 300, "--eps", 1, "--overwrite", "--out", "run.db")
+    child.kill()
+    child.communicate(timeout=30)
+    assert result.exit_code == 1 and f"run.db is being written by process {child.pid} " in result.output
+    assert onedraw("run", "problem.py", "--budget", 300, "--eps", 1, "--overwrite", "--out", "run.db").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "problem.py", "--budget", 5, "--pseudo-samples", 9, "--eps", 1], "--budget 5 does not pay for one"),
+        (["run", "problem.py", "--budget", 50, "--engine", "numba"], "leave --engine out"),
+        (["run", "problem.py", "--algorithm", "smc"], "give --budget: it must end the run"),
+        (["run", "problem.py", "--budget", 50, "--eps", 1, "--timeout", 1e300], "--timeout must be at most"),
+    ],
+)
+def test_messages_name_options(folder, arguments, words):
+    result = onedraw(*arguments)
+    assert result.exit_code in (1, 2) and words in result.output, result.output
+    assert not re.search(r"\b(store|budget|engine|timeout|pseudo_samples)(=| = )", result.output), result.output

@@ -2,9 +2,15 @@
 
 import json
 import os
+import re
+import shutil
 import stat
+import subprocess
 import sys
+import threading
 import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -12,9 +18,11 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.engines.children import TimedOut
+from onedraw.cli.models import named
+from onedraw.engines.children import TimedOut, family_of_run
 from onedraw.model import external
 from onedraw.model.external import CommandFailed
+from onedraw.run.fingerprint import fingerprint
 
 PROGRAM = """
 import json, os, random, sys, time
@@ -194,3 +202,277 @@ def test_output_without_end_is_a_failure(monkeypatch):
     with pytest.raises(CommandFailed, match=r"status 3: 7*the end$"):
         python("import sys; sys.stderr.write('7' * 2**22 + 'the end'); sys.exit(3)")(rng())
     assert python("import sys; sys.stderr.write('7' * 2**22); print(1.5)")(rng()) == 1.5
+
+
+# What a failed program has said, and what it is given
+
+
+def test_failures_keep_what_was_said_on_standard_output():
+    """Many programs write their errors there."""
+    with pytest.raises(CommandFailed, match=r"ended with status 3: on standard output: no such rate$"):
+        python("import sys; print('no such rate'); sys.exit(3)")(rng())
+    with pytest.raises(CommandFailed, match=r"ended with status 3: worse; on standard output: bad$"):
+        python("import sys; print('bad'); print('worse', file=sys.stderr); sys.exit(3)")(rng())
+    with pytest.raises(CommandFailed, match=r"cannot be read as json .*'hello.*; on standard error: a reason$"):
+        python("import sys; print('hello'); print('a reason', file=sys.stderr)")(rng())
+    with pytest.raises(CommandFailed, match=r"wrote no file at \{output\}: on standard output: instead$"):
+        python("print('instead')", "{output}")(rng())
+    with pytest.raises(TimedOut, match=r"timeout = 0\.7 s, and killed: on standard output: at step 3$"):
+        python("import time; print('at step 3', flush=True); time.sleep(60)", timeout=0.7)(rng())
+
+
+def test_a_parameter_that_the_program_does_not_get_is_an_error():
+    prior = od.Prior(mu=stats.norm(), sigma=stats.uniform(0, 1))
+    with pytest.raises(ValueError, match=r"does not use the parameter sigma: write \{sigma\} among its arguments"):
+        od.Model(prior, od.command(["a", "{mu}", "{seed}"]), 1.0)
+    for made in (
+        od.command(["a", "{mu}"], unused="allow"),
+        od.command(["a", "{input}"]),
+        od.command(["a", "{mu}"], environment={"SIGMA": "{sigma}"}),
+        od.command(["a"], persistent=True),
+    ):
+        od.Model(prior, made, 1.0)
+
+
+@pytest.mark.parametrize("folder", ["", "inner"])
+def test_paths_are_relative_to_the_model_file(tmp_path, monkeypatch, folder):
+    place = tmp_path / "models" / folder
+    place.mkdir(parents=True)
+    (place / "shift.txt").write_text("10")
+    path = place / "beside"
+    path.write_text(f"#!{sys.executable}\nimport sys; print(float(sys.argv[1]) + float(open('shift.txt').read()))\n")
+    path.chmod(0o755)
+    given = f'], folder="{folder}"' if folder else "]"
+    text = f"""
+import onedraw as od
+from scipy import stats
+model = od.Model(od.Prior(mu=stats.norm()), od.command(["./beside", "{{mu}}"{given}), 1.0)
+"""
+    (tmp_path / "models" / "model.py").write_text(text)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    model, _ = named("../models/model.py")
+    assert model.simulate(rng(), mu=1.5) == 11.5
+    post = od.rejection(model, od.uniform(50.0), budget=4, seed=1, workers=2)
+    assert post.shape == (1, 4)
+    # The folder is no part of what the model is: a run goes on where its model file has been moved.
+    moved = tmp_path / "moved"
+    (tmp_path / "models").rename(moved)
+    again, _ = named("../moved/model.py")
+    assert fingerprint(again.simulate) == fingerprint(model.simulate)
+
+
+def test_a_program_beside_the_model_needs_its_path(tmp_path, monkeypatch):
+    (tmp_path / "simulator").write_text("")
+    simulate = od.command(["simulator"], folder=tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"for the program beside the model, write \./simulator"):
+        simulate(rng())
+
+
+# Programs that are started once
+
+LOOP = """
+import json, os, random, sys, time
+for line in sys.stdin:
+    given = json.loads(line)
+    draw = random.Random(given["seed"])
+    mu = given["mu"]
+    BODY
+    print(json.dumps([draw.gauss(mu, 1) for _ in range(5)]), flush=True)
+"""
+
+
+def loop(body="pass", **more):
+    return python(LOOP.replace("BODY", body), persistent=True, **more)
+
+
+def processes(word):
+    return [one for one in psutil.process_iter(["cmdline"]) if word in " ".join(one.info["cmdline"] or [])]
+
+
+def test_a_persistent_program_gives_a_posterior():
+    """The same bytes in one process, in two, and with time limits; one process for each worker, which ends."""
+
+    def model():
+        simulate = loop("mark = 6173")
+        return od.Model(
+            od.Prior(mu=stats.norm(0, 2)), simulate, [1.0, 2.0, 1.5, 0.5, 1.2], summary=lambda y: [y.mean()]
+        )
+
+    alone = od.rejection(model(), od.uniform(1.5), budget=200, seed=1)
+    assert alone.cost.failed == 0 and alone.shape[1] > 20
+    assert not processes("mark = 6173")
+    for more in ({"workers": 2}, {"timeout": 30.0}):
+        again = od.rejection(model(), od.uniform(1.5), budget=200, seed=1, **more)
+        assert again.draws["mu"].tobytes() == alone.draws["mu"].tobytes()
+
+
+def test_a_persistent_program_is_started_once():
+    say = loop("print(json.dumps(os.getpid()), flush=True); continue")
+    with family_of_run():
+        assert len({say(rng(seed), mu=0.0) for seed in range(5)}) == 1
+        other = loop("print(json.dumps(os.getpid()), flush=True); continue  # another")
+        assert other(rng(), mu=0.0) != say(rng(), mu=0.0)
+        found = []
+        thread = threading.Thread(target=lambda: found.append(say(rng(), mu=0.0)))
+        thread.start()
+        thread.join()
+        assert found[0] != say(rng(), mu=0.0)
+
+
+def test_a_persistent_program_that_dies_is_started_again():
+    """Each death is a failed simulation with what it said, if it dies in a new process too; the others are the same."""
+    body = "if mu > 0.5: print('too large', file=sys.stderr); sys.exit(4)"
+    model = od.Model(od.Prior(mu=stats.norm()), loop(body), np.zeros(5))
+    post = od.rejection(model, od.uniform(50.0), budget=40, seed=1)
+    kept = od.rejection(od.Model(model.prior, loop(), np.zeros(5)), od.uniform(50.0), budget=40, seed=1)
+    assert post.cost.failed == int((kept.draws["mu"] > 0.5).sum()) > 0
+    assert post.draws["mu"].tobytes() == kept.draws["mu"][kept.draws["mu"] <= 0.5].tobytes()
+    assert "ended with status 4 and gave no answer: too large" in post.failures[0].message
+    # One that dies of its age, and not of the question, is no failed simulation.
+    aged = loop("count = globals().get('count', 0) + 1\n    if count > 3: sys.exit(5)")
+    post = od.rejection(od.Model(model.prior, aged, np.zeros(5)), od.uniform(50.0), budget=12, seed=1)
+    assert post.cost.failed == 0 and post.draws["mu"].tobytes() == kept.draws["mu"][:, :12].tobytes()
+
+
+def test_a_persistent_program_may_answer_with_an_error():
+    with family_of_run(), pytest.raises(CommandFailed, match=r"answered with an error: no such rate$"):
+        loop("print(json.dumps({'error': 'no such rate'}), flush=True); continue")(rng(), mu=0.0)
+    with family_of_run(), pytest.raises(CommandFailed, match=r"cannot be read as json .*'hello"):
+        loop("print('hello', flush=True); continue")(rng(), mu=0.0)
+
+
+def test_a_persistent_program_that_hangs_is_killed_and_started_again():
+    simulate = loop("if mu > 1: time.sleep(60)", timeout=0.5)
+    with family_of_run():
+        assert len(simulate(rng(), mu=0.0)) == 5
+        began = time.perf_counter()
+        with pytest.raises(TimedOut, match=r"gave no answer in timeout = 0\.5 s, and was killed"):
+            simulate(rng(), mu=2.0)
+        assert time.perf_counter() - began < 10
+        assert simulate(rng(), mu=0.0).tolist() == loop()(rng(), mu=0.0).tolist()
+
+
+def test_the_start_of_a_persistent_program_is_not_counted_against_a_simulation(monkeypatch):
+    late = "import time; time.sleep(1.5)\n" + LOOP.replace("BODY", "if mu > 1: time.sleep(60)")
+    simulate = python(late, persistent=True, timeout=0.5)
+    with family_of_run():
+        assert len(simulate(rng(), mu=0.0)) == 5
+    monkeypatch.setattr(external, "STARTING", 0.2)
+    with family_of_run(), pytest.raises(TimedOut):
+        simulate(rng(), mu=0.0)
+
+
+def test_answers_never_belong_to_another_question():
+    twice = loop("print(3.0, flush=True); print(4.0, flush=True); time.sleep(0.2); continue")
+    with family_of_run():
+        assert twice(rng(), mu=0.0) == 3.0
+        time.sleep(0.1)
+        with pytest.raises(CommandFailed, match=r"wrote a line that it was not asked for, '4\.0'"):
+            twice(rng(), mu=0.0)
+
+
+def test_an_idle_persistent_program_ends(monkeypatch):
+    monkeypatch.setattr(external, "IDLE_SECONDS", 0.3)
+    simulate = loop("mark = 7193")
+    first = simulate(rng(), mu=0.0)
+    end = time.monotonic() + 10
+    while processes("mark = 7193"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert simulate(rng(), mu=0.0).tolist() == first.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "message"),
+    [
+        (["a", "{mu}"], {}, r"name \{mu\}, and a persistent program is started before any simulation"),
+        (["a", "{output}"], {}, r"name \{output\}"),
+        (["a"], {"parse": "csv"}, r"parse = 'csv' is not for persistent programs"),
+        (["a"], {"persistent": 1}, "persistent must be True or False, got 1"),
+        (["a"], {"unused": "yes"}, "unused must be one of 'error', 'allow', got 'yes'"),
+    ],
+)
+def test_wrong_persistent_commands_are_refused(arguments, more, message):
+    with pytest.raises(ValueError, match=message):
+        od.command(arguments, **{"persistent": True, **more})
+
+
+PROGRAMS = Path(__file__).parent.parent / "examples" / "programs"
+RUNS = {"loop.R": "Rscript", "loop.jl": "julia", "loop.c": "cc", "loop.sh": "sh"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_templates_simulate(name, tmp_path):
+    """The same seed, the same data; another, others; means and spreads as asked for, within six standard errors."""
+    if shutil.which(RUNS[name]) is None:
+        pytest.skip(f"{RUNS[name]} is not installed")
+    arguments = [RUNS[name], PROGRAMS / name]
+    if name == "loop.c":
+        subprocess.run(["cc", "-O2", "-o", tmp_path / "loop", PROGRAMS / name, "-lm"], check=True)
+        arguments = [tmp_path / "loop"]
+    simulate = od.command(arguments, persistent=True)
+    with family_of_run():
+        one, same, other = (simulate(rng(seed), mu=1.25e-3, sigma=2.0) for seed in (1, 1, 2))
+        many = np.array([simulate(rng(seed), mu=-30.0, sigma=0.5) for seed in range(100)])
+    assert one.shape == (20,) and one.tobytes() == same.tobytes() != other.tobytes()
+    assert abs(many.mean() + 30) < 6 * 0.5 / np.sqrt(many.size)
+    assert abs(many.std() - 0.5) < 6 * 0.5 / np.sqrt(2 * many.size)
+
+
+def test_every_template_is_listed_and_tested():
+    files = {path.name for path in PROGRAMS.iterdir()} - {"README.md"}
+    assert files == set(RUNS) and all(f"]({name})" in (PROGRAMS / "README.md").read_text() for name in RUNS)
+
+
+@pytest.mark.parametrize("language", ["python", "R"])
+def test_a_persistent_program_is_fifty_times_as_fast(language, tmp_path):
+    """A simulation of a millisecond in a program that starts slowly: the least of several times."""
+    if language == "R":
+        if shutil.which("Rscript") is None:
+            pytest.skip("Rscript is not installed")
+        work = "simulate <- function(mu, sigma) { Sys.sleep(0.001); rnorm(20, mu, sigma) }"
+        text = re.sub(r"^simulate <- .*$", work, (PROGRAMS / "loop.R").read_text(), flags=re.MULTILINE)
+        (tmp_path / "loop.R").write_text(text)
+        arguments = ["Rscript", tmp_path / "loop.R"]
+    else:
+        text = "import scipy.stats\n" + LOOP.replace("BODY", "time.sleep(0.001)")
+        arguments = [sys.executable, "-c", text.replace("{", "{{").replace("}", "}}")]
+    simulate = od.command(arguments, persistent=True)
+
+    def seconds(calls):
+        began = time.perf_counter()
+        for seed in range(calls):
+            simulate(rng(seed), mu=0.0, sigma=1.0)
+        return (time.perf_counter() - began) / calls
+
+    start, each = [], []
+    for _ in range(3):
+        with family_of_run():
+            start.append(seconds(1))
+            each += [seconds(50), seconds(50)]
+    assert min(start) >= 50 * min(each), (start, each)
+
+
+def test_what_a_dataclass_of_the_user_leaves_out_of_comparisons_still_counts():
+    """Only a command's folder is no part of what it is."""
+
+    @dataclass(frozen=True)
+    class Simulator:
+        data: object = field(compare=False)
+
+        def __call__(self, rng, mu):
+            return mu
+
+    assert fingerprint(Simulator(np.zeros(3))) != fingerprint(Simulator(np.ones(3)))
+    made = od.command(["a", "{mu}"])
+    assert (
+        fingerprint(made) == fingerprint(replace(made, beside="/elsewhere")) != fingerprint(replace(made, folder="b"))
+    )
+
+
+def test_a_slow_simulation_is_too_slow_in_a_new_process_as_well():
+    """Otherwise which simulations fail would depend on which of them a worker began with."""
+    simulate = loop("time.sleep(1.2)", timeout=0.6)
+    with family_of_run(), pytest.raises(TimedOut, match=r"gave no answer in timeout = 0\.6 s"):
+        simulate(rng(), mu=0.0)

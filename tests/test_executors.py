@@ -728,12 +728,13 @@ def endless(rng, theta):
 
 PROGRAM = "import os, sys, time; open(os.path.join(sys.argv[1], str(os.getpid())), 'w').close(); time.sleep(300)"
 given = {"workers": {"workers": 2}, "batched": {"workers": 2}, "timeout": {"timeout": 250.0},
-         "both": {"timeout": 250.0, "workers": 2}, "command": {}, "command in workers": {"workers": 2}}[kind]
+         "both": {"timeout": 250.0, "workers": 2}, "command": {}, "persistent command": {},
+         "command in workers": {"workers": 2}}[kind]
 simulator = od.batched(endless) if kind == "batched" else simulate
 if kind == "workers":
     simulator = endless
 if "command" in kind:
-    simulator = od.command([sys.executable, "-c", PROGRAM, folder])
+    simulator = od.command([sys.executable, "-c", PROGRAM, folder], unused="allow", persistent="pers" in kind)
 od.rejection(od.Model(prior, simulator, 2.0), od.uniform(1.0), budget=100, seed=1, **given)
 """
 
@@ -755,6 +756,7 @@ def alive(folder):
         ("both", signal.SIGHUP, 4),
         ("command", signal.SIGKILL, 1),
         ("command in workers", signal.SIGTERM, 2),
+        ("persistent command", signal.SIGKILL, 1),
     ],
 )
 def test_nothing_outlives_a_run_that_is_killed(tmp_path, kind, number, number_of):

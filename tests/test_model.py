@@ -49,7 +49,8 @@ def test_dicts_are_laid_out_in_the_order_of_the_observed_data():
         return {"n": rng.poisson(3), "x": rng.normal(mu, sigma, 2)}
 
     model = od.Model(PRIOR, pair, {"x": [1.0, 2.0], "n": 3})
-    assert model.labels() == ["observed['x'][0]", "observed['x'][1]", "observed['n']"]
+    assert model.places() == ["observed['x'][0]", "observed['x'][1]", "observed['n']"]
+    assert model.labels() == ["x[0]", "x[1]", "n"]
     assert model.observed_row.tolist() == [1.0, 2.0, 3.0]
     _, result = rows_of(model)
     assert result.cost.failed == 0 and (result.rows[..., 2] == np.floor(result.rows[..., 2])).all()
@@ -391,8 +392,11 @@ def test_a_shape_that_varies_with_theta_is_a_counted_rejection_naming_theta():
 @pytest.mark.parametrize(
     ("simulator", "message"),
     [
-        (simulate_wrong, r"all of the first 112 simulations failed.*'mu': .*shape \(7,\)"),
-        (lambda rng, mu, sigma: 1 / 0, "division by zero"),
+        (
+            simulate_wrong,
+            r"the first simulations failed: at .*'mu': .*the output has shape \(7,\), but .* give \(20,\)",
+        ),
+        (lambda rng, mu, sigma: 1 / 0, r"all of the first 112 simulations failed.*'mu': .*division by zero"),
         (lambda rng, mu, sigma: {"x": 1.0}, "not an array of numbers"),
         (lambda rng, mu, sigma: None, "failed"),
         (od.batched(lambda rng, mu, sigma: np.zeros(3)), r"shape \(3,\) for 300 rows: expected \(300, 20\)"),
@@ -477,3 +481,37 @@ def test_a_failed_row_is_a_miss_even_where_the_distance_would_not_look():
     model = od.Model(PRIOR, half_broken, [0.0, 0.0], distance=lambda simulated, observed: abs(simulated[0]))
     post = od.rejection(model, od.uniform(1.0), budget=500, seed=1)
     assert post.draws["mu"].max() <= 0 and post.cost.failed > 100
+
+
+# Names of what is compared
+
+
+def test_summaries_have_the_names_that_they_are_given():
+    def named(y):
+        return {"mean": y.mean(), "ends": y[:2]}
+
+    assert od.Model(PRIOR, simulate, DATA, summary=named).labels() == ["mean", "ends[0]", "ends[1]"]
+    unnamed = od.Model(PRIOR, simulate, DATA, summary=lambda y: [y.mean(), y.std()])
+    assert unnamed.labels() == ["summary[0]", "summary[1]"]
+    model = od.Model(PRIOR, simulate, DATA, summary=lambda y: [y.mean(), y.std()], names=["mean", "sd"])
+    assert model.labels() == ["mean", "sd"] and od.Model(PRIOR, simulate, DATA).labels()[0] == "observed[0]"
+    # They are words and no part of the run: the same draws, also after the samplers' own changes to the model.
+    post = od.rejection(model, od.uniform(2.0), budget=200, seed=1)
+    plain = od.rejection(unnamed, od.uniform(2.0), budget=200, seed=1)
+    assert post.draws["mu"].tobytes() == plain.draws["mu"].tobytes() and post.model.labels() == ["mean", "sd"]
+    ticks = [one.get_text() for one in od.plots.predictive(post, n=20, seed=1).axes[0].get_yticklabels()]
+    assert ticks == ["mean", "sd"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("ab", r"names must be a list of texts, as in \['mean', 'sd'\], got 'ab'"),
+        ([1, 2], "names must be a list of texts"),
+        (["mean"], "names must be 2 different names, one for each number compared, got"),
+        (["mean", "mean"], "names must be 2 different names"),
+    ],
+)
+def test_wrong_names_are_refused(names, message):
+    with pytest.raises(ValueError, match=message):
+        od.Model(PRIOR, simulate, DATA, summary=lambda y: [y.mean(), y.std()], names=names)

@@ -1,8 +1,14 @@
+import csv
+import functools
+import io
+import unicodedata
+
 import numpy as np
 import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.cli.export import table
 from onedraw.model.prior import FAMILIES
 
 DISTRIBUTIONS = {
@@ -127,3 +133,60 @@ def test_a_joint_prior():
 def test_bad_priors_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_constraint_takes_the_parameters_that_it_names():
+    """The same draws and density, whichever others there are; functions that say nothing get all."""
+    parts = {"a": stats.norm(), "b": stats.uniform(0, 2), "c": stats.poisson(3.0)}
+
+    class Ordered:
+        def __call__(self, b, a):
+            return a < b
+
+        def method(self, a, b):
+            return a < b
+
+    theta = np.array([[0.0, 1.0, 2.0], [1.5, 1.0, 2.0]])
+    draws = set()
+    for where in (
+        lambda a, b, c: a < b,
+        lambda a, b: a < b,
+        lambda b, a: a < b,
+        lambda *, a, b: a < b,
+        lambda a, b, limit=0.0: a < b + limit,
+        lambda **all_of_them: all_of_them["a"] < all_of_them["b"],
+        Ordered(),
+        Ordered().method,
+        functools.partial(lambda shift, a, b: a < b + shift, 0.0),
+    ):
+        prior = od.Prior(**parts, where=where)
+        assert prior.logpdf(theta)[0] > -np.inf and prior.logpdf(theta)[1] == -np.inf
+        draws.add(prior.sample(np.random.default_rng(1), 50).tobytes())
+    assert len(draws) == 1
+    whole = []
+    od.Prior(**parts, where=lambda c: whole.append(c.dtype.kind) or c > 0)
+    assert set(whole) == {"i"}
+    with pytest.raises(ValueError, match=r"where= takes 'd', which is not a parameter: there are a, b, c"):
+        od.Prior(**parts, where=lambda a, d: a < d)
+
+
+NAMES = ["lambda_", "θ", "weights", "weight", "distance", "draws", "seed", "m", "n", "state", "x", "where_", "µ", "_"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parameters_may_be_called_anything_that_python_allows(name, tmp_path):
+    """From the simulator to the file, the table and the summary."""
+    scope = {}
+    exec(f"def simulate(rng, {name}, b):\n    return rng.normal({name}, 0.5 + b)\n", scope)
+    made = od.Prior(**{name: stats.norm(), "b": stats.uniform(0, 1)}, where=eval(f"lambda {name}: {name} < 5"))
+    known = unicodedata.normalize("NFKC", name)
+    model = od.Model(made, scope["simulate"], 0.5)
+    post = od.importance(model, budget=300, seed=1, store=tmp_path / "run.db")
+    assert post.names == (known, "b") and known in str(post.summary())
+    assert od.load(tmp_path / "run.db").draws[known].tobytes() == post.draws[known].tobytes()
+    chains = od.pseudo_marginal(model, od.uniform(1.0), draws=5, chains=2, start={known: 0.3, "b": 0.5}, seed=1)
+    assert chains.shape == (2, 5)
+    rows = list(csv.DictReader(io.StringIO(table(post))))
+    column = f"parameter {known}" if known in ("weight", "distance") else known
+    assert [float(row[column]) for row in rows] == post.draws[known].ravel().tolist()
+    assert [float(row["weight"]) for row in rows] == post.weights.ravel().tolist()

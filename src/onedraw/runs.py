@@ -411,7 +411,7 @@ def _distances(store: Store, written: Mapping[str, Any], observed: Any, model: M
                 )
             rows = np.concatenate(kept)
             rows = rows[~np.isnan(rows[:, 0])]
-            model = model.with_distance(model.distance.learnt(rows, model.labels()))
+            model = model.with_distance(model.distance.learnt(rows, model.places()))
         there = model
 
         def by_model(rows: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import named
 from onedraw.cli.text import as_json, opened
 from onedraw.report.pages import is_database, replacing
@@ -14,8 +15,8 @@ from onedraw.results.plain import printable
 
 FIRST_MODEL = '''"""A model for onedraw. Change the four parts below, then:
 
-    onedraw run {name} --budget 20000 --eps 1 --out {stem}.db
-    onedraw report {stem}.db -o {stem}.html --model {name}
+    onedraw run {name} --budget 1000
+    onedraw report {stem}.db --model {name}
 """
 
 import numpy as np
@@ -41,14 +42,12 @@ def simulate(rng, mu, sigma):
     return rng.normal(mu, sigma, size=observed.size)
 
 
-# 4. Summary statistics: a few numbers that capture what matters in a data set. Without a summary the data themselves
-#    are compared.
+# 4. Summary statistics: a few numbers, with names, that capture what matters in a data set. Without a summary the data
+#    themselves are compared.
 def summary(data):
-    return [data.mean(), data.std()]
+    return {"mean": data.mean(), "sd": data.std()}
 
 
-# distance=od.scaled() learns the scale of each number from pilot simulations;
-# without it, the plain Euclidean distance is used, and eps is in its units.
 model = od.Model(prior, simulate, observed, summary=summary)
 '''
 
@@ -57,7 +56,7 @@ model = od.Model(prior, simulate, observed, summary=summary)
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="The page.  [default: FILE with .html]")
 @click.option("--model", metavar="MODELFILE[:NAME]", help="For the prior, and simulations to compare with the data.")
-@click.option("--predictive", type=click.IntRange(min=0), help="The number of these simulations.")
+@click.option("--predictive", type=WholeNumber(0), help="The number of these simulations.")
 @click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="Start at this smaller tolerance.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print the path of the page and the verdict as JSON.")
 def report(
@@ -143,6 +142,10 @@ def write_datatree(post: Any, path: Path) -> None:
         ) from error
 
 
+COLUMNS = ("chain", "draw", "weight", "distance")
+"""Columns of a table that are no parameters."""
+
+
 def table(post: Any) -> str:
     """The draws as CSV text: chain, draw, parameters, weight and distance if there are any.
 
@@ -160,7 +163,7 @@ def table(post: Any) -> str:
         "draw": np.tile(np.arange(draws), chains).tolist(),
     }
     for name, values in post.draws.items():
-        columns[name if name not in columns else f"parameter {name}"] = values.reshape(-1).tolist()
+        columns[f"parameter {name}" if name in COLUMNS else name] = values.reshape(-1).tolist()
     if post.weights is not None:
         columns["weight"] = post.weights.reshape(-1).tolist()
     if post.distances is not None:
@@ -189,7 +192,7 @@ def new(file: str) -> None:
         raise click.ClickException(f"{path} already exists: give another name") from error
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from error
-    click.echo(f"{path} is a model to start from: onedraw run {path} --budget 20000 --eps 1 --out {path.stem}.db")
+    click.echo(f"{path} is a model to start from: onedraw run {path} --budget 1000")
 
 
 def _refuse_same(file: str, target: Path) -> None:

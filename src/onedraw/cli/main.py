@@ -5,6 +5,7 @@ import click
 from onedraw import __version__
 from onedraw.cli.advise import advise, verify
 from onedraw.cli.calibrate import calibrate
+from onedraw.cli.check import check
 from onedraw.cli.contrast import contrast
 from onedraw.cli.export import export, new, report
 from onedraw.cli.inspect import show, watch
@@ -18,9 +19,9 @@ from onedraw.cli.study import study
 def main() -> None:
     """Likelihood-free Bayesian inference that spends every simulation well.
 
-    Start with `onedraw new model.py`, then `onedraw run model.py --budget 20000 --eps 1 --out run.db`.
+    Start with `onedraw new model.py`, then `onedraw run model.py --budget 1000`.
     """
 
 
-for command in (new, run, resume, show, watch, report, export, advise, calibrate, study, contrast, verify):
+for command in (new, check, run, resume, show, watch, report, export, advise, calibrate, study, contrast, verify):
     main.add_command(command)

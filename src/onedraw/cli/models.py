@@ -9,10 +9,12 @@ from typing import Any
 
 import click
 
+from onedraw.cli.wording import in_options
 from onedraw.results.plain import printable
 
 PREFIX = "onedraw_model_"
 """Of the module names of model files, so that they hide no other module."""
+FIRST_TRACEBACK = "The first failure's traceback:"
 OURS = str(Path(__file__).parent.parent)
 
 
@@ -114,6 +116,9 @@ def without_ours(text: str) -> str:
             ours = False
         if not ours:
             kept.append(line)
+    if FIRST_TRACEBACK in kept and not any(line.startswith('  File "') for line in kept):
+        # None of the lines was the user's: what was raised is in the message already.
+        del kept[kept.index(FIRST_TRACEBACK) :]
     return "\n".join(kept).rstrip()
 
 
@@ -134,7 +139,8 @@ class Group(click.Group):
             if shown:
                 click.echo(printable(shown), err=True)
                 ctx.exit(1)
-            ours = ("WorkerError", "SimulationError")
-            if isinstance(error, ValueError | ImportError | OSError) or type(error).__name__ in ours:
+            if isinstance(error, ValueError):
+                raise click.ClickException(printable(in_options(without_ours(str(error))))) from error
+            if isinstance(error, ImportError | OSError) or type(error).__name__ in ("WorkerError", "SimulationError"):
                 raise click.ClickException(printable(without_ours(str(error)))) from error
             raise

@@ -1,6 +1,7 @@
 """Commands that simulate: `onedraw run` and `onedraw resume`."""
 
 import inspect
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -10,15 +11,20 @@ from typing import Any
 
 import click
 
+from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import named, split
-from onedraw.cli.text import as_json, described, opened, text
+from onedraw.cli.replacing import make_way, replace_if_empty
+from onedraw.cli.text import as_json, concerns, described, opened, takes, text
+from onedraw.cli.wording import in_options
 from onedraw.results.plain import printable
 
 EXIT = {"interrupted": 130, "terminated": 143}
 """Exit statuses of runs that a signal stopped, as shells have them."""
+NO_DRAWS = 3
+"""The exit status of a run that has ended without a draw."""
 KERNELS = ("uniform", "gaussian", "epanechnikov", "triangular", "laplace")
 SEED = click.IntRange(min=0, max=2**63 - 1)
-COUNT = click.IntRange(min=1)
+COUNT = WholeNumber()
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
@@ -81,6 +87,7 @@ where_to_work = _added(
 @click.argument("model", metavar="MODELFILE[:NAME]")
 @click.option("--budget", type=COUNT, help="The most simulations.")
 @click.option("--out", type=click.Path(dir_okay=False), help="The run's file.  [default: MODELFILE with .db]")
+@click.option("--overwrite", is_flag=True, help="Replace the run that the file holds.")
 @what_to_run
 @click.option("--coverage", type=COUNT, help="Of infer: simulations near the data that intervals are tried at.")
 @click.option(
@@ -88,23 +95,34 @@ where_to_work = _added(
 )
 @how_to_run
 @where_to_work
-def run(model: str, out: str | None, dask: str | None, json_wanted: bool, **options: Any) -> None:
+def run(model: str, out: str | None, overwrite: bool, dask: str | None, json_wanted: bool, **options: Any) -> None:
     """Run the model that MODELFILE makes (`model`, or NAME), and keep the run in a file.
 
-    The same command again continues where the file ends. Without --eps and --algorithm, tolerance and method are chosen
-    for the budget. A `kernel` or `proposal` in MODELFILE is used if the algorithm takes one and the options do not say
-    otherwise. The exit status is 0 if the run came to its end, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an
-    error.
+    Start with `onedraw run MODELFILE --budget 1000`: tolerance and method are then chosen for the budget. The same
+    command again continues where the file ends. A file that holds another run is replaced if that has no draws or if
+    all its simulations failed; otherwise --overwrite is needed. A `kernel` or `proposal` in MODELFILE is used if the
+    algorithm takes one and the options do not say otherwise. The exit status is 0 if the run came to its end, 3 if
+    it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
     """
+    from onedraw.model.first_simulation import listening
+    from onedraw.run.record import OtherRun
+
     value, sampler, given = asked_for(model, **options)
     if dask and "executor" not in inspect.signature(sampler).parameters:
         raise click.UsageError(f"--dask is not for {sampler.__name__}")
     file = out or f"{split(model)[0].stem}.db"
     given["store"] = file
-    with plain_warnings(), cluster(dask) as client:
+    make_way(file, overwrite)
+    heard = _first_told(given.get("budget"), json_wanted)
+    with plain_warnings(), cluster(dask) as client, listening(heard):
         if client is not None:
             given["executor"] = client
-        _finish(sampler(value, **given), file, model, json_wanted)
+        try:
+            post = sampler(value, **given)
+        except OtherRun as error:
+            replace_if_empty(file, error)
+            post = sampler(value, **given)
+        _finish(post, file, model, json_wanted)
 
 
 def asked_for(
@@ -130,8 +148,8 @@ def asked_for(
         if key not in takes:
             raise click.UsageError(f"--{key.replace('_', '-')} is not for {algorithm}")
     if not {"draws", "budget"} & given.keys():
-        both = "--budget or --draws" if "draws" in takes else "--budget"
-        raise click.UsageError(f"give {both}: one of them must end the run")
+        ends = "--budget or --draws: one of them" if "draws" in takes else "--budget: it"
+        raise click.UsageError(f"give {ends} must end the run")
     return value, sampler, given
 
 
@@ -154,17 +172,18 @@ def _kernel(
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.argument("model", metavar="MODELFILE[:NAME]")
 @click.option("--force", is_flag=True, help="Continue although the model has changed; the file says so.")
-@click.option("--draws", type=int, help="A larger number of draws than the run began with.")
-@click.option("--budget", type=int, help="A larger number of simulations than the run began with.")
+@click.option("--draws", type=COUNT, help="A larger number of draws than the run began with.")
+@click.option("--budget", type=COUNT, help="A larger number of simulations than the run began with.")
 @where_to_work
 def resume(file: str, model: str, dask: str | None, json_wanted: bool, **options: Any) -> None:
     """Continue the run in FILE, with the model (or estimator) called NAME, by default `model`, in MODELFILE.
 
-    A `kernel`, `proposal` or `start` in MODELFILE is used where the run had one of your own. The exit status is 0
-    where the run came to its end, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
+    A `kernel`, `proposal` or `start` in MODELFILE is used if the run had one of your own. The exit status is 0 if the
+    run came to its end, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
     """
     import onedraw as od
     from onedraw import runs
+    from onedraw.run.record import OtherRun
 
     value, module = named(model)
     given: dict[str, Any] = {"model": value} if isinstance(value, od.Model) else {"estimator": value}
@@ -176,9 +195,25 @@ def resume(file: str, model: str, dask: str | None, json_wanted: bool, **options
             if client is not None:
                 given["executor"] = client
             post = od.resume(file, **given)
+    except OtherRun as error:
+        raise click.ClickException(
+            f"{error.what}. Give the model and the settings that the run was made with; --force continues it although "
+            "the model has changed"
+        ) from error
     except od.StoreError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(in_options(str(error))) from error
     _finish(post, file, model, json_wanted)
+
+
+def _first_told(budget: int | None, json_wanted: bool) -> Callable[[Any], None]:
+    """What is said of the first simulation of a run."""
+
+    def tell(first: Any) -> None:
+        # Not click.echo: a bar that is being shown makes room for what is printed.
+        for line in [*concerns(first), *([] if json_wanted else [takes(first.seconds, budget)])]:
+            print(printable(line), file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _finish(post: Any, file: str, model: str, json_wanted: bool) -> None:
@@ -190,14 +225,27 @@ def _finish(post: Any, file: str, model: str, json_wanted: bool) -> None:
             f"{file} does not hold the end of this run ({kept.cost.simulations:,} of {post.cost.simulations:,} "
             "simulations): make room and give the same command again, which computes what is missing"
         )
-    if not json_wanted:
-        if post.status.complete:
-            click.echo(
-                f"\n{file} holds the run: onedraw report {file} -o {Path(file).stem}.html --model {model}", err=True
-            )
-        else:
-            click.echo(f"\n{file} holds what was done: onedraw resume {file} {model} goes on", err=True)
-    sys.exit(EXIT.get(post.status.reason, 0))
+    empty = math.prod(post.shape) == 0
+    if not post.status.complete:
+        last = f"{file} holds what was done: onedraw resume {file} {model} goes on"
+    elif empty:
+        last = f"No draws. {remedy(post)}"
+    else:
+        last = f"{file} holds the run: onedraw report {file} -o {Path(file).stem}.html --model {model}"
+    if empty or not json_wanted:
+        click.echo(f"\n{printable(last)}", err=True)
+    sys.exit(EXIT.get(post.status.reason, NO_DRAWS if empty else 0))
+
+
+def remedy(post: Any) -> str:
+    """What to change about a run that has ended without a draw."""
+    eps, spent = post.settings.get("eps"), post.cost.simulations
+    if eps is None:
+        return "Give a larger --budget."
+    return (
+        f"None of {spent:,} simulations came within the tolerance, eps = {eps:.4g}, of the data. Leave out --eps and "
+        "--algorithm, and the tolerance is chosen for the budget; or give a larger --eps."
+    )
 
 
 @contextmanager

@@ -7,13 +7,15 @@ from typing import Any
 
 import click
 
+from onedraw.cli.counts import WholeNumber
+
 
 def options(out: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Seed, folder (with this default) and workers."""
 
     def added(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
-            click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one per core]"),
+            click.option("--workers", type=WholeNumber(), help="Processes.  [default: one per core]"),
             click.option(
                 "--out",
                 type=click.Path(file_okay=False, path_type=Path),

@@ -5,6 +5,7 @@ from typing import Literal
 
 import click
 
+from onedraw.cli.counts import WholeNumber
 from onedraw.cli.studies import computed, counted, drawn, options
 
 
@@ -17,7 +18,7 @@ from onedraw.cli.studies import computed, counted, drawn, options
     show_default=True,
     help="One panel of the paper's figures, or all.",
 )
-@click.option("--iterations", type=click.IntRange(min=1), help="Steps per point.  [default: 5,000,000]")
+@click.option("--iterations", type=WholeNumber(), help="Steps per point.  [default: 5,000,000]")
 @click.option("--quick", is_flag=True, help="A tenth of the steps: done in a minute or two.")
 @click.option("--kernel", type=click.Choice(["uniform", "gaussian"]), default="uniform", show_default=True)
 @options("study-output")

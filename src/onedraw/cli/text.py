@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from onedraw.cli.models import without_ours
+from onedraw.cli.wording import in_options
 from onedraw.results.plain import as_json as as_json
 from onedraw.results.plain import printable, six_digits
 
@@ -17,7 +18,41 @@ def opened(file: str) -> Any:
     try:
         return od.load(file)
     except od.StoreError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(in_options(str(error))) from error
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it.
+
+    >>> [duration(seconds) for seconds in (2.1e-5, 0.0123, 2.04, 59.9, 3725)]
+    ['21 µs', '12 ms', '2.0 s', '60 s', '1:02:05 h']
+    """
+    from onedraw.run.progress import clock
+
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (60.0, 1.0, "s")):
+        if seconds < limit:
+            value = seconds * factor
+            return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+    return f"{clock(seconds)} {'h' if 3600 <= round(seconds) < 86_400 else 'min' if seconds < 3600 else ''}".strip()
+
+
+def takes(seconds: float, budget: int | None) -> str:
+    """How long one simulation takes, and all of a budget."""
+    one = f"One simulation takes {duration(seconds)}"
+    return one + (f": {budget:,} take about {duration(seconds * budget)} on one core." if budget else ".")
+
+
+def concerns(first: Any) -> list[str]:
+    """What the first simulation of a run gives reason to look at."""
+    found = []
+    if first.failed:
+        found.append(f"warning: the first simulation failed at {first.theta}: {first.failed}")
+    if first.same is False:
+        found.append(
+            "warning: the same random stream gave different data. The simulator takes random numbers from a source "
+            "other than rng, so a run cannot be repeated or resumed with the same result: draw every number from rng"
+        )
+    return found
 
 
 def text(post: Any, failures: bool = False) -> str:
@@ -29,7 +64,7 @@ def text(post: Any, failures: bool = False) -> str:
         f"{value:,.1f} s" if name == "seconds" else f"{value:,} {name}" for name, value in post.cost._asdict().items()
     )
     lines = [
-        f"{post.settings['algorithm']}: {post.status.message}",
+        f"{post.settings['algorithm']}: {in_options(post.status.message)}",
         f"settings: {settings}, seed = {post.seed}",
         f"cost: {cost}",
     ]
@@ -38,7 +73,7 @@ def text(post: Any, failures: bool = False) -> str:
     if math.prod(post.shape):
         lines += ["", str(post.summary())]
     else:
-        lines += list(post.notes)
+        lines += map(in_options, post.notes)
     if failures:
         lines.append(f"\n{len(post.failures)} of {post.cost.failed:,} failures are kept")
         for number, one in enumerate(post.failures):

@@ -210,7 +210,7 @@ class Child:
         guardian.watch(self._process.pid)
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
-        _family().add(self)
+        family().add(self)
         self._send(packed(function))
         if self._answers.get() is None:
             raise ChildDied(f"no process could be started for the simulator ({self.exit_reason()})")
@@ -322,11 +322,14 @@ class Family:
     """The children that one run has started in this process, from whichever thread."""
 
     def __init__(self) -> None:
-        self._children: weakref.WeakSet[Child] = weakref.WeakSet()
+        self._children: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock, self._ended = threading.Lock(), False
 
-    def add(self, child: Child) -> None:
-        """Take in a child; one that comes after the end, from a thread whose work was dropped, ends at once."""
+    def add(self, child: Any) -> None:
+        """Take in a child, or anything with a `kill`.
+
+        One that comes after the end, from a thread whose work was dropped, ends at once.
+        """
         with self._lock:
             self._children.add(child)
             late = self._ended
@@ -345,10 +348,10 @@ class Family:
 _of_thread = threading.local()
 
 
-def _family() -> Family:
+def family() -> Family:
     """That of this thread; children of worker processes have none, and end when they are idle."""
-    family: Family | None = getattr(_of_thread, "family", None)
-    return Family() if family is None else family
+    found: Family | None = getattr(_of_thread, "family", None)
+    return Family() if found is None else found
 
 
 @contextmanager

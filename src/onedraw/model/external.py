@@ -1,28 +1,34 @@
-"""Simulators in any language: a program that is started for each pseudo-sample.
+"""Simulators in any language: a program that is started for each pseudo-sample, or once for many.
 
 Parameters go in as arguments, environment variables or a JSON file; the data set comes out as JSON, CSV or a NumPy
 file, on standard output or in a file. No shell is involved, so no value is ever read as a command.
+
+A program that starts slowly is started once per worker (`persistent=True`): it reads one line of JSON for each
+pseudo-sample and answers with one. It is started again if it dies, and killed if it takes too long, does not keep to
+one answer per line, or has had nothing to do for a while.
 """
 
 import os
+import queue
 import re
 import signal
 import string
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import LONGEST, positive, shown
-from onedraw.engines.children import TimedOut, end_group, guardian
+from onedraw.arguments import LONGEST, one_of, positive, shown, true_or_false
+from onedraw.engines.children import TimedOut, end_group, family, guardian
 from onedraw.failures import FAULTS, told
 
 KEPT = 2000
-"""Characters of a failed program's standard error that are kept."""
+"""Characters of what a failed program wrote that are kept."""
 MOST = 64 * 2**20
 """Bytes of output that a program may write."""
 READ_AT_ONCE = 65_536
@@ -32,6 +38,10 @@ LAST_OUTPUT = 1.0
 """Seconds after a program's end in which what it has started may still write."""
 FILES = ("input", "output")
 """Names in braces that stand for files and not for parameters."""
+STARTING = 60.0
+"""Seconds that a persistent program may take to start, besides the time limit of a simulation."""
+IDLE_SECONDS = 60.0
+"""A persistent program without a request for this long is ended: in a worker nobody says that the run is over."""
 
 
 class Reader(threading.Thread):
@@ -96,12 +106,18 @@ class Command:
     environment: tuple[tuple[str, str], ...]
     folder: str | None
     timeout: float | None
+    unused: str = "error"
+    persistent: bool = False
+    beside: str | None = field(default=None, compare=False, repr=False, metadata={"fingerprint": False})
+    """The folder of the file that made it; it may be another one when a run is resumed elsewhere."""
 
     def __call__(self, rng: np.random.Generator, **parameters: Any) -> Any:
         import json
         import tempfile
         from pathlib import Path
 
+        if self.persistent:
+            return self._parsed(*self._asked(rng, parameters))
         words = {name: _text(value) for name, value in parameters.items()}
         if "seed" not in words:
             words["seed"] = str(int(rng.integers(2**31)))
@@ -110,16 +126,18 @@ class Command:
             if any("{input}" in part for part in self.templates()):
                 numbers = {name: _number(value) for name, value in parameters.items()}
                 Path(files["input"]).write_text(json.dumps({**numbers, "seed": int(words["seed"])}))
-            said = self._run({**words, **{name: path for name, path in files.items() if name not in words}})
+            said, error = self._run({**words, **{name: path for name, path in files.items() if name not in words}})
             if any("{output}" in part for part in self.templates()):
                 if not Path(files["output"]).is_file():
-                    raise CommandFailed(f"{self.arguments[0]} ended well and wrote no file at {{output}}")
+                    raise CommandFailed(
+                        f"{self.arguments[0]} ended well and wrote no file at {{output}}{_told(error, said)}"
+                    )
                 if Path(files["output"]).stat().st_size > MOST:
                     raise CommandFailed(
                         f"{self.arguments[0]} wrote more than {MOST // 2**20} MiB to {{output}}: write less"
                     )
                 said = Path(files["output"]).read_bytes()
-        return self._parsed(said)
+        return self._parsed(said, error)
 
     def templates(self) -> tuple[str, ...]:
         """All texts in which names in braces are replaced."""
@@ -130,21 +148,67 @@ class Command:
         found = {name for part in self.templates() for _, name, _, _ in string.Formatter().parse(part) if name}
         return found - set(FILES)
 
-    def _run(self, words: Mapping[str, str]) -> bytes:
+    def place(self) -> str | None:
+        """The folder in which the program runs: relative ones are relative to the file that made the command."""
+        if self.beside is None or not os.path.isdir(self.beside):
+            return self.folder
+        return os.path.join(self.beside, self.folder or "")
+
+    def uses(self, name: str) -> bool:
+        """Whether the program gets this parameter."""
+        everything = self.persistent or any("{input}" in part for part in self.templates())
+        return everything or name in self.names()
+
+    def started(self, words: Mapping[str, str], stdin: int) -> Any:
+        """The program as a process, with these words for the names in braces."""
         import subprocess
 
         call = [part.format_map(words) for part in self.arguments]
         more = {name: value.format_map(words) for name, value in self.environment}
-        process = subprocess.Popen(
-            call,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=self.folder,
-            env={**os.environ, **more} if more else None,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                call, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.place(),
+                env={**os.environ, **more} if more else None, start_new_session=True,
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            beside = os.path.join(self.place() or "", call[0])
+            if os.sep not in call[0] and os.path.exists(beside):
+                error.filename = f"{call[0]} (for the program beside the model, write ./{call[0]})"
+            raise
         guardian.watch(process.pid)
+        return process
+
+    def _asked(self, rng: np.random.Generator, parameters: Mapping[str, Any]) -> tuple[bytes, str]:
+        """The line with which a persistent program answers, and what it wrote to standard error."""
+        import json
+
+        numbers = {name: _number(value) for name, value in parameters.items()}
+        request = json.dumps({**numbers, "seed": numbers.get("seed", int(rng.integers(2**31)))}).encode() + b"\n"
+        while True:
+            program = running(self)
+            fresh, began = program.fresh, time.monotonic()
+            try:
+                answer = program.ask(request, self.timeout)
+            except queue.Empty:
+                raise TimedOut(f"{self.arguments[0]} gave no answer in timeout = {self.timeout:g} s, and was killed"
+                               f"{_told(program.said())}") from None  # fmt: skip
+            # The first answer comes with the start of the program, which no simulation is to blame for.
+            late = fresh and self.timeout is not None and time.monotonic() - began > self.timeout
+            if answer is not None and not late:
+                return answer, program.said()
+            # A program may have died of what it was asked before: its simulation is asked of a new one.
+            if answer is None and fresh:
+                how = _ended(program.process.wait())
+                raise CommandFailed(
+                    f"{' '.join(self.arguments)} {how} and gave no answer{_told(program.said(), program.rest)}"
+                )
+
+    def _run(self, words: Mapping[str, str]) -> tuple[bytes, str]:
+        """What the program writes to standard output and to standard error."""
+        import subprocess
+
+        process = self.started(words, subprocess.DEVNULL)
+        name = self.arguments[0].format_map(words)
         out, err = Reader(process.stdout, MOST), Reader(process.stderr, None)
         try:
             finished = _finished(process, out, err, self.timeout)
@@ -153,21 +217,22 @@ class Command:
             end_group(process)
             process.wait()
             guardian.let_go(process.pid)
-        said = bytes(err.kept).decode(errors="replace").strip()[-KEPT:]
+        said = _last(err.kept)
         if out.over:
             raise CommandFailed(
-                f"{call[0]} wrote more than {MOST // 2**20} MiB to standard output, and was killed: write less, or to "
+                f"{name} wrote more than {MOST // 2**20} MiB to standard output, and was killed: write less, or to "
                 "{output}" + (f". It said: {said}" if said else "")
             )
         if not finished:
-            raise TimedOut(f"{call[0]} not finished after timeout = {self.timeout:g} s, and killed")
+            raise TimedOut(
+                f"{name} not finished after timeout = {self.timeout:g} s, and killed{_told(said, bytes(out.kept))}"
+            )
         if process.returncode != 0:
-            code = process.returncode
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            raise CommandFailed(f"{' '.join(call)} {how}" + (f": {said}" if said else " and said nothing"))
-        return bytes(out.kept)
+            call = " ".join(part.format_map(words) for part in self.arguments)
+            raise CommandFailed(f"{call} {_ended(process.returncode)}{_told(said, out.kept) or ' and said nothing'}")
+        return bytes(out.kept), said
 
-    def _parsed(self, said: bytes) -> Any:
+    def _parsed(self, said: bytes, error: str) -> Any:
         import io
         import json
 
@@ -180,15 +245,139 @@ class Command:
             if self.parse == "csv":
                 return _csv(text)
             value = json.loads(text)
+            if self.persistent and isinstance(value, dict) and set(value) == {"error"}:
+                raise CommandFailed(f"{self.arguments[0]} answered with an error: {value['error']}")
             if isinstance(value, dict):
                 return {key: np.asarray(part, dtype=float) for key, part in value.items()}
             return np.asarray(value, dtype=float) if isinstance(value, list) else value
-        except FAULTS as error:
+        except CommandFailed:
+            raise
+        except FAULTS as fault:
             start = said[:200].decode(errors="replace")
             name = "parse" if callable(self.parse) else self.parse
             raise CommandFailed(
-                f"the output of {self.arguments[0]} cannot be read as {name} ({told(error)}): {start!r}"
-            ) from error
+                f"the output of {self.arguments[0]} cannot be read as {name} ({told(fault)}): {start!r}"
+                + (f"; on standard error: {error}" if error else "")
+            ) from fault
+
+
+class Program:
+    """A persistent program: a process that is asked for one pseudo-sample after another."""
+
+    def __init__(self, made: Command) -> None:
+        import subprocess
+
+        self.process = made.started({}, subprocess.PIPE)
+        self.fresh = True
+        """Whether it has answered nothing yet."""
+        self.rest = b""
+        """What it wrote after its last whole line."""
+        self._err = Reader(self.process.stderr, None)
+        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._asked, self._busy, self._lock = time.monotonic(), False, threading.Lock()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        threading.Thread(target=self._wait, daemon=True).start()
+        family().add(self)
+
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self.process.poll() is None
+
+    def said(self) -> str:
+        """The end of what it wrote to standard error."""
+        if not self.alive():
+            self._err.join(LAST_OUTPUT)
+        return _last(self._err.kept)
+
+    def ask(self, request: bytes, timeout: float | None) -> bytes | None:
+        """The line with which it answers; None if it has died, queue.Empty if it took too long."""
+        with self._lock:
+            self._busy = True
+        try:
+            return self._answer(request, timeout)
+        except BaseException:
+            # An answer that comes later would be taken for that to another question.
+            self.kill()
+            raise
+        finally:
+            with self._lock:
+                self._busy, self._asked = False, time.monotonic()
+
+    def _answer(self, request: bytes, timeout: float | None) -> bytes | None:
+        if not self._answers.empty():
+            line = self._answers.get()
+            if line is None:
+                return None
+            raise CommandFailed(
+                f"{self.process.args[0]} wrote a line that it was not asked for, {_last(line)!r}, so answers may "
+                "belong to other questions: write one line to standard output for each line that is read, and "
+                "everything else to standard error"
+            )
+        if not self.fresh:
+            del self._err.kept[:]
+        # If it is dead, the listener says so.
+        with suppress(OSError, ValueError):
+            self.process.stdin.write(request)
+            self.process.stdin.flush()
+        answer = self._answers.get(timeout=None if timeout is None else timeout + STARTING * self.fresh)
+        self.fresh = False
+        return answer
+
+    def _listen(self) -> None:
+        with self.process.stdout, suppress(OSError, ValueError):
+            while (line := self.process.stdout.readline(MOST)).endswith(b"\n"):
+                self._answers.put(line)
+            self.rest = line
+            if len(line) >= MOST:
+                self.rest = f"a line of more than {MOST // 2**20} MiB".encode()
+                end_group(self.process)
+        self.process.wait()
+        guardian.let_go(self.process.pid)
+        with suppress(OSError):
+            self.process.stdin.close()
+        self._answers.put(None)
+
+    def _wait(self) -> None:
+        """End the program when it has had nothing to do for a while."""
+        while self.alive():
+            with self._lock:
+                if not self._busy and time.monotonic() - self._asked > IDLE_SECONDS:
+                    self.kill()
+            time.sleep(LOOK_SECONDS)
+
+    def kill(self) -> None:
+        """End the program with all that it has started."""
+        end_group(self.process)
+        self._listener.join(LAST_OUTPUT)
+
+
+_of_thread = threading.local()
+
+
+def running(made: Command) -> Program:
+    """This thread's process of a persistent program, started if there is none; a fork has its own."""
+    programs: dict[Any, Program] = getattr(_of_thread, "programs", {})
+    _of_thread.programs = programs
+    key = os.getpid(), made.arguments, made.environment, made.place()
+    program = programs.get(key)
+    if program is None or not program.alive():
+        program = programs[key] = Program(made)
+    return program
+
+
+def _ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def _last(text: bytes | bytearray) -> str:
+    return bytes(text[-4 * KEPT :]).decode(errors="replace").strip()[-KEPT:]
+
+
+def _told(error: str, out: bytes | bytearray = b"") -> str:
+    """What a program wrote to standard error and standard output, as the end of a message."""
+    said = _last(out)
+    return (f": {error}" if error else "") + (f"{';' if error else ':'} on standard output: {said}" if said else "")
 
 
 def command(
@@ -198,6 +387,8 @@ def command(
     environment: Mapping[str, str] | None = None,
     folder: str | os.PathLike[str] | None = None,
     timeout: float | None = None,
+    unused: str = "error",
+    persistent: bool = False,
 ) -> Command:
     """A program in any language as a simulator.
 
@@ -215,12 +406,20 @@ def command(
     environment
         Variables to set, with the same names in braces.
     folder
-        Where to run it.
+        Where to run it; by default the folder of the Python file that calls `od.command`, so that `./simulator` and
+        `data.csv` are those beside the model file. A relative folder is relative to that one.
     timeout
         Seconds after which it is killed and the simulation counts as failed.
+    unused
+        A parameter of the model that is passed nowhere is an error; "allow" permits it.
+    persistent
+        Start the program once per worker. It reads one line of JSON for each simulation, such as
+        `{"mu": 1.5, "seed": 1234}` with all parameters, and answers with one line: the data as JSON, or
+        `{"error": "why"}` for a failed simulation. Templates in R, Julia, C and shell are in examples/programs. A
+        program that dies is started again; the time of its start does not count towards `timeout`.
 
-    A status other than 0 is a failed simulation, with the end of standard error in its message; so is output of more
-    than 64 MiB. What the program has started ends with it.
+    A status other than 0 is a failed simulation, with the end of what the program wrote in its message; so is output
+    of more than 64 MiB. What the program has started ends with it.
 
     >>> import sys
     >>> simulate = command([sys.executable, "-c", "import sys; print(float(sys.argv[1]) * 2)", "{mu}"])
@@ -244,8 +443,13 @@ def command(
         raise ValueError(f"folder must be the name of a folder, got {shown(folder)}")
     if timeout is not None:
         timeout = positive("timeout", timeout, "the number of seconds that one simulation may take", LONGEST)
+    unused = one_of("unused", unused, ("error", "allow"))
+    persistent = true_or_false("persistent", persistent)
     variables = tuple((str(name), str(value)) for name, value in (environment or {}).items())
-    made = Command(parts, parse, variables, None if folder is None else str(folder), timeout)
+    made = Command(
+        parts, parse, variables, None if folder is None else str(folder), timeout, unused, persistent,
+        _folder_of_caller(sys._getframe(1).f_globals),
+    )  # fmt: skip
     for part in made.templates():
         try:
             list(string.Formatter().parse(part))
@@ -253,7 +457,21 @@ def command(
             raise ValueError(
                 f"{part!r} has braces that do not match ({error}): double those meant as they are"
             ) from None
+    named = sorted(made.names()) + [name for name in FILES if any(f"{{{name}}}" in part for part in made.templates())]
+    if persistent and named:
+        raise ValueError(
+            f"the arguments name {{{named[0]}}}, and a persistent program is started before any simulation: it reads "
+            "the parameters as lines of JSON from standard input; leave it out"
+        )
+    if persistent and parse in ("csv", "npy"):
+        raise ValueError(f"parse = {parse!r} is not for persistent programs, which answer with one line: use 'json'")
     return made
+
+
+def _folder_of_caller(names: Mapping[str, Any]) -> str | None:
+    """The folder of the file whose global names these are; None in a notebook or at a prompt."""
+    file = names.get("__file__")
+    return os.path.dirname(os.path.abspath(file)) if isinstance(file, str) else None
 
 
 def _text(value: Any) -> str:

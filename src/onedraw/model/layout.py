@@ -10,6 +10,10 @@ import numpy as np
 from onedraw.engines.arrays import Array, namespace
 
 
+class WrongForm(ValueError):
+    """Data or summaries that do not have the form of the observed ones."""
+
+
 class Layout(NamedTuple):
     """Arrays by key (or one array without a key) laid end to end in a row.
 
@@ -25,7 +29,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(value: Any) -> "Layout":
-        """The layout of a user's value; a ValueError if it is not made of numbers."""
+        """The layout of a user's value; WrongForm if it is not made of numbers."""
         if isinstance(value, Mapping):
             return Layout(tuple(map(key_of, value)), tuple(numbers(part).shape for part in value.values()))
         return Layout(None, (numbers(value).shape,))
@@ -37,7 +41,17 @@ class Layout(NamedTuple):
 
     def labels(self, word: str = "") -> list[str]:
         """A name for each column of the flat row, for error messages."""
-        names = [word] if self.keys is None else [f"{word}[{key!r}]" for key in self.keys]
+        return self._labels([word] if self.keys is None else [f"{word}[{key!r}]" for key in self.keys])
+
+    def titles(self, word: str) -> list[str]:
+        """A name for each column of the flat row, for tables and plots: the user's own if there are keys.
+
+        >>> Layout.of({"mean": 1.0, "bins": np.zeros(2)}).titles("summary")
+        ['mean', 'bins[0]', 'bins[1]']
+        """
+        return self._labels([word] if self.keys is None else [str(key) for key in self.keys])
+
+    def _labels(self, names: list[str]) -> list[str]:
         return [
             name + "".join(f"[{i}]" for i in index)
             for name, shape in zip(names, self.shapes, strict=True)
@@ -45,11 +59,11 @@ class Layout(NamedTuple):
         ]
 
     def flatten(self, value: Any) -> Array:
-        """One value as a row (size,); a ValueError that names both shapes if they differ."""
+        """One value as a row (size,); WrongForm that names both shapes if they differ."""
         if self.keys is None:
             array = numbers(value)
             if array.shape != self.shapes[0] and not (array.size == 1 and self.shapes[0] in ((), (1,))):
-                raise ValueError(f"has shape {array.shape}, but the observed data give {self.shapes[0]}")
+                raise WrongForm(f"has shape {array.shape}, but the observed data give {self.shapes[0]}")
             return array.reshape(-1)
         return self.flatten_batch({key: numbers(part)[None] for key, part in self._parts(value)}, 1)[0]
 
@@ -76,28 +90,28 @@ class Layout(NamedTuple):
         assert self.keys is not None
         if not isinstance(value, Mapping) or set(value) != set(self.keys):
             got = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-            raise ValueError(f"has keys {got}, but the observed data have {sorted(map(str, self.keys))}")
+            raise WrongForm(f"has keys {got}, but the observed data have {sorted(map(str, self.keys))}")
         return [(key, value[key]) for key in self.keys]
 
 
 def numbers(value: Any) -> Array:
-    """`value` as an array of floats; a ValueError if that is impossible."""
+    """`value` as an array of floats; WrongForm if that is impossible."""
     if isinstance(value, np.ma.MaskedArray):
         refuse_masked(value)
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.kind not in "fiubO":
-        raise ValueError(f"is not an array of numbers (its type is {dtype})")
+        raise WrongForm(f"is not an array of numbers (its type is {dtype})")
     try:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"is not an array of numbers ({error})") from error
+        raise WrongForm(f"is not an array of numbers ({error})") from error
 
 
 def refuse_masked(value: Any) -> None:
-    """A ValueError if values are masked: an array of floats has no place for that."""
+    """WrongForm if values are masked: an array of floats has no place for that."""
     hidden = int(np.sum(np.ma.getmaskarray(value))) if isinstance(value, np.ma.MaskedArray) else 0
     if hidden:
-        raise ValueError(
+        raise WrongForm(
             f"is a masked array with {hidden} masked of {np.size(value)} values, which would be taken for data: give a "
             "summary of the values that are there, or fill them"
         )
@@ -116,4 +130,4 @@ def _stacked(values: Any, n: int, shape: tuple[int, ...], key: str) -> Array:
     array = numbers(values)
     if array.shape == (n, *shape) or (array.size == n and array.shape in ((n,), (n, 1)) and shape in ((), (1,))):
         return array.reshape(n, -1)
-    raise ValueError(f"{key} has shape {array.shape} for {n} rows: expected {(n, *shape)}, one row for each")
+    raise WrongForm(f"{key} has shape {array.shape} for {n} rows: expected {(n, *shape)}, one row for each")

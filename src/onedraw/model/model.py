@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import LONGEST, positive
+from onedraw.arguments import LONGEST, positive, shown
 from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import Limited
 from onedraw.engines.numba import BLOCK_ROWS, Compiled, distances_of
@@ -62,6 +62,9 @@ class Model:
         `od.euclidean()` (the default), `od.scaled()`, `od.mahalanobis()`, or a function
         `distance(simulated, observed)` of two summaries (or `@od.compiled`; or `@od.batched`, with simulated ones
         stacked).
+    names
+        A name for each number that is compared, for tables and plots, as in `names=["mean", "sd"]`. A summary that
+        returns a dict names its numbers itself.
 
     >>> from scipy import stats
     >>> model = Model(
@@ -79,6 +82,7 @@ class Model:
     observed: Any
     summary: Callable[..., Any] | None = None
     distance: Any = None
+    names: Sequence[str] | None = None
     recipe: Recipe = field(init=False, repr=False)
     observed_row: Array = field(init=False, repr=False)
     device_parts = DeviceParts(numbers=("simulate", "distance", "observed_row"), fixed=("prior", "summary", "recipe"))
@@ -119,6 +123,8 @@ class Model:
         width = max(_width(observed), row.size)
         raw = Layout(None, (observed.shape,)) if isinstance(observed, np.ndarray) else None
         object.__setattr__(self, "recipe", Recipe(self.prior, self.simulate, self.summary, layout, width, raw))
+        if self.names is not None:
+            object.__setattr__(self, "names", _checked_names(self.names, layout))
         if self.distance is None:
             object.__setattr__(self, "distance", Euclidean())
         scale = getattr(self.distance, "scale", None)
@@ -177,7 +183,13 @@ class Model:
         return replace(self, simulate=Limited(inner, timeout))
 
     def labels(self) -> list[str]:
-        """A name for each number that is compared."""
+        """A name for each number that is compared, for tables and plots."""
+        if self.names is not None:
+            return list(self.names)
+        return self.recipe.layout.titles("observed" if self.summary is None else "summary")
+
+    def places(self) -> list[str]:
+        """Where each number that is compared is found, for error messages."""
         return self.recipe.layout.labels("observed" if self.summary is None else "summary")
 
     def simulate_rows(
@@ -289,6 +301,17 @@ class Model:
         return f"Model({', '.join(self.prior.names)} -> {count} {plural})"
 
 
+def _checked_names(names: Any, layout: Layout) -> tuple[str, ...]:
+    """Names of the numbers that are compared, one for each."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+        raise ValueError(f"names must be a list of texts, as in ['mean', 'sd'], got {shown(names)}")
+    if len(names) != layout.size or len(set(names)) < len(names):
+        raise ValueError(
+            f"names must be {layout.size} different names, one for each number compared, got {shown(names)}"
+        )
+    return tuple(names)
+
+
 def _read_only(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
@@ -316,6 +339,12 @@ def _check_simulator(simulate: Any, prior: Prior, observed: Any) -> None:
             raise ValueError(
                 f"the command names {{{unknown[0]}}}, and the prior has {', '.join(prior.names)}: in braces may stand "
                 "a parameter, seed, input or output"
+            )
+        left_out = [name for name in prior.names if not simulate.uses(name)]
+        if left_out and simulate.unused != "allow":
+            raise ValueError(
+                f"the command does not use the parameter {left_out[0]}: write {{{left_out[0]}}} among its arguments, "
+                "pass all parameters as a file with {input}, or say unused='allow'"
             )
         return
     if not callable(function):

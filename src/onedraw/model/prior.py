@@ -4,6 +4,7 @@ Theta travels through the library as an array (n, dim) of floats, one column a p
 columns are contiguous. Discrete parameters hold whole numbers there and become integers when they reach a user.
 """
 
+import inspect
 import keyword
 import math
 import operator
@@ -40,9 +41,9 @@ class Marginal(NamedTuple):
 class Prior:
     """The prior of named parameters.
 
-    Each keyword is a parameter with its frozen SciPy distribution; `where` is a constraint on the parameters as
-    arrays, and the prior is then the product of the marginals restricted to where it holds (its density is not
-    divided by the share that is left, a constant that no sampler needs).
+    Each keyword is a parameter with its frozen SciPy distribution; `where` is a constraint, a function of the
+    parameters that it names, as arrays. The prior is then the product of the marginals restricted to where it holds
+    (its density is not divided by the share that is left, a constant that no sampler needs).
 
     >>> from scipy import stats
     >>> prior = Prior(a=stats.norm(0, 1), b=stats.uniform(0, 2), where=lambda a, b: a < b)
@@ -145,6 +146,7 @@ class Prior:
                     f"{name!r} cannot be a parameter's name: names must be Python names other than 'rng' and "
                     "'self', since simulators receive parameters by name"
                 )
+        names = tuple(map(_as_python_reads, names))
         if len(set(names)) < len(names):
             raise ValueError(f"parameter names must differ, got {list(names)}")
         if where is not None and not callable(where):
@@ -155,6 +157,7 @@ class Prior:
         self.discrete.flags.writeable = False
         self._whole = discrete
         self.where = where
+        self._where_names = _arguments(where, names)
         self.normalised = True
         """Whether the density, without `where`, is known to integrate to one."""
         self._draw, self._log_density, self._trusted = draw, log_density, trusted
@@ -245,7 +248,8 @@ class Prior:
     def _allowed(self, theta: Array) -> Array:
         assert self.where is not None
         try:
-            allowed = namespace(theta).asarray(self.where(**self.columns(theta)))
+            columns = self.columns(theta)
+            allowed = namespace(theta).asarray(self.where(**{name: columns[name] for name in self._where_names}))
         except FAULTS as error:
             if namespace(theta) is not np:
                 # A device says itself what is not code for it.
@@ -280,6 +284,36 @@ class Prior:
 
     def __repr__(self) -> str:
         return f"Prior({', '.join(self.names)})"
+
+
+def _arguments(where: Callable[..., Any] | None, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The parameters that a constraint names; all if it does not say."""
+    try:
+        given = inspect.signature(where).parameters.values() if where is not None else ()
+    except (TypeError, ValueError):
+        return names
+    if any(one.kind is one.VAR_KEYWORD for one in given):
+        return names
+    unknown = [one.name for one in given if one.name not in names and one.default is one.empty]
+    if unknown:
+        raise ValueError(
+            f"where= takes {unknown[0]!r}, which is not a parameter: there are {', '.join(names)}, and it may take any "
+            "of them by name"
+        )
+    return tuple(name for name in names if name in {one.name for one in given})
+
+
+def _as_python_reads(name: str) -> str:
+    """A name as Python has it in code: the micro sign is the Greek letter, for one.
+
+    >>> _as_python_reads("\u00b5") == "\u03bc"
+    True
+    """
+    if name.isascii():
+        return name
+    import unicodedata
+
+    return unicodedata.normalize("NFKC", name)
 
 
 def named_columns(names: Sequence[str], whole: Sequence[bool], theta: Array) -> dict[str, Array]:

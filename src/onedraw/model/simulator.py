@@ -5,6 +5,7 @@ pseudo-sample), so that any of them can be run again alone. A batched one draws 
 parameter arrays from one stream. A staged one prepares once for a theta and then draws as many as are asked for.
 """
 
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from onedraw.engines.clock import look
 from onedraw.engines.numba import NOT_FINITE, Compiled, LoopReport, draw_rows, drawn_layout
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.failures import FAULTS, Failure, SimulationError, told
+from onedraw.model.first_simulation import LOOKS, QUICK, FirstSimulation, is_first, left_to_look_at, listener
 from onedraw.model.layout import Layout
 from onedraw.model.prior import Prior
 
@@ -28,6 +30,7 @@ CHUNK_ROWS = 32_768
 CHUNK_VALUES = 4_194_304
 """Numbers a chunk may hold at once (32 MiB), so that wide data sets are cut finer."""
 
+NOT_FINITE_OUTPUT = "the output is not finite"
 SCALARS = (float, int, np.float64)
 """Results that need no look at their shape."""
 
@@ -146,6 +149,10 @@ class Recipe(NamedTuple):
     raw: Layout | None = None
     """Of the data if they are one array, which a compiled simulator fills before a summary in Python reads it."""
 
+    def compared(self) -> str:
+        """A word for what is compared with the data's."""
+        return "output" if self.summary is None else "summary"
+
 
 def simulate_rows(
     recipe: Recipe,
@@ -166,8 +173,11 @@ def simulate_rows(
     places = range(len(theta)) if index is None else index.tolist()
     shape = (len(theta), pseudo_samples, recipe.layout.size)
     watch = rng.first == 0 and rng.step == 0 and chunk == 0 and first_pseudo_sample == 0
+    first = watch and is_first()
+    began = time.perf_counter()
     if isinstance(recipe.simulator, Compiled):
-        return _compiled_rows(recipe, rng, theta, places, shape, first_pseudo_sample, chunk, on_error, watch)
+        found = _compiled_rows(recipe, rng, theta, places, shape, first_pseudo_sample, chunk, on_error, watch)
+        return _with_first(recipe, rng, theta, index, found, began) if first else found
     setups = surplus = 0
     failures: list[Failure] = []
     ignored_rng = False
@@ -184,9 +194,11 @@ def simulate_rows(
             _note_failure(recipe, rng, theta[row], places[row], m, fault.error, failures, on_error)
     elif isinstance(recipe.simulator, Staged):
         setups = len(theta)
-        rows = _staged_rows(recipe, rng, theta, places, shape, first_pseudo_sample, failures, on_error)
+        rows, surplus = _staged_rows(recipe, rng, theta, places, shape, first_pseudo_sample, failures, on_error, first)
     else:
-        rows, used = _plain_rows(recipe, rng, theta, places, shape, first_pseudo_sample, failures, on_error, watch)
+        rows, used, surplus = _plain_rows(
+            recipe, rng, theta, places, shape, first_pseudo_sample, failures, on_error, watch, first
+        )
         ignored_rng = not used
     failed = 0
     finite = np.isfinite(rows)
@@ -197,11 +209,49 @@ def simulate_rows(
         if not failures:
             row, m = (int(k) for k in np.argwhere(bad)[0])
             where = places[row], first_pseudo_sample + m
-            failures.append(_failure(recipe, rng, theta[row], *where, "the output is not finite"))
+            failures.append(_failure(recipe, rng, theta[row], *where, NOT_FINITE_OUTPUT))
             if on_error == "raise":
                 raise SimulationError(f"simulation failed {failures[0]}")
     cost = Cost(shape[0] * pseudo_samples, setups, 0, failed, 0, surplus)
-    return Simulated(rows, cost, tuple(failures), ignored_rng)
+    found = Simulated(rows, cost, tuple(failures), ignored_rng)
+    together = first and isinstance(recipe.simulator, Batched | JaxSimulator)
+    return _with_first(recipe, rng, theta, index, found, began) if together else found
+
+
+def _with_first(
+    recipe: Recipe, rng: Rng, theta: Array, index: Array | None, found: Simulated, began: float
+) -> Simulated:
+    """The first simulations of a run, made together, after whoever listens was told of them."""
+    seconds = time.perf_counter() - began
+    surplus = _tell_of_first(recipe, rng, theta, index, found.rows, seconds, not found.ignored_rng, found.failures)
+    return found._replace(cost=found.cost._replace(surplus=found.cost.surplus + surplus))
+
+
+def _tell_of_first(
+    recipe: Recipe,
+    rng: Rng,
+    theta: Array,
+    index: Array | None,
+    rows: Array,
+    seconds: float,
+    used: bool,
+    failures: Sequence[Failure],
+) -> int:
+    """Tell whoever listens of the first simulations (n, M, s) of a run; how many were made again for that."""
+    ears, (n, draws, _) = listener(), rows.shape
+    if ears is None:
+        return 0
+    same, again = None, 0
+    finite = np.isfinite(rows).all()
+    if not failures and finite and seconds <= QUICK and n * draws <= ears.repeat:
+        began, again = time.perf_counter(), n * draws
+        other = simulate_rows(recipe, rng, theta, index, draws)
+        # The first call may have compiled something.
+        seconds = min(seconds, time.perf_counter() - began)
+        same = np.array_equal(rows, other.rows)
+    failed = failures[0].message if failures else "" if finite else NOT_FINITE_OUTPUT
+    ears.tell(FirstSimulation(recipe.prior.named(theta[0]), seconds / (n * draws), n * draws, used, same, failed))
+    return again
 
 
 def _plain_rows(
@@ -214,8 +264,9 @@ def _plain_rows(
     failures: list[Failure],
     on_error: str,
     watch: bool,
-) -> tuple[Array, bool]:
-    """Rows (n, M, s), and whether the simulator draws from its generator; True unless that is watched."""
+    first_of_run: bool,
+) -> tuple[Array, bool, int]:
+    """Rows (n, M, s), whether the simulator draws from its generator (True unless that is watched), and a surplus."""
     simulate, flatten, names, single = (
         kept_apart(recipe.simulator),
         recipe.layout.flatten,
@@ -228,10 +279,13 @@ def _plain_rows(
     missing: Any = np.nan if one_number else np.full(shape[2], np.nan)
     # Results wait in a list: after a slow simulation, storing a single one in an array costs ten times its usual price.
     drawn: list[Any] = []
+    began, surplus = time.perf_counter(), 0
+    looks = min(LOOKS, shape[0] * shape[1]) if first_of_run else 0
     for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         parameters = dict(zip(names, values, strict=True))
         for m in range(shape[1]):
             look()
+            fault: BaseException | None = None
             try:
                 value = simulate(single(place, first + m), **parameters)
                 if not used:
@@ -246,8 +300,14 @@ def _plain_rows(
             except FAULTS as error:
                 drawn.append(missing)
                 _note_failure(recipe, rng, theta[row], place, first + m, error, failures, on_error)
-                used = True
-    return np.array(drawn, dtype=float).reshape(shape), used
+                used, fault = True, error
+            if looks and (m == 0 or shape[0] == 1):
+                looks = left_to_look_at(looks, fault, recipe.prior.named(theta[row]), recipe.compared())
+            if first_of_run:
+                first_of_run, seconds = False, time.perf_counter() - began
+                one = np.array(drawn, dtype=float).reshape(1, 1, -1)
+                surplus = _tell_of_first(recipe, rng, theta[:1], np.array([place]), one, seconds, used, failures)
+    return np.array(drawn, dtype=float).reshape(shape), used, surplus
 
 
 def _staged_rows(
@@ -259,8 +319,11 @@ def _staged_rows(
     first: int,
     failures: list[Failure],
     on_error: str,
-) -> Array:
-    rows = np.empty(shape)
+    first_of_run: bool,
+) -> tuple[Array, int]:
+    """Rows (n, M, s), and a surplus."""
+    rows, surplus, looks = np.empty(shape), 0, min(LOOKS, shape[0]) if first_of_run else 0
+    began = time.perf_counter()
     names, both_stages = recipe.prior.names, kept_apart(recipe.simulator.both)
     for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         try:
@@ -270,7 +333,13 @@ def _staged_rows(
             rows[row], fault = np.nan, Fault(0, error)
         if fault is not None:
             _note_failure(recipe, rng, theta[row], place, first + fault.row, fault.error, failures, on_error)
-    return rows
+        if looks:
+            raised = None if fault is None else fault.error
+            looks = left_to_look_at(looks, raised, recipe.prior.named(theta[row]), recipe.compared())
+        if first_of_run:
+            first_of_run, seconds = False, time.perf_counter() - began
+            surplus = _tell_of_first(recipe, rng, theta[:1], np.array([place]), rows[:1], seconds, True, failures)
+    return rows, surplus
 
 
 def _batched_rows(

@@ -17,6 +17,7 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import Failure, first_failures, refuse_if_all_failed, warn_ignored_rng
+from onedraw.model.first_simulation import LooksAtFirst
 from onedraw.run.blocks import Deadline, in_order
 from onedraw.run.chain_blocks import ChainDraws, ChainRound, advance_blocks
 from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value
@@ -150,7 +151,8 @@ class Driver:
             return request.enough is not None and request.enough(gathered)
 
         try:
-            reason = in_order(self.pool, request.task, request.items(gathered), take, self.deadline, bar)
+            task = LooksAtFirst(request.task) if before == 0 else request.task
+            reason = in_order(self.pool, task, request.items(gathered), take, self.deadline, bar)
         finally:
             unsaved.save()
         self.pace = (self.deadline.seconds() - began) / max(1, self.cost.simulations - before)

@@ -160,7 +160,8 @@ def _feed(hashed: Any, value: Any, seen: dict[int, tuple[int, Any]]) -> None:
     elif isinstance(getattr(value, "py_func", None), types.FunctionType):
         inside(value.py_func)
     elif is_dataclass(value):
-        inside(type(value), {field.name: getattr(value, field.name) for field in fields(value)})
+        kept = [field.name for field in fields(value) if field.metadata.get("fingerprint", True)]
+        inside(type(value), {name: getattr(value, name) for name in kept})
     else:
         inside(type(value))
         text(getattr(value, "__module__", ""), getattr(value, "__qualname__", ""))

@@ -62,7 +62,7 @@ def pilot_round(model: Model, seed: int, on_error: str) -> Round:
 
 def learned(model: Model, rows: Array) -> Model:
     """The model with its distance learned from rows (n, s), NaN if a simulation failed."""
-    return model.with_distance(model.distance.learnt(rows[~np.isnan(rows[:, 0])], model.labels()))
+    return model.with_distance(model.distance.learnt(rows[~np.isnan(rows[:, 0])], model.places()))
 
 
 def learned_arrays(distance: Any) -> dict[str, Array]:

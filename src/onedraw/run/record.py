@@ -25,6 +25,17 @@ class StoreError(ValueError):
     """
 
 
+class OtherRun(StoreError):
+    """A file that holds another run than the one to be made: another algorithm, other settings or another model."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what, remedy)
+        self.what = what
+
+    def __str__(self) -> str:
+        return ". ".join(self.args)
+
+
 class LostFile(StoreError):
     """What lies under the name of a run's file is no longer the file that this run has begun to write."""
 

@@ -20,7 +20,7 @@ import numpy as np
 from onedraw.arguments import positive
 from onedraw.engines.arrays import Array
 from onedraw.failures import NoAnswer
-from onedraw.run.record import LostFile, Record, StoreError
+from onedraw.run.record import LostFile, OtherRun, Record, StoreError
 from onedraw.version import __version__
 
 if TYPE_CHECKING:
@@ -334,15 +334,15 @@ def _compare(
     now: dict[str, str],
     force: bool,
 ) -> list[str]:
-    """A StoreError that names what has changed; what `force` let pass, in words."""
+    """An OtherRun that names what has changed; what `force` let pass, in words."""
     if written["algorithm"] != given.algorithm:
-        raise StoreError(
-            f"{file.path} holds a run of {written['algorithm']}, not of {given.algorithm}: give store= another name"
+        raise OtherRun(
+            f"{file.path} holds a run of {written['algorithm']}, not of {given.algorithm}", "Give store= another name"
         )
     settings = differences(written["arguments"], given.arguments)
     if settings:
-        raise StoreError(
-            f"{file.path} holds another run: {'; '.join(settings)}. Give the same settings, or store= another name"
+        raise OtherRun(
+            f"{file.path} holds another run: {'; '.join(settings)}", "Give the same settings, or store= another name"
         )
     before = sessions[-1]["versions"] if sessions else now
     other = [f"{name} {before.get(name)} -> {version}" for name, version in now.items() if before.get(name) != version]
@@ -356,9 +356,10 @@ def _compare(
     same_python = before.get("python", "").split(".")[:2] == now["python"].split(".")[:2]
     parts = changed_parts(written["parts"], given.parts, code=same_python)
     if parts and not force:
-        raise StoreError(
-            f"{file.path} belongs to a different version of your model: {'; '.join(parts)}. Use the model that it was "
-            "made with, or another file; od.resume(..., force=True) continues all the same and says so in the file"
+        raise OtherRun(
+            f"{file.path} belongs to a different version of your model: {'; '.join(parts)}",
+            "Use the model that it was made with, or another file; od.resume(..., force=True) continues all the same "
+            "and says so in the file",
         )
     return parts
 

@@ -520,6 +520,16 @@ def writer(path: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def is_run(path: Path) -> bool:
+    """Whether a file says at its beginning that it is a run of onedraw, damaged or not; an empty one may become one."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(72)
+    except OSError:
+        return False
+    return not head or (head.startswith(b"SQLite format 3\0") and head[68:] == APPLICATION_ID.to_bytes(4, "big"))
+
+
 def file_name(path: Any) -> Path:
     """The name of a run's file; a ValueError if it is none."""
     if not isinstance(path, str | os.PathLike) or not str(path):

@@ -1,0 +1,102 @@
+"""The first simulation of a run, which is looked at before the others are made.
+
+It is one of the run's own simulations, so it costs nothing and changes no number. Code that cannot run anywhere ends
+the run here, and so do data in another form than those observed, if those at a second parameter value are, too: a
+hundred more simulations would say the same. Whoever asks (`listening`) is told how long it took, and whether the same
+random stream gives the same data, for which a quick simulation is made a second time.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from onedraw.failures import SimulationError, told
+from onedraw.model.layout import WrongForm
+
+HOPELESS = (NameError, ImportError)
+"""What a simulator raises at all parameters alike."""
+LOOKS = 2
+"""Simulations, at different parameters if there are several, of which the form is looked at."""
+QUICK = 10.0
+"""Seconds that a simulation may take to be made a second time."""
+_of_thread = threading.local()
+
+
+class FirstSimulation(NamedTuple):
+    """What the first simulation of a run has shown."""
+
+    theta: dict[str, float | int]
+    seconds: float
+    """For one simulation; of several that were made together, the mean."""
+    together: int
+    """How many were made together."""
+    used_rng: bool
+    same: bool | None
+    """Whether the same stream gives the same data; None if that was not tried."""
+    failed: str
+    """Why it failed; "" if it did not."""
+
+
+class Listener(NamedTuple):
+    """Who is told of the first simulation, and how many simulations may be made again for it."""
+
+    tell: Callable[[FirstSimulation], None]
+    repeat: int = 1
+
+
+@contextmanager
+def listening(tell: Callable[[FirstSimulation], None], repeat: int = 1) -> Iterator[None]:
+    """In here, `tell` is called with the first simulation of each run that this thread makes itself."""
+    before = getattr(_of_thread, "listener", None)
+    _of_thread.listener = Listener(tell, repeat)
+    try:
+        yield
+    finally:
+        _of_thread.listener = before
+
+
+@dataclass(frozen=True, eq=False)
+class LooksAtFirst:
+    """The task of a run's first round: the first simulation of its first item is looked at."""
+
+    task: Callable[[Any], Any]
+
+    def __call__(self, item: Any) -> Any:
+        _of_thread.first = getattr(item, "first", None) == 0
+        try:
+            return self.task(item)
+        finally:
+            _of_thread.first = False
+
+
+def is_first() -> bool:
+    """Whether the next simulation is the first of its run; asked a second time, it is not."""
+    first: bool = getattr(_of_thread, "first", False)
+    _of_thread.first = False
+    return first
+
+
+def listener() -> Listener | None:
+    """Who is listening."""
+    found: Listener | None = getattr(_of_thread, "listener", None)
+    return found
+
+
+def left_to_look_at(left: int, error: BaseException | None, theta: dict[str, float | int], word: str) -> int:
+    """How many simulations are still looked at, after one that has raised `error` or nothing.
+
+    A SimulationError if it has failed as every other would. If the form of the data is wrong, the next one decides: it
+    may be wrong at some parameters alone.
+    """
+    if isinstance(error, WrongForm):
+        if left == 1:
+            raise SimulationError(
+                f"the first simulations failed: at {theta} the {word} {error}. Return data in the form of the "
+                "observed ones, filled with NaN if they cannot be simulated"
+            ) from error
+        return left - 1
+    if isinstance(error, HOPELESS):
+        raise SimulationError(f"the first simulation failed at {theta}: {told(error)}") from error
+    return 0
