@@ -178,7 +178,7 @@ NUMPY_SCALARS = [
             "data_sets": np.int32(20),
             "shared": np.bool_(True),
             "ranks": np.int64(20),
-            "arguments": {"kernel": od.uniform(0.5), "draws": np.int64(10)},
+            "arguments": {"kernel": od.uniform(2.0), "draws": np.int64(10)},
         },
     ),
 ]

@@ -706,10 +706,10 @@ def test_the_page_shows_everything(model, tmp_path):
     found = od.calibrate(two, method, data_sets=100, seed=1)
     text = found.report(tmp_path / "calibration.html").read_text()
     assert text.count("<img") == 3 * 4 and "<script" not in text
-    assert found.headline in text and 'class="verdict bad"' in text and "http:" not in text
+    assert found.headline in text and 'class="verdict red"' in text and "http:" not in text
     assert text == found.report(tmp_path / "again.html").read_text()
     green = od.calibrate(model, exact, data_sets=60, seed=1).report(tmp_path / "green.html").read_text()
-    assert 'class="verdict good"' in green and "would have been found" in green
+    assert 'class="verdict green"' in green and "would have been found" in green
 
 
 @needs_chromium

@@ -183,11 +183,16 @@ def test_outliers_that_mean_and_sd_do_not_show_are_found_in_the_raw_data():
 
 
 def test_infer_says_that_the_model_cannot_produce_the_data():
-    post = od.infer(od.Model(PRIOR, normal, torn(), summary=lambda data: [*two(data), data.std()]), budget=1000, seed=1)
+    model = od.Model(PRIOR, normal, torn(), summary=lambda data: [*two(data), data.std()])
+    post = od.infer(model, budget=1000, seed=3)
     wrong = [note for note in post.notes if note.startswith(MISFIT)]
     assert len(wrong) == 2 and "prior predictive check, p = 0.005" in wrong[0] and "summary[0] = " in wrong[0]
     assert "the posterior predictive check failed: 0 of 20 replicates" in wrong[1]
     assert kept(post.settings).p == 1 / 198 == post.misfit(20, prior=0).prior.p
+    # Twenty replicates need not show it; that is not called a success.
+    undecided = od.infer(model, budget=1000, seed=2).notes
+    assert any("check undecided: 0 of 20 replicates" in note for note in undecided)
+    assert not any("check passed" in note for note in undecided)
 
 
 def test_data_from_the_model_pass():

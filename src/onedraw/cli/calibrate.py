@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import split
 from onedraw.cli.run import COUNT, EXIT, asked_for, cluster, how_to_run, plain_warnings, what_to_run, where_to_work
 from onedraw.cli.text import as_json
@@ -18,7 +19,7 @@ OPTIONS = ("budget", "seed", "on_error", "timeout", "engine", "workers", "max_se
 @click.command(short_help="Try the analysis of a model on data sets whose parameters are known.")
 @click.argument("model", metavar="MODELFILE[:NAME]")
 @click.option("--budget", type=COUNT, help="The most simulations of each analysis (of all, with --shared).")
-@click.option("--data-sets", type=click.IntRange(min=20), default=200, show_default=True, help="Data sets to analyse.")
+@click.option("--data-sets", type=WholeNumber(20), default=200, show_default=True, help="Data sets to analyse.")
 @click.option("--shared", is_flag=True, help="Analyse all data sets with the same simulations (rejection, infer).")
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="The page.  [default: MODELFILE_calibration.html]")
 @click.option("--store", type=click.Path(dir_okay=False), help="The file of what is done.  [default: the page's, .db]")

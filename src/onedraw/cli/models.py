@@ -47,7 +47,8 @@ def loaded(path: Path, name: str = "model") -> Any:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    specification.loader.exec_module(module)
+    # Not from byte code, which Python takes for current if size and second of a change are the same.
+    exec(compile(path.read_bytes(), str(module.__file__), "exec"), module.__dict__)
     _send_by_value(module, [sys.modules[one] for one in set(sys.modules) - before], folder)
     return module
 

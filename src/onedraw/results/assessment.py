@@ -13,7 +13,7 @@ from onedraw.model.model import Model
 from onedraw.results.learned_summary import learn, terms_for
 from onedraw.results.learnt_likelihood import (
     MOST_COLUMNS,
-    Described,
+    FittedSummaries,
     LearntLikelihood,
     SimulatedPairs,
     learn_likelihood,
@@ -160,11 +160,11 @@ def assess(
     return found._replace(learnt=learn_likelihood(simulations, described, held_out, to_compare, rng, thorough))
 
 
-def _described(maps: list[Rows], rows: Array, observed: Array) -> Described | None:
+def _described(maps: list[Rows], rows: Array, observed: Array) -> FittedSummaries | None:
     """The summaries as a surrogate has them: as they are if they are few, and learnt ones if they are many."""
     if rows.shape[1] <= MOST_COLUMNS:
-        return Described(rows, observed, learnt=False)
-    return Described(maps[1](rows), maps[1](observed[None])[0], learnt=True) if len(maps) > 1 else None
+        return FittedSummaries(rows, observed, learnt=False)
+    return FittedSummaries(maps[1](rows), maps[1](observed[None])[0], learnt=True) if len(maps) > 1 else None
 
 
 def _learned(theta: Array, rows: Array, scale: Rows, order: Array) -> Rows | None:

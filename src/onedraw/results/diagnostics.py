@@ -241,7 +241,8 @@ def predictive_check(rows: Array, observed: Array, labels: list[str] | None = No
     if found is None:
         return []
     counted = f"{found.alike} of {found.number} replicates are at least as unusual as the data"
-    clear = found.number >= ENOUGH or found.beyond > BEYOND
-    if found.alike / found.number < LEAST_ALIKE and clear:
-        return [f"{MISFIT}: the posterior predictive check failed: {counted}; {found.words()}"]
+    if found.alike / found.number < LEAST_ALIKE:
+        if found.number >= ENOUGH or found.beyond > BEYOND:
+            return [f"{MISFIT}: the posterior predictive check failed: {counted}; {found.words()}"]
+        return [f"Posterior predictive check undecided: {counted}; post.misfit() makes more replicates."]
     return [f"Posterior predictive check passed: {counted}."]

@@ -82,7 +82,7 @@ class SimulatedPairs(NamedTuple):
         return np.clip(1.0 - self.prior_share * np.exp(log_weights), 0.0, 1.0)
 
 
-class Described(NamedTuple):
+class FittedSummaries(NamedTuple):
     """The summaries that a surrogate is fitted to."""
 
     rows: Array
@@ -173,7 +173,7 @@ def fitted_to(n: int) -> Array:
 
 def learn_likelihood(
     simulations: SimulatedPairs,
-    described: Described,
+    described: FittedSummaries,
     held_out: Array,
     scale: Array,
     rng: np.random.Generator,

@@ -7,7 +7,6 @@ error instead of an endless wait.
 """
 
 import hashlib
-import multiprocessing
 import os
 import queue
 import threading
@@ -491,7 +490,9 @@ def _chosen_pool(workers: Any, executor: Any, threads: bool) -> InProcess | Work
         return InProcess()
     if threads:
         return WorkerPool(ThreadPoolExecutor(number))
-    if multiprocessing.current_process().daemon:
+    # A process that was started by it has it loaded.
+    processes = sys.modules.get("multiprocessing")
+    if processes is not None and processes.current_process().daemon:
         raise ValueError(
             f"workers = {number} cannot be started in a daemonic process, which may have no processes of its own: run "
             "without workers=, or start this process with daemon=False"
