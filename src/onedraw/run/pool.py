@@ -9,6 +9,7 @@ error instead of an endless wait.
 import hashlib
 import os
 import queue
+import sys
 import threading
 import time
 import traceback
