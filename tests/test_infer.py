@@ -11,6 +11,7 @@ import onedraw as od
 from onedraw.cost import Cost
 from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
+from onedraw.proposals.mixture import normals_around as around
 from onedraw.results import trial
 from onedraw.results.assessment import Assessment
 from onedraw.results.coverage import measure_coverage
@@ -27,7 +28,6 @@ from onedraw.samplers.infer import (
     Inference,
     ProposeAndSimulate,
     Replicates,
-    around,
     assessed,
     fulfil,
     next_proposal,

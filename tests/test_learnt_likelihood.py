@@ -9,7 +9,15 @@ from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
 from onedraw.results.assessment import Assessment
 from onedraw.results.learned_summary import _penalised
-from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs, _placed, _scores, fitted_to, unseen
+from onedraw.results.learnt_likelihood import (
+    LearntLikelihood,
+    PickedSimulations,
+    SimulatedPairs,
+    _placed,
+    _scores,
+    fitted_to,
+    unseen,
+)
 from onedraw.results.regression import AdjustedDraws, Method
 from onedraw.results.trial import BROAD, TrialResult, log_density, log_with_broad
 from onedraw.run.bank import Bank
@@ -132,7 +140,7 @@ def test_which_proposals_are_aimed():
     for bank, share in ((bank_with(300, 100), second / (first + second)), (bank_with(300, 0), 1.0)):
         bank = bank if bank.mixtures[0][0] else bank._replace(mixtures=())
         simulations = bank.simulations()
-        assert np.allclose(simulations.aimed(simulations.log_weights(points)), share)
+        assert np.allclose(simulations.aimed(points, simulations.log_weights(points)), share)
 
 
 def test_draws_of_all_proposals():
@@ -159,8 +167,11 @@ def test_tails_of_the_posterior_are_not_unseen():
 def test_simulations_made_by_chance_do_not_count_as_a_look():
     theta, draws = np.concatenate([np.zeros((50, 1)), np.full((5, 1), 9.0)]), np.array([[0.1]] * 30 + [[9.0]])
     weights = np.where(np.arange(55) < 50, 1.0, 0.05)
-    learnt = LearntLikelihood(None, Training(theta, theta, theta, weights), None, False, None, None, None)
-    assert learnt.unseen(draws).tolist() == [False] * 30 + [True]
+    training = Training(theta, theta, theta, weights)
+    picked = PickedSimulations(training, np.arange(0), None, None, None)
+    for fitted in (training, picked.weighted(1.0)):
+        learnt = LearntLikelihood(None, fitted, None, False, None, None, None, picked.looks())
+        assert learnt.unseen(draws).tolist() == [False] * 30 + [True]
 
 
 def test_a_learnt_likelihood_does_not_forget_where_earlier_stages_looked():

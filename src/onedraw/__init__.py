@@ -31,6 +31,7 @@ from onedraw.version import __version__ as __version__
 if TYPE_CHECKING:
     from onedraw.report import plots
     from onedraw.results.certificate import certificate
+    from onedraw.run.earlier import bank_from_arrays
     from onedraw.runs import load, replay, resume, reuse
     from onedraw.samplers.importance import importance
     from onedraw.samplers.infer import infer
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 LATER = {
     "plots": "onedraw.report",
     "certificate": "onedraw.results.certificate",
+    "bank_from_arrays": "onedraw.run.earlier",
     "load": "onedraw.runs",
     "replay": "onedraw.runs",
     "resume": "onedraw.runs",
@@ -65,6 +67,7 @@ def _later(module: str, name: str) -> Callable[..., Any]:
 
 HIGHER["efficiency"] = _later("onedraw.results.efficiency", "efficiency")
 HIGHER["adjust"] = _later("onedraw.results.adjustment", "adjusted")
+HIGHER["observed"] = _later("onedraw.run.other_data", "observed")
 HIGHER["misfit"] = _later("onedraw.results.misfit", "misfit_of")
 HIGHER["resample"] = _later("onedraw.results.export", "resampled")
 HIGHER["to_dataframe"] = _later("onedraw.results.export", "dataframe")
@@ -97,6 +100,7 @@ __all__ = [
     "StoreError",
     "WorkerError",
     "advise",
+    "bank_from_arrays",
     "batched",
     "calibrate",
     "certificate",

@@ -57,7 +57,8 @@ def load(path: File, model: Model | Fitted | None = None) -> Posterior:
     """The Posterior of a run's file, finished or not.
 
     The run may still be going on in another process: its draws so far are shown. A file holds no functions: with
-    `model`, which must be that of the run, the Posterior can also `predict`, show the prior and `adjust`.
+    `model`, which must be that of the run, the Posterior can also `predict`, show the prior, `adjust`, and find
+    the posterior of other data (`observed`).
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -81,7 +82,10 @@ def load(path: File, model: Model | Fitted | None = None) -> Posterior:
         model = None if model is None else _model_of_run(store, written, model)
         with _Form(path):
             run = Recorded(store, written)
-            result = SAMPLERS[written["algorithm"]].shown(run)
+            entry = SAMPLERS[written["algorithm"]]
+            result = entry.shown(run)
+            if model is not None and entry.kept is not None:
+                result = replace(result, kept=entry.kept(run, model))
             status, (cost, failures) = status_of(replace(result, reason="unfinished"), None), run.spent()
             if run.finished is not None:
                 status = Status(str(run.finished.scalars["reason"]), str(run.finished.scalars["message"]))
@@ -160,6 +164,7 @@ def resume(
     estimator: Any = None,
     proposal: Any = None,
     start: Any = None,
+    bank: Any = None,
     draws: int | None = None,
     budget: int | None = None,
     force: bool = False,
@@ -173,7 +178,7 @@ def resume(
         The file that the run was given as `store=`.
     model
         The model of the run (or `estimator`, if the run had one). It is compared with the file part by part.
-    kernel, proposal, start
+    kernel, proposal, start, bank
         Only if they were a function of your own or a Posterior: the file does not hold those.
     draws, budget
         A larger number than the run began with, to go further.
@@ -202,15 +207,19 @@ def resume(
     name, entry = written["algorithm"], SAMPLERS[written["algorithm"]]
     with _Form(path):
         arguments, own = written["arguments"], bool(written["facts"]["estimator"])
-        parts = ("model", "kernel", "estimator", "proposal", "start")
+        parts = ("model", "kernel", "estimator", "proposal", "start", "bank")
         hidden = (*parts, "pseudo_samples", "keep") if own else parts
         given = {key: arguments[key] for key in entry.parameters if key in arguments and key not in hidden}
-        given |= _parts_of(path, name, entry.parameters, arguments, own, model, kernel, estimator, proposal, start)
+        given |= _parts_of(
+            path, name, entry.parameters, arguments, own, model, kernel, estimator, proposal, start, bank
+        )
     for key, raised in (("draws", draws), ("budget", budget)):
         if raised is not None and key not in entry.parameters:
             raise StoreError(f"{path} holds a run of {name}, which has no {key}=: raise budget")
         given |= {} if raised is None else {key: raised}
-    parts_given = {"draws": draws, "budget": budget, "kernel": kernel, "proposal": proposal, "start": start}
+    parts_given = {
+        "draws": draws, "budget": budget, "kernel": kernel, "proposal": proposal, "start": start, "bank": bank
+    }  # fmt: skip
     asked = {*options, *(key for key, value in parts_given.items() if value is not None)}
     place = Continue(path, force)
     try:
@@ -225,10 +234,10 @@ def resume(
 
 def _parts_of(
     path: File, name: str, takes: tuple[str, ...], arguments: Mapping[str, Any], own: bool, model: Any, kernel: Any,
-    estimator: Any, proposal: Any, start: Any,
+    estimator: Any, proposal: Any, start: Any, bank: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """What a run needs that is not a plain value: from the file if it can name it, otherwise as given."""
-    for part, value in (("kernel", kernel), ("proposal", proposal), ("start", start)):
+    for part, value in (("kernel", kernel), ("proposal", proposal), ("start", start), ("bank", bank)):
         if value is not None and part not in takes:
             raise StoreError(f"{path} holds a run of {name}, which has no {part}")
     given: dict[str, Any] = {}
@@ -254,6 +263,10 @@ def _parts_of(
         given["start"] = arguments["start"] if start is None else start
         if isinstance(given["start"], str) and given["start"] == OWN:
             raise StoreError(f"{path} started from a Posterior: give it again, as start=")
+    if "bank" in takes:
+        given["bank"] = bank
+        if arguments.get("bank") and bank is None:
+            raise StoreError(f"{path} was given a bank of {arguments['bank']:,} simulations: give it again, as bank=")
     return given
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.estimators.weights import systematic
 from onedraw.model.prior import Prior
 from onedraw.proposals.random_walk import rounded_mass
 
@@ -139,6 +140,16 @@ def local_mixture(
     if discrete.any():
         root = np.linalg.cholesky(covariance[:, smooth[:, None], smooth])
     return Mixture(points[centres], root, np.maximum(deviation, LEAST_DEVIATION), discrete, freedom)
+
+
+def normals_around(
+    theta: Array, weights: Array, scale: float, number: int, rng: np.random.Generator, discrete: Array
+) -> Mixture:
+    """Normals around draws picked by weight, each with the covariance of its neighbours times `scale`."""
+    n, dim = theta.shape
+    count = int(min(n, max(2 * dim + 2, n**0.7)))
+    centres, towards_all = systematic(weights, min(number, n), rng.random()), min(1.0, (dim + 1) / count)
+    return local_mixture(theta, weights, centres, count, discrete, towards_all=towards_all).widened(scale)
 
 
 def local_roots(

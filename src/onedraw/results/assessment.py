@@ -13,7 +13,7 @@ from onedraw.model.model import Model
 from onedraw.results.learned_summary import learn, terms_for
 from onedraw.results.learnt_likelihood import (
     MOST_COLUMNS,
-    FittedSummaries,
+    DescribedRows,
     LearntLikelihood,
     SimulatedPairs,
     learn_likelihood,
@@ -150,9 +150,10 @@ def assess(
     draws = estimate(neighbourhoods[k], observed[k], trial.method)
     distances = _distances(maps[k], own, model)
     found = Assessment(tuple(neighbourhoods), observed, tuple(names), trial, draws, index, held_out, distances)
-    if own is not None or len(rows) < FEWEST_LEARNT:
+    _, every = simulations.together()
+    if own is not None or len(every) < FEWEST_LEARNT:
         return found
-    described = _described(maps, rows, model.observed_row)
+    described = _described(maps, every, model.observed_row)
     if described is None:
         return found
     to_compare = standardising(neighbourhoods[0], trial.held_out) if trial.tried else np.eye(theta.shape[1])
@@ -160,11 +161,11 @@ def assess(
     return found._replace(learnt=learn_likelihood(simulations, described, held_out, to_compare, rng, thorough))
 
 
-def _described(maps: list[Rows], rows: Array, observed: Array) -> FittedSummaries | None:
+def _described(maps: list[Rows], rows: Array, observed: Array) -> DescribedRows | None:
     """The summaries as a surrogate has them: as they are if they are few, and learnt ones if they are many."""
     if rows.shape[1] <= MOST_COLUMNS:
-        return FittedSummaries(rows, observed, learnt=False)
-    return FittedSummaries(maps[1](rows), maps[1](observed[None])[0], learnt=True) if len(maps) > 1 else None
+        return DescribedRows(rows, observed, learnt=False)
+    return DescribedRows(maps[1](rows), maps[1](observed[None])[0], learnt=True) if len(maps) > 1 else None
 
 
 def _learned(theta: Array, rows: Array, scale: Rows, order: Array) -> Rows | None:

@@ -107,7 +107,7 @@ def calibration(learnt: LearntLikelihood, names: Sequence[str]) -> dict[str, Any
     `spread` is the root mean square of the distances of known parameters from their posterior means, in posterior
     standard deviations: 1 if these are right.
     """
-    covered, spread = learnt.coverage(0.9), np.sqrt(np.square(learnt.away).mean(axis=0))
+    covered, spread = learnt.coverage(0.9), learnt.spread()
     return {
         "number": len(learnt.ranks),
         "cover_90": {name: _or_none(float(one)) for name, one in zip(names, covered, strict=True)},

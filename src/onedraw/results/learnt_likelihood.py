@@ -48,10 +48,23 @@ FAR, FAR_AT_LEAST = 5.0, 1.5
 counts as far, in posterior standard deviations."""
 LOOKED = 0.5
 """Weight from which a simulation was made to look there, and not by chance."""
+CLEARLY = 2.0
+"""Standard errors of the log score by which a fit to all simulations in full must fall behind one that counts those
+near the posterior most: the latter uses fewer."""
 FEWEST_PLACED = 10.0
 """Effective draws among which a known parameter is placed."""
 MOST_COLUMNS = 40
 """Summaries that a surrogate is fitted to: beyond it, only to learnt ones."""
+
+
+class UnweightedPairs(NamedTuple):
+    """Simulations whose proposals are not known: a likelihood can be learnt from them, and nothing else."""
+
+    theta: Array
+    """(n, dim) of those that succeeded, in unbounded coordinates."""
+    rows: Array
+    failed: Array
+    """(m, dim)"""
 
 
 class SimulatedPairs(NamedTuple):
@@ -69,24 +82,36 @@ class SimulatedPairs(NamedTuple):
     log_weights: Callable[[Array], Array]
     """Log of the prior over the mixture of all proposals."""
     log_prior: Callable[[Array], Array]
-    prior_share: float
-    """Share of the proposals that came from the prior."""
+    aimed: Callable[[Array, Array], Array]
+    """The share of the proposals at parameters, of these log weights, that was made for the data; 1 if none was."""
     of_proposals: Callable[[np.random.Generator, int], Array]
     """Draws from the mixture of all proposals."""
     of_prior: Callable[[np.random.Generator, int], Array]
+    more: UnweightedPairs | None = None
+    for_others: bool = False
+    """Whether some were made for other data."""
 
-    def aimed(self, log_weights: Array) -> Array:
-        """The share of the proposals at parameters of these log weights that is not from the prior; 1 if all are."""
-        if self.prior_share == 1.0:
-            return np.ones(len(log_weights))
-        return np.clip(1.0 - self.prior_share * np.exp(log_weights), 0.0, 1.0)
+    def together(self) -> tuple[Array, Array]:
+        """Parameters and summaries of all that succeeded, those whose proposals are not known last."""
+        if self.more is None:
+            return self.theta, self.rows
+        return np.concatenate([self.theta, self.more.theta]), np.concatenate([self.rows, self.more.rows])
+
+    def outcomes(self) -> tuple[Array, Array]:
+        """Parameters of simulations that succeeded, and of those that failed.
+
+        Simulations of unknown proposals count if some of them failed: otherwise the failed ones may be missing.
+        """
+        if self.more is None or not len(self.more.failed):
+            return self.theta, self.failed
+        return self.together()[0], np.concatenate([self.failed, self.more.failed])
 
 
-class FittedSummaries(NamedTuple):
+class DescribedRows(NamedTuple):
     """The summaries that a surrogate is fitted to."""
 
     rows: Array
-    """(n, s) of all simulations."""
+    """(n, s) of all simulations, those whose proposals are not known last."""
     observed: Array
     learnt: bool
     """Whether they were learnt from the simulations with even numbers."""
@@ -106,11 +131,17 @@ class LearntLikelihood(NamedTuple):
     """(k, dim) of the known parameters in their posteriors, in [0, 1]."""
     away: Array
     """(k, dim) of the known parameters from their posterior means, in posterior standard deviations."""
+    looks: Array | None = None
+    """Parameters of the simulations that were made to look there, and not by chance."""
 
     def coverage(self, level: float) -> Array:
         """Share (dim,) of the known parameters inside central intervals of this level; NaN if none were placed."""
         inside = np.abs(self.ranks - 0.5) < 0.5 * level
         return inside.mean(axis=0) if len(inside) else np.full(inside.shape[1], np.nan)
+
+    def spread(self) -> Array:
+        """(dim,) root mean square of the distances from posterior means, 1 if standard deviations are right."""
+        return np.sqrt(np.square(self.away).mean(axis=0)) if len(self.away) else np.full(self.away.shape[1], np.nan)
 
     def draws(self, simulations: SimulatedPairs, number: int, rng: np.random.Generator) -> Array:
         """Draws (number, dim) of the posterior."""
@@ -125,7 +156,8 @@ class LearntLikelihood(NamedTuple):
 
     def unseen(self, draws: Array) -> Array:
         """Which of some draws (n, dim) are where no stage has looked."""
-        return unseen(self.training.theta[self.training.weights >= LOOKED], draws)
+        assert self.looks is not None
+        return unseen(self.looks, draws)
 
     def effective_draws(self, draws: Array) -> float:
         """How many independent draws would give posterior means as exactly as these draws (n, dim) do."""
@@ -145,6 +177,8 @@ def unseen(theta: Array, draws: Array) -> Array:
     """
     from scipy.spatial import cKDTree
 
+    if not len(theta):
+        return np.ones(len(draws), dtype=bool)
     whole, dim = np.atleast_2d(np.cov(draws, rowvar=False)), theta.shape[1]
     whiten = np.linalg.inv(np.linalg.cholesky(whole + 1e-9 * np.diag(np.diag(whole)) + 1e-300 * np.eye(dim)))
     there = draws @ whiten.T
@@ -171,9 +205,50 @@ def fitted_to(n: int) -> Array:
     return np.concatenate([np.linspace(0, latest[0], earlier, endpoint=False).astype(np.int64), latest])
 
 
+def spread_over(n: int, most: int) -> Array:
+    """Which of n simulations are used, at most so many, evenly spread.
+
+    >>> spread_over(3, 5).tolist(), spread_over(10, 5).tolist()
+    ([0, 1, 2], [0, 2, 4, 6, 8])
+    """
+    return np.linspace(0, n, min(n, most), endpoint=False).astype(np.int64)
+
+
+def clearly_behind(scores: Array, others: Array) -> bool:
+    """Whether scores fall behind others at the same held-out simulations by more than two standard errors.
+
+    >>> clearly_behind(np.array([0.0, 0.1, 0.2]), np.array([1.0, 1.1, 1.3])), clearly_behind(np.empty(0), np.empty(0))
+    (True, False)
+    """
+    gain = scores - others
+    return len(gain) > 1 and float(gain.mean()) < -CLEARLY * float(gain.std(ddof=1)) / math.sqrt(len(gain))
+
+
+class PickedSimulations(NamedTuple):
+    """The simulations that surrogates are fitted to, and at which of them they are tried."""
+
+    training: Training
+    """With weights that say how near the posterior they were proposed."""
+    even: Array
+    """Those from which the summaries were learnt, if they were."""
+    held_out: Array
+    calibration: Array
+    free: FreeDraws
+
+    def weighted(self, least: float) -> Training:
+        """As a fit has them, with at least this weight for those proposed far from the posterior."""
+        weights = np.maximum(self.training.weights, least)
+        weights[self.even] = LEAST_WEIGHT
+        return self.training._replace(weights=weights)
+
+    def looks(self) -> Array:
+        """Parameters of those that were made to look there, and not by chance."""
+        return self.training.theta[self.weighted(LEAST_RELEVANCE).weights >= LOOKED]
+
+
 def learn_likelihood(
     simulations: SimulatedPairs,
-    described: FittedSummaries,
+    described: DescribedRows,
     held_out: Array,
     scale: Array,
     rng: np.random.Generator,
@@ -181,30 +256,63 @@ def learn_likelihood(
 ) -> LearntLikelihood | None:
     """The surrogate of these simulations, and how it does at those held out; None if no summary varies.
 
-    `scale` (dim, dim) takes parameters to the coordinates in which densities are compared.
+    `scale` (dim, dim) takes parameters to the coordinates in which densities are compared. If many simulations were
+    made for other data, it is tried whether they should count in full.
     """
-    number = np.union1d(fitted_to(len(simulations.theta)), held_out)
-    theta, rows, held_out = simulations.theta[number], described.rows[number], np.searchsorted(number, held_out)
-    aimed = simulations.aimed(simulations.log_weights(theta))
-    odd, weights = number % 2 == 1, np.maximum(aimed, LEAST_RELEVANCE)
+    picked = _picked(simulations, described, held_out, rng, thorough)
+    found = _learnt(simulations, described, picked, LEAST_RELEVANCE, scale, thorough)
+    if found is None or not simulations.for_others or not (picked.training.weights < 1.0).any():
+        return found
+    in_full = _learnt(simulations, described, picked, 1.0, scale, thorough)
+    assert in_full is not None
+    return found if clearly_behind(in_full.scores, found.scores) else in_full
+
+
+def _picked(
+    simulations: SimulatedPairs, described: DescribedRows, held_out: Array, rng: np.random.Generator, thorough: bool
+) -> PickedSimulations:
+    n, (theta, _) = len(simulations.theta), simulations.together()
+    weighted = np.union1d(fitted_to(n), held_out)
+    number = np.concatenate([weighted, n + spread_over(len(theta) - n, MOST_FITTED // 2)])
+    theta, rows, held_out = theta[number], described.rows[number], np.searchsorted(number, held_out)
+    # It depends on the parameters alone, so that it is a right weight also if proposals are not known.
+    aimed = simulations.aimed(theta, simulations.log_weights(theta))
     # A learnt summary was learnt from the even ones, and fits them too well.
-    calibration = np.unique(systematic(np.where(odd, aimed, 0.0), min(CALIBRATION, len(aimed) // 4), rng.random()))
-    training = training_of(theta, rows, np.where(odd, weights, LEAST_WEIGHT) if described.learnt else weights)
+    odd = (number % 2 == 1) | (number >= n)
+    # Parameters are compared with posteriors only if it is known where they come from.
+    near = np.where(odd & (number < n), aimed, 0.0)
+    calibration = np.unique(systematic(near, min(CALIBRATION, len(weighted) // 4), rng.random()))
     both = np.unique(np.concatenate([held_out, calibration]))
     free = _free_draws(simulations, theta[both], FREE if thorough else FREE_BRIEFLY, rng)
+    even = np.flatnonzero(~odd) if described.learnt else np.empty(0, dtype=np.int64)
+    return PickedSimulations(training_of(theta, rows, aimed), even, held_out, calibration, free)
+
+
+def _learnt(
+    simulations: SimulatedPairs,
+    described: DescribedRows,
+    picked: PickedSimulations,
+    least: float,
+    scale: Array,
+    thorough: bool,
+) -> LearntLikelihood | None:
+    """The surrogate, with at least this weight for simulations proposed far from the posterior."""
+    training, held_out, calibration, free = picked.weighted(least), picked.held_out, picked.calibration, picked.free
     form = choose_form(simulations.support, training, described.observed, thorough)
     if form is None:
         return None
-    success = _success(simulations, form)
+    both, success = np.unique(np.concatenate([held_out, calibration])), _success(simulations, form)
     held = held_out_likelihoods(form, training, both, free, success)
     near = held.some(np.searchsorted(both, calibration))
     power = choose_power(near, free.log_aimed)
-    scores = _scores(held.some(np.searchsorted(both, held_out)), theta[held_out], simulations, free, scale, power)
+    known = training.theta[held_out]
+    scores = _scores(held.some(np.searchsorted(both, held_out)), known, simulations, free, scale, power)
     share = near.weights(free.log_aimed, power)
     enough = 1.0 / np.square(share).sum(axis=1) > FEWEST_PLACED
-    ranks, away = _placed(share[enough], free.points, theta[calibration][enough], simulations.discrete)
+    ranks, away = _placed(share[enough], free.points, training.theta[calibration][enough], simulations.discrete)
     surrogate = fit_surrogate(form, training, success)._replace(power=power)
-    return LearntLikelihood(surrogate, training, described.observed, described.learnt, scores, ranks, away)
+    looks = picked.looks()
+    return LearntLikelihood(surrogate, training, described.observed, described.learnt, scores, ranks, away, looks)
 
 
 def _free_draws(simulations: SimulatedPairs, known: Array, number: int, rng: np.random.Generator) -> FreeDraws:
@@ -222,16 +330,17 @@ def _free_draws(simulations: SimulatedPairs, known: Array, number: int, rng: np.
     log_proposals = log_prior - log_weights
     log_mixed = np.logaddexp(log_proposals, around.log_density(points)) - math.log(2.0)
     with np.errstate(divide="ignore"):
-        log_aimed = np.log(simulations.aimed(log_weights)) + log_proposals - log_mixed
+        log_aimed = np.log(simulations.aimed(points, log_weights)) + log_proposals - log_mixed
     return FreeDraws(points, log_prior - log_mixed, log_aimed)
 
 
 def _success(simulations: SimulatedPairs, form: Form) -> Success | None:
-    if not len(simulations.failed):
+    good, failed = simulations.outcomes()
+    if not len(failed):
         return None
-    both, sets = form.columns(np.concatenate([simulations.theta, simulations.failed])), form.features.sets()
+    both, sets = form.columns(np.concatenate([good, failed])), form.features.sets()
     enough = "2" in sets and FEWEST_PER_TERM * len(sets["2"]) < len(both)
-    return fit_success(both[:, sets["2" if enough else "1"]], np.arange(len(both)) < len(simulations.theta))
+    return fit_success(both[:, sets["2" if enough else "1"]], np.arange(len(both)) < len(good))
 
 
 def _scores(

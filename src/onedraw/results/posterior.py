@@ -169,7 +169,7 @@ class Posterior:
     bank: Any = field(default=None, repr=False)
     """Every simulation of a run that kept them: see `Simulations`."""
     kept: Any = field(default=None, repr=False)
-    """What `simulations` gives, if the run has kept them as arrays."""
+    """What `simulations` gives, if the run has kept all of them: as arrays, or as the bank of `od.infer`."""
     effective: float | None = None
     """The effective number of independent draws, if there are more draws than simulations behind them."""
 
@@ -608,13 +608,30 @@ class Posterior:
         ((500, 1), (500, 1))
         """
         if self.kept is not None:
-            return cast(SimulatedData, self.kept)
+            return self.kept if isinstance(self.kept, SimulatedData) else cast(SimulatedData, self.kept.data())
         if self.bank is None or self.bank.rows is None:
             raise ValueError(
                 "this run has not kept its simulations: od.infer does, od.importance with keep='all', and od.rejection "
                 "with keep='summaries', or keep='all' and a file that od.load reads"
             )
         return SimulatedData.of(self.bank.theta, self.bank.rows)
+
+    def observed(self, data: Any, *, draws: int = 10_000, seed: int | None = None) -> "Posterior":
+        """The posterior of another data set, from the simulations of this run of `od.infer` and no new ones.
+
+        The estimate is chosen anew, at simulations near these data, and `notes` say how far to trust it: if the data
+        are far from all that was simulated, or the posterior is where little was. `od.load(file, model)` gives a
+        Posterior that can do the same. `od.infer(model, budget=..., bank=post)` adds simulations for the other data.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+        >>> post = od.infer(model, budget=1000, seed=1)
+        >>> other = post.observed(-1.0, seed=1)
+        >>> bool(abs(other.summary()["theta"].mean + 0.5) < 0.1), other.cost.simulations
+        (True, 0)
+        """
+        return cast(Posterior, HIGHER["observed"](self, data, draws, seed))
 
     def plot(self, what: str = "marginals", **options: Any) -> Any:
         """A matplotlib Figure of a kind of `od.plots`: "marginals", "corner", "traces", "predictive" and others.

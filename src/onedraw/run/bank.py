@@ -10,7 +10,8 @@ from onedraw.engines.arrays import Array
 from onedraw.model.coordinates import Support
 from onedraw.model.prior import Prior
 from onedraw.proposals.mixture import Mixture, log_prior_constant, log_weights
-from onedraw.results.learnt_likelihood import SimulatedPairs
+from onedraw.results.learnt_likelihood import SimulatedPairs, UnweightedPairs
+from onedraw.results.posterior import SimulatedData
 from onedraw.run.plan import Outcome
 
 DEFENSIVE = 10
@@ -35,12 +36,25 @@ class Bank(NamedTuple):
     """Good simulations at the end of each stage."""
     cost: Cost = Cost()
     """Of everything, checks included."""
+    reused: int = 0
+    """How many of the simulations are those of earlier runs."""
+    earlier: int = 0
+    """How many of the mixtures are those of earlier runs, which were not made for these data."""
+    more: SimulatedData | None = None
+    """Earlier simulations whose proposals are not known; NaN if a simulation failed."""
+    focus: Mixture | None = None
+    """Where the posterior seems to be, if no proposal was made for these data."""
 
     def good(self) -> tuple[Array, Array]:
         """Parameters and summaries of all simulations that did not fail."""
         good = ~np.isnan(self.rows[:, 0])
         # In one layout, whether they come from blocks or from a file: sums depend on it in their last bit.
         return np.ascontiguousarray(self.theta[good]), np.ascontiguousarray(self.rows[good])
+
+    def data(self) -> SimulatedData:
+        """All of them as arrays, those whose proposals are not known last."""
+        parts = [(self.theta, self.rows)] if self.more is None else [(self.theta, self.rows), self.more]
+        return SimulatedData.of(*map(np.concatenate, zip(*parts, strict=True)))
 
     def proposals(self) -> int:
         """How many were made."""
@@ -59,6 +73,25 @@ class Bank(NamedTuple):
         others = [(number, mixture.log_density(unbounded)) for number, mixture in self.mixtures]
         return log_weights(self.log_prior(unbounded), self.of_prior, others)
 
+    def aimed(self, unbounded: Array, log_weights: Array) -> Array:
+        """The share of the proposals, at rows of these log weights, that was made for these data; 1 if none was.
+
+        With a `focus` it is the share that as many draws from it would have. Any function of the parameters would be
+        right: simulations are picked by it, and their posteriors have a prior to match.
+        """
+        if self.focus is not None:
+            log_others = self.log_prior(unbounded) - log_weights
+            return 1.0 / (1.0 + np.exp(np.clip(log_others - self.focus.log_density(unbounded), -700.0, 700.0)))
+        if len(self.mixtures) == self.earlier:
+            return np.ones(len(log_weights))
+        made = self.proposals()
+        others = self.of_prior / made * np.exp(log_weights)
+        if self.earlier:
+            log_over_prior = log_weights - self.log_prior(unbounded)
+            for number, mixture in self.mixtures[: self.earlier]:
+                others += number / made * np.exp(mixture.log_density(unbounded) + log_over_prior)
+        return np.clip(1.0 - others, 0.0, 1.0)
+
     def sample(self, rng: np.random.Generator, n: int) -> Array:
         """n draws (n, dim) from the mixture of all proposals inside the prior, in unbounded coordinates."""
         made = self.proposals()
@@ -75,10 +108,21 @@ class Bank(NamedTuple):
         failed = np.ascontiguousarray(self.theta[np.isnan(self.rows[:, 0])])
         return SimulatedPairs(
             self.support, self.support.unbounded(theta), rows, self.support.unbounded(failed),
-            np.asarray(self.prior.discrete), self.log_weights, self.log_prior, self.of_prior / self.proposals(),
-            self.sample,
-            lambda rng, n: self.support.unbounded(self.prior.sample(rng, n)),
+            np.asarray(self.prior.discrete), self.log_weights, self.log_prior, self.aimed, self.sample,
+            lambda rng, n: self.support.unbounded(self.prior.sample(rng, n)), self._unweighted(),
+            self.reused > 0,
         )  # fmt: skip
+
+    def _unweighted(self) -> UnweightedPairs | None:
+        if self.more is None:
+            return None
+        theta, bad = self.support.unbounded(self.more.theta), np.isnan(self.more.x[:, 0])
+        return UnweightedPairs(theta[~bad], self.more.x[~bad], theta[bad])
+
+    def for_other_data(self) -> "Bank":
+        """The same simulations, of which none was made for the data at hand and all are paid for."""
+        number = len(self.rows) + (0 if self.more is None else len(self.more.x))
+        return self._replace(cost=Cost(), reused=number, earlier=len(self.mixtures), focus=None)
 
     def with_cost(self, cost: Cost) -> "Bank":
         """With what else was spent."""

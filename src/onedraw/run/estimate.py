@@ -1,11 +1,13 @@
 """The draws of an assessment's best estimate, and everything there is to say of them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from onedraw.engines.arrays import Array
 from onedraw.model.model import Model
+from onedraw.proposals.mixture import Mixture, normals_around
 from onedraw.results.assessment import Assessment
 from onedraw.results.diagnostics import (
     chosen_settings,
@@ -16,21 +18,50 @@ from onedraw.results.diagnostics import (
 )
 from onedraw.results.learnt_likelihood import LearntLikelihood
 from onedraw.results.misfit import Comparison, compare, packed
-from onedraw.results.posterior import SimulatedData
 from onedraw.results.regression import effective_draws, posterior_draws
 from onedraw.run.bank import Bank
 from onedraw.run.result import Result
 
+PARTICLES = 1000
+"""Draws of a learnt likelihood around which the normals of a proposal are placed."""
+COMPONENTS, LEARNT_SCALE = 300, 0.25
+"""The number of these normals, and their covariances in covariances of a draw's neighbours: they are many."""
 SPARE = 50
 """One draw in this many is spare."""
 MOST_LEFT_OUT = 0.5
 """Share of the draws of a learnt likelihood that may be left out because no simulation is near them."""
 
 
+def around_estimate(
+    bank: Bank, learnt: LearntLikelihood, of_draws: np.random.Generator, of_normals: np.random.Generator
+) -> Mixture:
+    """Normals around draws of a learnt likelihood: where the posterior seems to be."""
+    theta = learnt.draws(bank.simulations(), PARTICLES, of_draws)
+    discrete = np.asarray(bank.prior.discrete)
+    return normals_around(theta, np.ones(len(theta)), LEARNT_SCALE, COMPONENTS, of_normals, discrete)
+
+
 def estimated(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.random.Generator, reason: str) -> Result:
-    """Draws of the estimate and everything there is to say of them."""
+    """Draws of the best estimate and everything there is to say of them."""
     if found.likelihood is not None:
-        return _learnt(model, bank, found, found.likelihood, draws, rng, reason)
+        result = _learnt(model, bank, found, found.likelihood, draws, rng, reason)
+    else:
+        result = _adjusted(model, bank, found, draws, rng, reason)
+    return _with_bank(result, bank) if bank.reused else result
+
+
+def _with_bank(result: Result, bank: Bank) -> Result:
+    """The result with what it owes to earlier simulations."""
+    unknown = 0 if bank.more is None else len(bank.more.x)
+    told = f"Bank: {bank.reused:,} earlier simulations are used; they do not count towards the budget."
+    if unknown:
+        told += f" The proposals of {unknown:,} are not known: only a learnt likelihood uses these."
+    notes, settings = result.notes, {"simulations": bank.reused, "unknown_proposals": unknown}
+    return replace(result, settings={**result.settings, "bank": settings}, notes=(notes[0], told, *notes[1:]))
+
+
+def _adjusted(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.random.Generator, reason: str) -> Result:
+    """Draws of the best regression and everything there is to say of them."""
     (near, observed), method, (_, rows) = found.chosen, found.method, bank.good()
     theta, source, unadjusted = posterior_draws(rng, near, found.draws, method, draws, model.prior, bank.support)
     effective, count, eps = (
@@ -57,7 +88,7 @@ def estimated(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.r
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,
-        kept=SimulatedData(*bank.good()),
+        kept=bank,
     )
 
 
@@ -84,7 +115,7 @@ def _learnt(
     theta = theta[np.resize(np.flatnonzero(~far), draws)] if left_out < MOST_LEFT_OUT else theta[:draws]
     effective = learnt.effective_draws(theta)
     before = _among_prior(model, bank, simulations.rows)
-    number = len(simulations.rows)
+    number = len(simulations.together()[1])
     return Result(
         theta=np.asfortranarray(bank.support.bounded(theta))[None],
         distances=None,
@@ -99,5 +130,5 @@ def _learnt(
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,
-        kept=SimulatedData(*bank.good()),
+        kept=bank,
     )

@@ -17,7 +17,7 @@ from onedraw.run.result import Result, nothing
 if TYPE_CHECKING:
     from onedraw.run.store import Store
 
-PHASES = ("pilot", "start", "fill", "run", "check")
+PHASES = ("bank", "pilot", "start", "fill", "run", "check")
 """Whose segments are counted, in the order in which runs make them."""
 
 
@@ -47,10 +47,12 @@ class Recorded:
         """The last decision of this name."""
         return self.store.last(name)
 
-    def outcome(self, phase: str) -> Outcome:
-        """All segments of a phase as one."""
+    def outcome(self, phase: str, number: int | None = None) -> Outcome:
+        """All segments of a phase as one, or those of one of its rounds."""
         gathered = Gathered()
         for record in self.segments(phase):
+            if number is not None and record.scalars["round"] != number:
+                continue
             gathered.add(int(record.scalars["size"]), Outcome(record.arrays, *_spent(record)))
         return gathered.outcome()
 
@@ -85,10 +87,11 @@ def recorded_result(run: Recorded) -> Result:
 
 def recorded_simulations(run: Recorded) -> SimulatedData | None:
     """The simulations that the segments hold, in the order in which they were made; None if they hold none."""
-    pilot, made = ([record.arrays for record in run.segments(phase)] for phase in ("pilot", "run"))
+    bank, pilot, made = ([record.arrays for record in run.segments(phase)] for phase in ("bank", "pilot", "run"))
     if not all({"theta", "rows"} <= one.keys() and len(one["theta"]) == len(one["rows"]) for one in made):
         return None
-    return joined([*pilot, *made]) if made else None
+    unweighted = [{"theta": one["more_theta"], "rows": one["more_rows"]} for one in bank]
+    return joined([*bank, *pilot, *made, *unweighted]) if made else None
 
 
 def joined(found: Sequence[Mapping[str, Array]]) -> SimulatedData | None:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
 
 from onedraw.arguments import a_function
+from onedraw.model.model import Model
 from onedraw.run.options import Options
 from onedraw.run.recorded import Recorded, recorded_result
 from onedraw.run.result import Result
@@ -19,6 +20,8 @@ class Entry(NamedTuple):
     function: Callable[..., Any]
     shown: Callable[[Recorded], Result]
     """The result so far of a run that a file holds."""
+    kept: Callable[[Recorded, Model], Any] | None = None
+    """What the Posterior keeps of its simulations, if that takes the model."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -35,11 +38,15 @@ class Entry(NamedTuple):
 SAMPLERS: dict[str, Entry] = {}
 
 
-def sampler(shown: Callable[[Recorded], Result] = recorded_result) -> Callable[[Function], Function]:
+def sampler(
+    shown: Callable[[Recorded], Result] = recorded_result,
+    kept: Callable[[Recorded, Model], Any] | None = None,
+) -> Callable[[Function], Function]:
     """Register a sampler under its function's name.
 
     `shown` makes the result so far from a file, for samplers whose recorded segments are their draws; by default it is
-    the last result that the run has recorded. The function's signature then names all run options (docs/extending.md).
+    the last result that the run has recorded. `kept` makes from the file, with the model, what `post.observed` needs.
+    The function's signature then names all run options (docs/extending.md).
 
     >>> import inspect
     >>> @sampler()
@@ -59,7 +66,7 @@ def sampler(shown: Callable[[Recorded], Result] = recorded_result) -> Callable[[
             for one in fields(Options)
         ]
         function.__signature__ = signature.replace(parameters=[*given, *options])  # type: ignore[attr-defined]
-        SAMPLERS[function.__name__] = Entry(function, shown)
+        SAMPLERS[function.__name__] = Entry(function, shown, kept)
         return function
 
     return register

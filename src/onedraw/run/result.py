@@ -12,9 +12,9 @@ from onedraw.engines.arrays import Array
 from onedraw.failures import Failure
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
-from onedraw.results.posterior import Posterior, SimulatedData, Status
+from onedraw.results.posterior import Posterior, Status
 
-HIDDEN = ("seed", "parameters", "kernel", "eps", "block", "timeout", "engine", "keep", "layout", "coverage")
+HIDDEN = ("seed", "parameters", "kernel", "eps", "block", "timeout", "engine", "keep", "layout", "coverage", "bank")
 """Arguments of a run that its settings do not repeat."""
 ARRAYS = ("theta", "distances", "weights", "groups", "path")
 NUMBERS = ("rate", "rate_se", "effective")
@@ -62,8 +62,8 @@ class Result:
     model: Model | None = None
     """With its distance as the run has learnt it."""
     bank: Any = None
-    kept: SimulatedData | None = None
-    """All simulations, if they are kept as arrays."""
+    kept: Any = None
+    """All simulations: as SimulatedData, or as the bank of infer."""
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """As the values and arrays of a record."""

@@ -10,7 +10,8 @@
 
        w(theta) = pi(theta) / sum_k (n_k / n) q_k(theta),
 
-   whichever q_k it came from, the prior among them, so that every simulation is used to the end.
+   whichever q_k it came from, the prior among them, so that every simulation is used to the end. With a bank of earlier
+   simulations (`run.earlier`) the first stage already begins with these.
 3. *Estimate*: a thorough assessment, and draws of the best estimate. A part of the budget is spent on replicates
    at these draws, to check whether they look like the data.
 
@@ -21,7 +22,7 @@ covariances.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -30,21 +31,30 @@ from onedraw.arguments import whole_number
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
-from onedraw.estimators.weights import systematic
 from onedraw.failures import NoAnswer
 from onedraw.model.coordinates import Support, support_of
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import CHUNK_VALUES
-from onedraw.proposals.mixture import Mixture, local_mixture
+from onedraw.proposals.mixture import Mixture, normals_around
 from onedraw.results.assessment import Assessment, assess, own_distance
 from onedraw.results.coverage import coverage_note, measure_coverage
 from onedraw.results.diagnostics import predictive_check
 from onedraw.results.learned_summary import Fitted
-from onedraw.results.posterior import Posterior, SimulatedData
+from onedraw.results.posterior import Posterior
 from onedraw.run.bank import DEFENSIVE, Bank
 from onedraw.run.blocks import Block, cut
-from onedraw.run.estimate import estimated
+from onedraw.run.earlier import (
+    MIXTURE,
+    ArrayBank,
+    as_round,
+    bank_round,
+    mixture_of,
+    packed,
+    recorded_bank,
+    starting_bank,
+)
+from onedraw.run.estimate import COMPONENTS, around_estimate, estimated
 from onedraw.run.options import Options, RunOptions, on_engine
 from onedraw.run.plan import Decision, Limits, Outcome, Plan, Round
 from onedraw.run.registry import sampler
@@ -65,25 +75,19 @@ LAST, LOOK = 0.35, 0.15
 budget that is left for a last look at where the posterior seems to be."""
 SMALL_REST = 0.02
 """A rest of the budget below this share, left by proposals outside the prior, goes to the prior, which makes none."""
-COMPONENTS, TRIAL_COMPONENTS = 300, 200
+TRIAL_COMPONENTS = 200
 SCALES = (0.5, 1.0, 2.0, 4.0)
 """Covariances of the normals that are tried, in covariances of a draw's neighbours."""
-LEARNT_SCALE = 0.25
-"""The same for normals around draws of a learnt likelihood, which are many."""
 WORTHWHILE = 1.1
 """Gain over the prior from which a proposal is used."""
 CHECK_SHARE, CHECK_MOST = 50, 100
 """One simulation in this many, up to a limit, is a replicate at a posterior draw."""
 CHECK_FROM, CHECK_STAGE = 1000, 2**20
 """The budget from which a part is spent on the check, and the number that names its streams."""
-PARTICLES = 1000
-"""Draws of a learnt likelihood from which the next proposal is made."""
 INTERIM = 1000
 """Draws of the estimate that a file holds while a run goes on."""
 MOST_PROPOSALS = 20
 """Proposals per simulation of the budget after which a run ends: nearly all were outside the prior."""
-MIXTURE = ("centre", "root", "deviation")
-"""What a file holds of a mixture."""
 
 
 class Inference(NamedTuple):
@@ -171,26 +175,15 @@ def check_size(budget: int) -> int:
     return min(CHECK_MOST, budget // CHECK_SHARE) if budget >= CHECK_FROM else 0
 
 
-def around(
-    theta: Array, weights: Array, scale: float, number: int, rng: np.random.Generator, discrete: Array
-) -> Mixture:
-    """Normals around draws picked by weight, each with the covariance of its neighbours times `scale`."""
-    n, dim = theta.shape
-    count = int(min(n, max(2 * dim + 2, n**0.7)))
-    centres, towards_all = systematic(weights, min(number, n), rng.random()), min(1.0, (dim + 1) / count)
-    return local_mixture(theta, weights, centres, count, discrete, towards_all=towards_all).widened(scale)
-
-
 def next_proposal(run: Inference, bank: Bank, found: Assessment) -> Mixture | None:
     """Normals around draws of a learnt likelihood, or around the nearest draws if that is worthwhile, or None."""
     rng, discrete = run.rng(bank.stages, 1), np.asarray(run.model.prior.discrete)
     if found.likelihood is not None:
-        theta = found.likelihood.draws(bank.simulations(), PARTICLES, run.rng(bank.stages, 4))
-        return around(theta, np.ones(len(theta)), LEARNT_SCALE, COMPONENTS, rng, discrete)
+        return around_estimate(bank, found.likelihood, run.rng(bank.stages, 4), rng)
     near, _ = found.chosen
     theta, weights = near.theta[found.draws.source], near.weights(found.draws.source)
     scale = worthwhile_scale(run, bank, theta, weights, discrete)
-    return None if scale is None else around(theta, weights, scale, COMPONENTS, rng, discrete)
+    return None if scale is None else normals_around(theta, weights, scale, COMPONENTS, rng, discrete)
 
 
 def worthwhile_scale(run: Inference, bank: Bank, theta: Array, weights: Array, discrete: Array) -> float | None:
@@ -206,7 +199,7 @@ def worthwhile_scale(run: Inference, bank: Bank, theta: Array, weights: Array, d
     best: tuple[float, float | None] = (WORTHWHILE, None)
     for scale in SCALES:
         rng = run.rng(bank.stages, 1, Purpose.PRIOR)
-        trial = around(theta[training], weights[training], scale, TRIAL_COMPONENTS, rng, discrete)
+        trial = normals_around(theta[training], weights[training], scale, TRIAL_COMPONENTS, rng, discrete)
         log_density = trial.log_density(theta[validation]) + math.log1p(-1 / DEFENSIVE)
         log_mixed = np.logaddexp(log_density, log_prior - math.log(DEFENSIVE))
         best = max(best, (1.0 / float(share @ np.exp(log_prior - log_mixed)), scale), key=lambda one: one[0])
@@ -232,10 +225,6 @@ def decide_stage(
     return {"size": size}, {} if mixture is None else {name: getattr(mixture, name) for name in MIXTURE}
 
 
-def _as_given(outcome: Outcome, block: Block) -> Outcome:
-    return outcome
-
-
 def given_simulations(run: Inference, fitted: Fitted) -> Round:
     """The simulations that a summary was learnt from, at draws from the prior, as a stage that is done already."""
     rows = np.full((len(fitted.rows), run.model.observed_row.size), np.nan)
@@ -244,14 +233,14 @@ def given_simulations(run: Inference, fitted: Fitted) -> Round:
     outcome = Outcome(
         {"theta": fitted.theta, "rows": rows}, fitted.cost._replace(proposals=len(rows), surplus=0, seconds=0.0)
     )
-    return Round(partial(_as_given, outcome), lambda gathered: cut(len(rows), len(rows), gathered.done), phase="pilot")
+    return as_round(outcome, len(rows), "pilot")
 
 
 def one_stage(run: Inference, bank: Bank, limit: int) -> Plan[tuple[Bank, str]]:
     """The simulations with one more stage, and why it ended before its time, if it did."""
     assessment = cache(lambda: assessed(run, bank, thorough=False))
     scalars, arrays = yield Decision("stage", lambda: decide_stage(run, bank, limit, assessment))
-    mixture = Mixture(**arrays, discrete=np.asarray(run.model.prior.discrete)) if arrays else None
+    mixture = mixture_of(arrays, run.model.prior)
     request = Round(
         ProposeAndSimulate(run, bank.stages, mixture),
         lambda gathered: cut(int(scalars["size"]), block_size(run.model), gathered.done),
@@ -311,7 +300,7 @@ def fulfil(
     if reason:
         return bank, replicates, run.estimated(bank, assessment(), draws, reason)
     packed = yield Decision("estimate", lambda: run.estimated(bank, assessment(), draws, "budget").packed())
-    result = replace(Result.unpacked(*packed), model=model, kept=SimulatedData(*bank.good()))
+    result = replace(Result.unpacked(*packed), model=model, kept=bank)
     number = min(check_size(budget), budget - bank.cost.simulations, draws)
     # More draws of the same estimate need no other check.
     if budget > replicates.budget:
@@ -329,16 +318,17 @@ def fulfil(
     return bank, replicates, result
 
 
-def plan(run: Inference, fitted: Fitted | None, coverage: int, limits: list[Limits]) -> Plan[Result]:
+def plan(run: Inference, bank: Bank, fitted: Fitted | None, coverage: int, limits: list[Limits]) -> Plan[Result]:
     """Each budget in turn; the result is that of the last. Checks of smaller budgets are paid for and not used."""
-    model, prior = run.model, run.model.prior
-    bank = Bank(prior, run.support, np.empty((0, prior.dim)), np.empty((0, model.observed_row.size)))
-    replicates, result = Replicates(0, bank.rows), nothing(prior.dim, "budget", model=model)
-    if fitted is not None:
-        try:
-            bank = bank.with_stage((yield given_simulations(run, fitted)), None, run.seed)._replace(stages=0)
-        except Stopped as stopped:
-            return replace(result, reason=stopped.reason)
+    replicates, result = Replicates(0, bank.rows), nothing(run.model.prior.dim, "budget", model=run.model)
+    try:
+        if bank.reused:
+            yield bank_round(bank)
+        if fitted is not None:
+            made = yield given_simulations(run, fitted)
+            bank = bank.with_stage(made, None, run.seed)._replace(stages=bank.stages)
+    except Stopped as stopped:
+        return replace(result, reason=stopped.reason)
     for limit in limits:
         assert limit.budget is not None and limit.draws is not None
         measured = coverage if limit is limits[-1] else 0
@@ -348,9 +338,15 @@ def plan(run: Inference, fitted: Fitted | None, coverage: int, limits: list[Limi
     return result
 
 
-@sampler()
+@sampler(kept=recorded_bank)
 def infer(
-    model: Model | Fitted, *, budget: int, draws: int = 10_000, coverage: int = 0, **options: Unpack[RunOptions]
+    model: Model | Fitted,
+    *,
+    budget: int,
+    draws: int = 10_000,
+    coverage: int = 0,
+    bank: Posterior | ArrayBank | None = None,
+    **options: Unpack[RunOptions],
 ) -> Posterior:
     """The most accurate posterior that a budget of simulations gives, and how accurate it is.
 
@@ -372,6 +368,10 @@ def infer(
         Take this many simulations near the data as data in turn, and measure how often intervals contain the
         parameters that made them: `post.settings["coverage"]`, and a line of the summary. It takes time, and no
         simulations.
+    bank
+        Simulations that were made before, of which none counts towards the budget: the Posterior of an earlier run of
+        the same model, typically for other data, or `od.bank_from_arrays(theta, x)`. Those of `od.infer` with the same
+        prior are used as if this run had made them; of others, a learnt likelihood alone makes use.
     **options
         As in every function that simulates: see `RunOptions` (seed, workers, executor, engine, timeout, store,
         segment, progress, max_seconds, on_error).
@@ -398,17 +398,28 @@ def infer(
             f"budget = {budget} is below the {fitted.cost.simulations} simulations that od.fit_summary has spent: they "
             "count towards it"
         )
+    if fitted is not None and bank is not None:
+        raise ValueError(
+            "bank cannot be given with the result of od.fit_summary, whose simulations may be in it as well: give its "
+            "model, as in od.infer(fitted.model, budget=..., bank=post)"
+        )
     # The kernel is not used: what is put on an engine is the simulator.
     estimator = on_engine(AbcAverage(model.limited(checked.timeout), uniform(1.0)), checked)
     run = Inference(estimator.model, support_of(model.prior), checked.seed, checked.on_error)
-    arguments = {"budget": budget, "draws": draws, "coverage": coverage, **checked.identity(estimator)}
-    parts = {} if fitted is None else {"simulations of od.fit_summary": (fitted.theta, fitted.rows)}
+    start = starting_bank(bank, model, run.support)
+    arguments = {
+        "budget": budget, "draws": draws, "coverage": coverage, "bank": start.reused or None,
+        **checked.identity(estimator),
+    }  # fmt: skip
+    parts: dict[str, Any] = {} if fitted is None else {"simulations of od.fit_summary": (fitted.theta, fitted.rows)}
+    if start.reused:
+        parts["bank"] = tuple(packed(start).values())
     return Run(
         algorithm="infer",
         arguments=arguments,
         specification=lambda: specify_model("infer", run.model, arguments, **parts),
         options=checked,
-        plan=lambda limits: plan(run, fitted, coverage, limits),
+        plan=lambda limits: plan(run, start, fitted, coverage, limits),
         prior=model.prior,
         kernel=None,
         threads=run.model.compiled,

@@ -598,9 +598,9 @@ def found_by(search: ToleranceSearch, precision: float | None) -> Tolerance:
 
     def steps_for(slope: float, inflation: float = 1.0) -> float:
         """Steps after which log eps has the wanted precision; `inflation` is for correlated moves."""
-        if precision is None:
-            return math.inf
-        return max(1.0, inflation) * (1 - target) / (target * (precision * slope) ** 2)
+        wanted = 0.0 if precision is None else (precision * slope) ** 2
+        # A slope may be so small that its square is zero.
+        return max(1.0, inflation) * (1 - target) / (target * wanted) if target * wanted > 0 else math.inf
 
     # A bracketing run gets a sixth of what the verifying run should need if moves were independent.
     low, high, middle = search.bracket(middle, max(steps_for(search.rough_slope()) / 6, 4 * rough_steps))
