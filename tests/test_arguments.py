@@ -79,7 +79,19 @@ def test_a_wrong_proposal_costs_no_simulation(proposal, words, function):
 
 
 @pytest.mark.parametrize(
-    "start", ["x", {"a": 1.0}, {"a": 1.0, "b": 9.0}, [1.0, 2.0, 3.0], [[1.0], [2.0, 3.0]], {1: 2.0, "b": 1.0}, None, 3j]
+    "start",
+    [
+        "x",
+        {"a": 1.0},
+        {"a": 1.0, "b": 9.0},
+        [1.0, 2.0, 3.0],
+        [[1.0], [2.0, 3.0]],
+        {1: 2.0, "b": 1.0},
+        None,
+        3j,
+        False,
+        {"a": True, "b": 1.0},
+    ],
 )
 def test_a_wrong_start_costs_no_simulation(start):
     simulate, model = counted()

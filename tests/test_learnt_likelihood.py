@@ -7,7 +7,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
-from onedraw.results.assessment import Assessment
+from onedraw.results.assessment import Assessment, _described
 from onedraw.results.learned_summary import _penalised
 from onedraw.results.learnt_likelihood import (
     LearntLikelihood,
@@ -325,3 +325,13 @@ def test_the_error_of_a_learnt_summary_is_that_of_simulations_left_out():
         gram = (columns * rest[:, None]).T @ columns + np.diag([1e-10] + [0.1] * 5)
         residuals[i] = targets[i] - columns[i] @ np.linalg.solve(gram, columns.T @ (rest[:, None] * targets))
     assert np.allclose(found, share @ np.square(residuals))
+
+
+def test_many_learnt_summaries_are_left_to_regression():
+    """A likelihood of two hundred of them would take minutes to fit."""
+    rows, observed = np.ones((5, 300)), np.ones(300)
+    for number, fitted in ((80, True), (81, False)):
+        found = _described([lambda some: some, lambda some, k=number: some[:, :k]], rows, observed)
+        assert (found is not None and found.learnt and found.rows.shape == (5, number)) == fitted
+    assert not _described([lambda some: some], rows[:, :40], observed[:40]).learnt
+    assert _described([lambda some: some], rows[:, :60], observed[:60]) is None

@@ -13,6 +13,7 @@ from onedraw.model.model import Model
 from onedraw.results.learned_summary import learn, terms_for
 from onedraw.results.learnt_likelihood import (
     MOST_COLUMNS,
+    MOST_LEARNT,
     DescribedRows,
     LearntLikelihood,
     SimulatedPairs,
@@ -162,10 +163,16 @@ def assess(
 
 
 def _described(maps: list[Rows], rows: Array, observed: Array) -> DescribedRows | None:
-    """The summaries as a surrogate has them: as they are if they are few, and learnt ones if they are many."""
+    """The summaries as a surrogate has them: as they are if they are few, and learnt ones if they are many.
+
+    None if those are many, too, as they are with many parameters: a likelihood of them would take minutes to fit.
+    """
     if rows.shape[1] <= MOST_COLUMNS:
         return DescribedRows(rows, observed, learnt=False)
-    return DescribedRows(maps[1](rows), maps[1](observed[None])[0], learnt=True) if len(maps) > 1 else None
+    if len(maps) == 1:
+        return None
+    there = maps[1](observed[None])[0]
+    return DescribedRows(maps[1](rows), there, learnt=True) if len(there) <= MOST_LEARNT else None
 
 
 def _learned(theta: Array, rows: Array, scale: Rows, order: Array) -> Rows | None:

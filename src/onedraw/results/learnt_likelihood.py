@@ -53,8 +53,8 @@ CLEARLY = 2.0
 near the posterior most: the latter uses fewer."""
 FEWEST_PLACED = 10.0
 """Effective draws among which a known parameter is placed."""
-MOST_COLUMNS = 40
-"""Summaries that a surrogate is fitted to: beyond it, only to learnt ones."""
+MOST_COLUMNS, MOST_LEARNT = 40, 80
+"""Summaries that a surrogate is fitted to; if there are more, to learnt ones, up to this number."""
 
 
 class UnweightedPairs(NamedTuple):

@@ -336,6 +336,8 @@ def points_in(start: Any) -> int | None:
 def given_points(start: Any, prior: Prior, chains: int) -> Array:
     """Points (chains, dim) from a dict by name or an array (dim,) or (chains, dim), inside the prior's support."""
     try:
+        if any(np.asarray(one).dtype == bool for one in (start.values() if isinstance(start, Mapping) else [start])):
+            raise TypeError("True and False are no points")
         if isinstance(start, Mapping):
             if set(start) != set(prior.names):
                 raise ValueError(f"start names {sorted(map(str, start))}, the model has {sorted(prior.names)}")

@@ -296,7 +296,8 @@ def fulfil(
     if not bank.ends:
         note = "No simulation has succeeded: there is no posterior."
         return bank, replicates, nothing(model.prior.dim, reason or "budget", model=model, notes=(note,))
-    assessment = cache(lambda: assessed(run, bank, thorough=True))
+    # Whoever stops a run does not want to wait for the thorough one.
+    assessment = cache(lambda: assessed(run, bank, thorough=not reason))
     if reason:
         return bank, replicates, run.estimated(bank, assessment(), draws, reason)
     packed = yield Decision("estimate", lambda: run.estimated(bank, assessment(), draws, "budget").packed())
