@@ -212,7 +212,7 @@ def simulate_rows(
             failures.append(_failure(recipe, rng, theta[row], *where, NOT_FINITE_OUTPUT))
             if on_error == "raise":
                 raise SimulationError(f"simulation failed {failures[0]}")
-    cost = Cost(shape[0] * pseudo_samples, setups, 0, failed, 0, surplus)
+    cost = Cost(shape[0] * pseudo_samples, setups, failed=failed, surplus=surplus)
     found = Simulated(rows, cost, tuple(failures), ignored_rng)
     together = first and isinstance(recipe.simulator, Batched | JaxSimulator)
     return _with_first(recipe, rng, theta, index, found, began) if together else found
