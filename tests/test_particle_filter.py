@@ -236,6 +236,7 @@ def test_a_weight_that_is_not_a_number_is_a_failed_simulation():
         ({"particles": 0}, "particles must be a whole number of at least 1, got 0"),
         ({"data": []}, "at least one observation"),
         ({"data": ["a"]}, "data must be numbers"),
+        ({"data": [10**400]}, "data must be numbers"),
         ({"data": [1.0, np.inf]}, "data is infinite at time 1"),
         ({"transition": 3}, "transition must be a function"),
         ({"transition": lambda rng, x, b: x}, "does not fit .*called as transition"),

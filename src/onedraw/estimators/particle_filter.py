@@ -339,7 +339,7 @@ def particle_filter(
         _check_form(name, function, prior)
     try:
         observed = np.array(data, dtype=float)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"data must be numbers, an array (T,) or (T, ...): {error}") from error
     if observed.ndim == 0 or observed.size == 0:
         raise ValueError(f"data must hold at least one observation, got shape {observed.shape}: an array (T,) or more")

@@ -281,7 +281,7 @@ class Model:
             each, fault = one_by_one(lambda row: distance(restore(row), given), rows, np.nan)
             try:
                 values = np.array([numbers(one) for one in each], dtype=float)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise ValueError(f"distance returned {each[0]!r} ({error}): {ONE_NUMBER}") from error
         if values.shape != (len(rows),) or (values < 0).any():
             raise ValueError(

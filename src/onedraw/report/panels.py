@@ -81,7 +81,7 @@ def _number(key: str, value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"truth of {key} must be a number, got {shown(value)}") from error
 
 
