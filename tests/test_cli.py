@@ -602,3 +602,10 @@ def test_messages_name_options(folder, arguments, words):
     result = onedraw(*arguments)
     assert result.exit_code in (1, 2) and words in result.output, result.output
     assert not re.search(r"\b(store|budget|engine|timeout|pseudo_samples)(=| = )", result.output), result.output
+
+
+def test_no_records_in_the_line_of_settings(folder):
+    """What infer keeps of its misfit and calibration is told in notes, not as a dictionary."""
+    told = onedraw("run", "problem.py", "--budget", 300, "--algorithm", "infer", "--seed", 1).output
+    (settings,) = (line for line in told.splitlines() if line.startswith("settings: "))
+    assert "estimate = " in settings and not set("{[") & set(settings)

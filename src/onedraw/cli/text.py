@@ -57,8 +57,13 @@ def concerns(first: Any) -> list[str]:
 
 def text(post: Any, failures: bool = False) -> str:
     """A run in lines."""
-    hidden = ("algorithm", "path", "terms", "alternatives", "calibration", "held_out")
-    given = {key: value for key, value in post.settings.items() if value is not None and key not in hidden}
+    hidden = ("algorithm", "path", "terms", "alternatives", "held_out")
+    given = {
+        key: value
+        for key, value in post.settings.items()
+        # Records, such as those of a calibration or a misfit, are told in the notes.
+        if value is not None and key not in hidden and not isinstance(value, dict)
+    }
     settings = ", ".join(f"{key} = {value}" for key, value in six_digits(given).items())
     cost = ", ".join(
         f"{value:,.1f} s" if name == "seconds" else f"{value:,} {name}" for name, value in post.cost._asdict().items()
