@@ -218,7 +218,7 @@ class TestPlaces:
 
     def test_coverage_counts_ranks_inside_central_intervals(self):
         ranks = np.array([[0.03, 0.5], [0.2, 0.96], [0.9, 0.04], [0.97, 0.1]])
-        learnt = LearntLikelihood(None, None, None, False, None, ranks, ranks)
+        learnt = LearntLikelihood(None, None, None, False, None, ranks, ranks, None)
         assert learnt.coverage(0.9).tolist() == [0.5, 0.5]
         assert learnt.coverage(0.5).tolist() == [0.0, 0.25]
         assert np.isnan(learnt._replace(ranks=np.empty((0, 2))).coverage(0.9)).all()
@@ -292,7 +292,7 @@ class TestChoice:
     def assessment(self, gain, spread, draws):
         scores = np.array([1.0, -1.0] * 50)
         trial = TrialResult(Method(0, 10, "linear"), 100, 0.0, 0.0, 0.9, np.arange(100), 0.0 * scores)
-        learnt = LearntLikelihood("surrogate", None, None, False, gain + spread * scores, scores, scores)
+        learnt = LearntLikelihood("surrogate", None, None, False, gain + spread * scores, scores, scores, None)
         adjusted = AdjustedDraws(np.zeros((draws, 1)), np.ones(draws), np.arange(draws), 1.0)
         return Assessment((), (), (), trial, adjusted, np.arange(0), np.arange(0), None, learnt)
 
@@ -335,3 +335,24 @@ def test_many_learnt_summaries_are_left_to_regression():
         assert (found is not None and found.learnt and found.rows.shape == (5, number)) == fitted
     assert not _described([lambda some: some], rows[:, :40], observed[:40]).learnt
     assert _described([lambda some: some], rows[:, :60], observed[:60]) is None
+
+
+def test_effective_draws_follow_from_both_errors(monkeypatch):
+    """With standard errors a (simulations) and b (choice of the form), 1 / N = mean (a^2 + b^2) / variance + 1 / n."""
+    draws = np.random.default_rng(1).standard_normal((500, 2)) * [1.0, 3.0]
+    monkeypatch.setattr("onedraw.results.learnt_likelihood.jackknife_error", lambda *_: np.array([0.1, 0.3]))
+    monkeypatch.setattr("onedraw.results.learnt_likelihood.choice_error", lambda *_: np.array([0.2, 0.0]))
+    learnt = LearntLikelihood(None, None, None, False, None, None, None, None)
+    variance = draws.var(axis=0)
+    expected = 1 / ((0.05 / variance[0] + 0.09 / variance[1]) / 2 + 1 / 500)
+    assert learnt.effective_draws(draws) == pytest.approx(expected)
+    # A parameter that does not vary says nothing.
+    draws[:, 1] = 7.0
+    assert learnt.effective_draws(draws) == pytest.approx(1 / (0.05 / variance[0] + 1 / 500))
+
+
+def test_a_posterior_that_is_mostly_unseen_is_kept_and_told(monkeypatch):
+    monkeypatch.setattr(LearntLikelihood, "unseen", lambda self, draws: np.arange(len(draws)) % 4 > 0)
+    post = od.infer(od.Model(NORMAL, noisy, 2.0), budget=300, seed=1, draws=400)
+    assert np.unique(post.draws["theta"]).size == 400
+    assert any("75 % of the posterior lies where there are hardly any simulations" in note for note in post.notes)

@@ -12,6 +12,7 @@ from onedraw.model.coordinates import Support
 from onedraw.proposals.mixture import local_mixture
 from onedraw.results.trial import log_with_broad
 from onedraw.surrogate.choice import Form, choose_form
+from onedraw.surrogate.likelihood import better
 from onedraw.surrogate.success import Success, fit_success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
 from onedraw.surrogate.tempering import tempered_draws
@@ -131,7 +132,7 @@ class LearntLikelihood(NamedTuple):
     """(k, dim) of the known parameters in their posteriors, in [0, 1]."""
     away: Array
     """(k, dim) of the known parameters from their posterior means, in posterior standard deviations."""
-    looks: Array | None = None
+    looks: Array
     """Parameters of the simulations that were made to look there, and not by chance."""
 
     def coverage(self, level: float) -> Array:
@@ -156,7 +157,6 @@ class LearntLikelihood(NamedTuple):
 
     def unseen(self, draws: Array) -> Array:
         """Which of some draws (n, dim) are where no stage has looked."""
-        assert self.looks is not None
         return unseen(self.looks, draws)
 
     def effective_draws(self, draws: Array) -> float:
@@ -214,16 +214,6 @@ def spread_over(n: int, most: int) -> Array:
     return np.linspace(0, n, min(n, most), endpoint=False).astype(np.int64)
 
 
-def clearly_behind(scores: Array, others: Array) -> bool:
-    """Whether scores fall behind others at the same held-out simulations by more than two standard errors.
-
-    >>> clearly_behind(np.array([0.0, 0.1, 0.2]), np.array([1.0, 1.1, 1.3])), clearly_behind(np.empty(0), np.empty(0))
-    (True, False)
-    """
-    gain = scores - others
-    return len(gain) > 1 and float(gain.mean()) < -CLEARLY * float(gain.std(ddof=1)) / math.sqrt(len(gain))
-
-
 class PickedSimulations(NamedTuple):
     """The simulations that surrogates are fitted to, and at which of them they are tried."""
 
@@ -232,8 +222,14 @@ class PickedSimulations(NamedTuple):
     even: Array
     """Those from which the summaries were learnt, if they were."""
     held_out: Array
+    """Those near the data, at which surrogates are scored."""
     calibration: Array
+    """Those proposed near the posterior, at which intervals are checked."""
     free: FreeDraws
+
+    def tried(self) -> Array:
+        """All at which surrogates are tried, each once, in order."""
+        return np.union1d(self.held_out, self.calibration)
 
     def weighted(self, least: float) -> Training:
         """As a fit has them, with at least this weight for those proposed far from the posterior."""
@@ -265,7 +261,9 @@ def learn_likelihood(
         return found
     in_full = _learnt(simulations, described, picked, 1.0, scale, thorough)
     assert in_full is not None
-    return found if clearly_behind(in_full.scores, found.scores) else in_full
+    number = len(found.scores)
+    behind = better(found.scores, in_full.scores, np.full(number, 1.0 / max(number, 1)), CLEARLY)
+    return found if behind else in_full
 
 
 def _picked(
@@ -282,8 +280,7 @@ def _picked(
     # Parameters are compared with posteriors only if it is known where they come from.
     near = np.where(odd & (number < n), aimed, 0.0)
     calibration = np.unique(systematic(near, min(CALIBRATION, len(weighted) // 4), rng.random()))
-    both = np.unique(np.concatenate([held_out, calibration]))
-    free = _free_draws(simulations, theta[both], FREE if thorough else FREE_BRIEFLY, rng)
+    free = _free_draws(simulations, theta[np.union1d(held_out, calibration)], FREE if thorough else FREE_BRIEFLY, rng)
     even = np.flatnonzero(~odd) if described.learnt else np.empty(0, dtype=np.int64)
     return PickedSimulations(training_of(theta, rows, aimed), even, held_out, calibration, free)
 
@@ -301,7 +298,7 @@ def _learnt(
     form = choose_form(simulations.support, training, described.observed, thorough)
     if form is None:
         return None
-    both, success = np.unique(np.concatenate([held_out, calibration])), _success(simulations, form)
+    both, success = picked.tried(), _success(simulations, form)
     held = held_out_likelihoods(form, training, both, free, success)
     near = held.some(np.searchsorted(both, calibration))
     power = choose_power(near, free.log_aimed)
