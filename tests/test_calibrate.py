@@ -19,9 +19,19 @@ from onedraw.cli.main import main
 from onedraw.cost import Cost
 from onedraw.engines.streams import derived_seed
 from onedraw.failures import NoAnswer
-from onedraw.results.calibration import LEVELS, Calibration, from_centre, independent_draws, place, placed, visible
+from onedraw.results.calibration import (
+    LEVELS,
+    Calibrated,
+    Calibration,
+    from_centre,
+    independent_draws,
+    place,
+    placed,
+    visible,
+)
 from onedraw.results.posterior import Posterior, Status
 from onedraw.results.uniformity import (
+    Uniformity,
     counts_of,
     ecdf_band,
     holm,
@@ -231,6 +241,24 @@ def test_how_many_draws_count():
     assert independent_draws(posterior(np.zeros((2, 50))), L) == 1
 
 
+def test_joint_places_are_ranks_of_distances():
+    """Each column of the places has the rank of its own distance; TARP's is in units of the scale."""
+    rng = np.random.default_rng(15)
+    truth, reference, scale = np.array([1.5, 0.0]), np.array([0.0, 4.0]), np.array([1.0, 20.0])
+    draws = rng.normal(size=(60, 2)) * (1.0, 10.0)
+    post = replace(
+        posterior(draws[None, :, 0], independent=True), draws={"a": draws[None, :, 0], "b": draws[None, :, 1]}
+    )
+    found = placed(truth, post, L, reference, scale, rng)
+    every = np.vstack([truth, draws])
+    columns = [*every.T, from_centre(truth, draws), np.linalg.norm((every - reference) / scale, axis=1)]
+    wanted = [int((one[1:] < one[0]).sum()) for one in columns]
+    assert (found.places * 61).astype(int).tolist() == wanted and len(set(wanted)) == 4
+    unscaled = np.linalg.norm(every - reference, axis=1)
+    assert wanted[3] != (unscaled[1:] < unscaled[0]).sum()
+    assert found.mean == pytest.approx(draws.mean(axis=0)) and found.sd == pytest.approx(draws.std(axis=0))
+
+
 def test_a_posterior_without_draws_has_no_place():
     found = placed(np.zeros(1), posterior(np.empty((1, 0))), L, np.zeros(1), np.ones(1), np.random.default_rng(1))
     assert np.isnan(found.places).all() and found.picked == found.draws == 0
@@ -316,12 +344,52 @@ def test_a_small_error_is_amber_however_sure_it_is():
     assert found["mu"].p < 1e-6 and found["mu"].level == "amber"
 
 
+@pytest.mark.parametrize(
+    ("p", "bias", "width", "difference", "level"),
+    [
+        (0.009, 0.1, 1.09, 0.05, "amber"),
+        (0.009, 0.11, 1.0, 0.0, "red"),
+        (0.009, -0.11, 1.0, 0.0, "red"),
+        (0.009, 0.0, 1.11, 0.0, "red"),
+        (0.009, 0.0, 0.89, 0.0, "red"),
+        (0.009, 0.0, 1.0, 0.051, "red"),
+        (0.009, math.nan, math.nan, 0.05, "amber"),
+        (0.009, math.nan, math.nan, 0.051, "red"),
+        (0.011, 0.5, 0.5, 0.5, "amber"),
+        (0.051, 0.5, 0.5, 0.5, "green"),
+    ],
+)
+def test_red_is_for_errors_that_are_sure_and_matter(p, bias, width, difference, level):
+    tests = Uniformity(0.0, 1.0, difference, 1.0, 1.0, 1.0, 1.0)
+    assert Calibrated("mu", tests, (1.0, 1.0, p, 1.0), (0.5, 0.8, 0.9, 0.95), bias, width, 0.5).level == level
+
+
+@pytest.mark.parametrize(("width", "told"), [(0.6, "too small"), (1.7, "too large")])
+def test_regions_of_all_parameters_have_their_own_words(width, told):
+    found = calibration_of(np.random.default_rng(16), width=width)
+    assert found["joint"].told.startswith(f"joint regions are {told}: those of 90 % hold the truth in ")
+
+
+def test_sharpness_is_a_root_mean_square_over_the_prior():
+    found = calibration_of(np.random.default_rng(17), number=200)
+    found = replace(found, sd=np.tile([[1.0], [7.0]], (100, 1)), prior_sd=np.array([10.0]))
+    assert found["mu"].sharpness == pytest.approx(0.5)
+
+
+def test_ranks_are_those_that_the_places_were_made_of():
+    found, every = calibration_of(np.random.default_rng(18)), np.arange(200)[:, None] // 2
+    for within in (1e-9, 0.5, 1 - 1e-9):
+        assert (replace(found, places=(every + within).repeat(3, 1) / 100).ranks == every).all()
+
+
 def test_coverage_is_the_share_of_intervals_that_hold_the_truth():
     """Of posteriors half as wide as they should be, with ends of intervals that 99 draws know to a few percent."""
     found = calibration_of(np.random.default_rng(14), width=0.5, number=2000)
-    for level, held in zip(LEVELS, found["mu"].coverage, strict=True):
+    # The joint region of a single parameter is its central interval.
+    for level, held, joint in zip(LEVELS, found["mu"].coverage, found["joint"].coverage, strict=True):
         exactly = 2 * stats.norm.cdf(0.5 * stats.norm.ppf((1 + level) / 2)) - 1
-        assert held == pytest.approx(exactly, abs=0.01 + 3.5 * math.sqrt(exactly * (1 - exactly) / 2000))
+        error = 0.01 + 3.5 * math.sqrt(exactly * (1 - exactly) / 2000)
+        assert held == pytest.approx(exactly, abs=error) and joint == pytest.approx(exactly, abs=error)
     with pytest.raises(KeyError, match="there is no 'nu'"):
         found["nu"]
 
@@ -624,6 +692,10 @@ def test_more_data_sets_may_be_asked_for_and_nothing_else(model, tmp_path):
         od.calibrate(model, od.rejection, data_sets=30, **{**given, "arguments": {"kernel": od.uniform(0.6)}})
     with pytest.raises(od.StoreError, match="method: rejection -> exact"):
         od.calibrate(model, exact, data_sets=30, store=file)
+    other = replace(model, observed=3.0)
+    with pytest.raises(od.StoreError, match="Use the model, the method and the settings") as error:
+        od.calibrate(other, od.rejection, data_sets=30, **given)
+    assert "resume" not in str(error.value)
     with pytest.raises(od.StoreError, match=r"what od\.calibrate has measured"):
         od.load(file)
 

@@ -142,6 +142,38 @@ def test_many_summaries_are_compared_without_regressions():
     assert found.p < 0.02 and [one.label for one in found.blamed] == ["summary 8"]
 
 
+def test_p_values_of_single_summaries_allow_for_their_number():
+    """None is below that of the whole, so the chance that any summary is blamed wrongly is at most that of a misfit."""
+    rows = np.random.default_rng(7).standard_normal((41, 10))
+    found = [compare(np.delete(rows, k, axis=0), rows[k]) for k in range(41)]
+    assert all(min(one.p for one in each.departures) >= each.p for each in found)
+    assert sum(bool(each.blamed) for each in found) <= 0.05 * 41
+
+
+def test_departures_are_counted_in_standard_deviations():
+    rng = np.random.default_rng(8)
+    rows = rng.normal(5.0, 2.0, (1000, 1))
+    (one,) = compare(rows, np.array([-3.0])).departures
+    # A robust standard deviation of 1,000 normal numbers is known to 4 %.
+    assert not one.given_others and one.away == pytest.approx(-4.0, rel=0.15)
+    first = rng.standard_normal(1000)
+    rows = np.column_stack([first, first + 0.1 * rng.standard_normal(1000)])
+    one = compare(rows, np.array([0.0, 0.8])).departures[1]
+    assert one.given_others and one.away == pytest.approx(8.0, rel=0.15)
+
+
+def test_a_prediction_follows_curves_and_changing_scales():
+    """What other summaries predict need not be linear, nor of one scale."""
+    rng = np.random.default_rng(9)
+    first = rng.uniform(-1, 1, 400)
+    curved = np.column_stack([first, first**2 + 0.02 * rng.standard_normal(400)])
+    one = compare(curved, np.array([0.1, 0.2])).departures[1]
+    assert one.given_others and one.p < 0.02 and abs(one.away) > 6
+    growing = np.column_stack([first, np.exp(2 * first) * 0.1 * rng.standard_normal(400)])
+    one = compare(growing, np.array([-0.9, 0.1])).departures[1]
+    assert one.given_others and one.p < 0.02
+
+
 def test_neither_a_ring_nor_its_summaries_hold_its_centre():
     """Each summary is as it should be, also given the other: only the distance to the neighbours shows it."""
     rng = np.random.default_rng(1)

@@ -33,7 +33,7 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import systematic
 from onedraw.results.posterior import HIGHER, Posterior, points
-from onedraw.results.uniformity import Uniformity, chance_band, holm, uniformity
+from onedraw.results.uniformity import TESTS, Uniformity, cell_of, chance_band, holm, uniformity
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 """Levels of intervals and regions in the table."""
@@ -82,8 +82,9 @@ def placed(
     draws = theta[systematic(weights, picked, rng.random())]
     mean = weights @ theta
     sd = np.sqrt(weights @ (theta - mean) ** 2)
-    near = (np.concatenate([truth[None], draws]) - reference) / scale
-    columns = [*np.concatenate([truth[None], draws]).T, from_centre(truth, draws), np.sqrt((near**2).sum(axis=1))]
+    every = np.concatenate([truth[None], draws])
+    from_reference = np.sqrt((((every - reference) / scale) ** 2).sum(axis=1))
+    columns = [*every.T, from_centre(truth, draws), from_reference]
     return Placed(np.array([place(column, rng) for column in columns]), mean, sd, picked, count)
 
 
@@ -150,10 +151,8 @@ class Calibrated(NamedTuple):
     @property
     def small(self) -> bool:
         """Whether what is wrong, if anything, is too small to matter."""
-        tests = self.tests
-        if not math.isnan(self.bias):
-            return max(abs(self.bias), abs(self.width - 1), tests.difference * SMALL / SMALL_DIFFERENCE) <= SMALL
-        return tests.difference <= SMALL_DIFFERENCE
+        of_moments = math.isnan(self.bias) or max(abs(self.bias), abs(self.width - 1)) <= SMALL
+        return of_moments and self.tests.difference <= SMALL_DIFFERENCE
 
     @property
     def level(self) -> str:
@@ -244,8 +243,7 @@ class Calibration:
 
         If the ranks are made of fewer draws, they are spread over this range at random.
         """
-        places = self.places[self.answered]
-        return np.minimum((places * self.number_of_ranks).astype(int), self.number_of_ranks - 1)
+        return cell_of(self.places[self.answered], self.number_of_ranks)
 
     def held_at(self, column: int) -> Array:
         """(number,): the smallest level of an interval (of a region, for joint and TARP) that holds the truth."""
@@ -344,7 +342,7 @@ class Calibration:
 
     def _heading(self) -> Sequence[str]:
         told = [f"- {one}" for one in self.findings]
-        rate = f"Not green by chance: at most {100 * ALARM:.0f} % of right analyses ({4 * len(self.rows)} tests)."
+        rate = f"Not green by chance: at most {100 * ALARM:.0f} % of right analyses ({TESTS * len(self.rows)} tests)."
         return (f"{self.title}\n{self.level}: {self.headline}.", *told, self.advice, rate)
 
     @property
@@ -361,7 +359,8 @@ class Calibration:
         head = f"{'':{wide}}  {'p':>7} {'bias':>6} {'width':>6} {'sharpness':>9} "
         lines = [head + " ".join(f"{100 * level:>6.0f} %" for level in LEVELS)]
         for one in self.rows:
-            numbers = f"{shown_p(one.p):>7} " + "".join(f"{_shown(value):>{w}} " for value, w in _columns(one))
+            columns = ((one.bias, 6), (one.width, 6), (one.sharpness, 9))
+            numbers = f"{shown_p(one.p):>7} " + "".join(f"{_shown(value):>{w}} " for value, w in columns)
             lines.append(f"{one.name:{wide}}  {numbers}" + " ".join(f"{100 * held:>8.1f}" for held in one.coverage))
         bands = [chance_band(self.number, level) for level in LEVELS]
         chance = " ".join(f"{f'{100 * float(low):.0f}–{100 * float(high):.0f}':>8}" for low, high in bands)
@@ -370,10 +369,6 @@ class Calibration:
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write the verdict, the table and the pictures as one offline HTML file; returns its path."""
         return cast(Path, HIGHER["calibration"](self, path))
-
-
-def _columns(one: Calibrated) -> list[tuple[float, int]]:
-    return [(one.bias, 6), (one.width, 6), (one.sharpness, 9)]
 
 
 def _shown(value: float) -> str:
@@ -405,7 +400,7 @@ def visible(number: int, quantities: int) -> Visible:
     """
     from scipy import stats
 
-    tail = ALARM / (4 * quantities) / 2
+    tail = ALARM / (TESTS * quantities) / 2
     bias = (stats.norm.isf(tail) + stats.norm.isf(0.1)) / math.sqrt(number)
     # Too narrow by a factor: the variance of z is 1/width^2.
     ratio = stats.chi2.isf(tail, number - 1) / stats.chi2.ppf(0.1, number - 1)

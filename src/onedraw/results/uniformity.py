@@ -24,6 +24,8 @@ from onedraw.engines.arrays import Array
 
 EACH, MOST_BINS = 20, 20
 """Data sets per bin, and the most bins."""
+TESTS = 4
+"""Tests of each quantity: of bias, width, bins and ecdf."""
 CONFIDENCE = 0.95
 NEGLIGIBLE = 1e-18
 """A probability of a Poisson count beyond which no term is added."""
@@ -46,7 +48,7 @@ class Uniformity(NamedTuple):
     @property
     def p_values(self) -> tuple[float, ...]:
         """Of the four tests."""
-        return self[3:]
+        return self[-TESTS:]
 
 
 def uniformity(places: Array, ranks: int) -> Uniformity:
@@ -75,7 +77,16 @@ def uniformity(places: Array, ranks: int) -> Uniformity:
 
 def counts_of(places: Array, cells: int) -> Array:
     """How many places (n,) lie in each of equally wide cells."""
-    return np.bincount(np.minimum((places * cells).astype(int), cells - 1), minlength=cells)
+    return np.bincount(cell_of(places, cells), minlength=cells)
+
+
+def cell_of(places: Array, cells: int) -> Array:
+    """The number of the equally wide cell, 0 to cells - 1, that each place lies in.
+
+    >>> cell_of(np.array([0.0, 0.49, 0.5, 1.0]), 2).tolist()
+    [0, 0, 1, 1]
+    """
+    return np.minimum((places * cells).astype(int), cells - 1)
 
 
 def bins_for(n: int, ranks: int) -> int:

@@ -40,6 +40,7 @@ from onedraw.run.blocks import Block, cut
 from onedraw.run.options import Options, RunOptions, check_model, check_pays, on_engine
 from onedraw.run.plan import Bar, Limits, Outcome, Plan, Round
 from onedraw.run.prior_draws import block_size
+from onedraw.run.record import OtherRun
 from onedraw.run.registry import SAMPLERS, Entry
 from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
@@ -62,6 +63,8 @@ OPTIONS = ("seed", "max_seconds", "workers", "executor", "store", "segment", "pr
 """Arguments of a method that are given to `calibrate` itself."""
 DATA, ANALYSIS, RANKS, PRIOR, BANK = range(5)
 """Names of the streams of each data set, and of the whole."""
+REMEDY = "Use the model, the method and the settings that it was made with, or another file"
+"""If a file holds another calibration, or something else."""
 
 
 class PriorBank(NamedTuple):
@@ -359,10 +362,15 @@ def calibrate(
     }  # fmt: skip
     bank = make_bank(estimator.model, budget, checked.seed, checked.on_error) if shared and budget else None
     parts = {"the method's arguments": dict(arguments or {})} | ({} if entry is not None else {"method": method})
-    outcome, cost = Run(
+    run = Run(
         "calibrate", asked, lambda: specify_model("calibrate", model, asked, **parts), checked,
         lambda limits: plan(task, data_sets, bank), model.prior, None,
-    ).value()  # fmt: skip
+    )  # fmt: skip
+    try:
+        outcome, cost = run.value()
+    except OtherRun as error:
+        # A calibration has no draws, so od.resume cannot force it.
+        raise OtherRun(error.what, REMEDY) from None
     arrays = outcome.arrays
     refuse_unanswered(arrays["draws"][:, 0])
     return Calibration(
