@@ -93,7 +93,7 @@ def marginals(post: Posts, parameters: One = None, *, names: Names = None, truth
         for axes, one in zip(found.places, drawn, strict=True):
             histograms = {label: each[one.key] for label, each in counted.items()}
             if len(posts) == 1:
-                _marginal(axes, *histograms.values(), summary[one.key])
+                _marginal(axes, next(iter(histograms.values())), summary[one.key])
             else:
                 _marginals_over(axes, histograms)
             if one.truth is not None:
