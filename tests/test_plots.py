@@ -275,6 +275,12 @@ def test_several_posteriors_are_drawn_over_each_other(accepted, chains):
         plots.marginals({"a": 3})
 
 
+def test_six_runs_have_six_kinds_of_lines(accepted):
+    legend = plots.corner({f"run {k}": accepted for k in range(6)}).axes[1].get_legend()
+    styles = {(line.get_color(), str(line._dash_pattern)) for line in legend.get_lines()}
+    assert len(styles) == 6
+
+
 def test_intervals_are_those_of_the_summary(accepted):
     thick, thin = plots.intervals(accepted).axes[0].collections
     for held, one in ((0.5, thick), (0.9, thin)):
@@ -363,6 +369,27 @@ def test_coverage_of_ranks_is_counted():
     # The band at a level is that of a binomial.
     band = axes.collections[0].get_paths()[0].vertices
     assert np.isin(stats.binom.ppf([0.025, 0.975], 100, 0.5) / 100, band[np.isclose(band[:, 0], 0.5), 1]).all()
+
+
+def test_every_parameter_has_a_curve_of_its_coverage():
+    ranks = {f"theta{k}": (np.arange(50) + 0.5) / 50 for k in range(8)}
+    axes = plots.coverage(ranks).axes[0]
+    assert [line.get_label() for line in axes.lines[1:]] == list(ranks)
+
+
+def test_every_function_has_its_measured_gains(chains):
+    advice = od.advise(chains.model, od.uniform(1.0), budget=40_000, seed=1)
+    answer = advice.simulations
+    gains = tuple(
+        gain._replace(each={f"f{k}": gain.each["mu"] for k in range(8)}) for gain in answer.gains if gain.each
+    )
+    axes = plots.efficiency(replace(advice, simulations=replace(answer, gains=gains))).axes[0]
+    assert len(axes.containers) == 8
+    for bars in axes.containers:
+        shown = bars.lines[0].get_xydata().tolist()
+        assert shown == [[gain.pseudo_samples, gain.each["f0"].value] for gain in gains]
+        ends = np.array([segment[:, 1] for segment in bars.lines[2][0].get_segments()])
+        assert np.allclose(ends, [[gain.each["f0"].low, gain.each["f0"].high] for gain in gains])
 
 
 def test_coverage_of_a_run_is_what_it_measured(inferred):

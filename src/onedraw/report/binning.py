@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective as effective_number
+from onedraw.results.export import prior_draws
 from onedraw.results.posterior import Posterior
 
 FEWEST_BINS, MOST_BINS = 16, 48
@@ -60,18 +60,10 @@ def density_of(values: Array, weights: Array | None, edges: Array) -> Array:
     return np.asarray(counted / (max(total, 1e-300) * np.diff(edges)))
 
 
-def prior_draws(post: Posterior) -> dict[str, Array] | None:
-    """Draws from the prior by parameter; None if the run has no model."""
-    if post.model is None:
-        return None
-    rng = Rng(post.seed, Phase.PREDICT, 1).bulk(Purpose.PRIOR)
-    return post.model.prior.columns(post.model.prior.sample(rng, PRIOR_DRAWS))
-
-
 def marginals_of(post: Posterior) -> dict[str, MarginalHistogram]:
     """The marginal of each parameter, with the prior's if there is a model."""
-    before = prior_draws(post)
-    effective = None if post.weights is None else float(1 / (post.weights**2).sum())
+    before = None if post.model is None else prior_draws(post.model, post.seed, PRIOR_DRAWS)
+    effective = None if post.weights is None else effective_number(post.weights)
     found = {}
     for name, values in post.draws.items():
         prior = None if before is None else before[name]

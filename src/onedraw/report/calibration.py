@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.report.pages import filled, image_of, write_whole
-from onedraw.report.style import BLUE, DASHED, styled
+from onedraw.report.pages import filled, image_of, write_page
+from onedraw.report.panels import empty_figure, in_style
+from onedraw.report.style import BLUE, DASHED
 from onedraw.results.calibration import (
     ALARM,
     LEVELS,
@@ -39,13 +40,7 @@ COLUMNS = (
 
 def write_calibration(found: Calibration, path: str | os.PathLike[str]) -> Path:
     """Write the page as one HTML file that needs no network; returns its path."""
-    path = Path(path)
-    try:
-        return write_whole(path, filled(Path(__file__).parent, content_of(found), "calibration.html.j2"))
-    except ImportError as error:
-        raise ImportError("a report needs jinja2 and matplotlib: pip install 'onedraw[report]'") from error
-    except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
+    return write_page(Path(path), filled(Path(__file__).parent, content_of(found), "calibration.html.j2"))
 
 
 def content_of(found: Calibration) -> dict[str, Any]:
@@ -110,7 +105,7 @@ def figures_of(found: Calibration, column: int) -> dict[str, Any]:
     """Ranks, distribution function and coverage of one quantity, as images."""
     places = found.places[found.answered, column]
     drawn = (
-        (rank_histogram(places, found.number_of_ranks), "Histogram of ranks"),
+        (rank_bars(places, found.number_of_ranks), "Histogram of ranks"),
         (ecdf_difference(places, found.number_of_ranks), "Distribution function of ranks less the uniform one"),
         (coverage_curve(found.held_at(column), found.number_of_ranks), "Coverage against level"),
     )
@@ -120,16 +115,18 @@ def figures_of(found: Calibration, column: int) -> dict[str, Any]:
 
 def panel(draw: Callable[[Any], None]) -> Any:
     """A small figure with one pair of axes."""
-    from matplotlib.figure import Figure
-
-    with styled():
-        figure = Figure(figsize=(3.5, 2.5), layout="constrained")
+    with in_style():
+        figure = empty_figure(3.5, 2.5)
         draw(figure.add_subplot())
         return figure
 
 
-def rank_histogram(places: Array, ranks: int) -> Any:
-    """Counts of ranks in bins, with the band in which all bars lie with 95 % if the ranks are uniform."""
+def rank_bars(places: Array, ranks: int) -> Any:
+    """Counts of ranks in bins, with the band in which all bars lie with 95 % if the ranks are uniform.
+
+    Bins hold whole ranks and the band is that of all bars, as the tests on this page; `od.plots.rank_histogram` is of
+    shares between 0 and 1, and its band is that of each bar.
+    """
     n = len(places)
     bins = bins_for(n, ranks)
     counts = counts_of(places, ranks).reshape(bins, -1).sum(axis=1)
@@ -145,12 +142,15 @@ def rank_histogram(places: Array, ranks: int) -> Any:
     return panel(draw)
 
 
+def shares_below(places: Array, ranks: int) -> tuple[Array, Array, Array, Array]:
+    """Ends of cells, the share of places below each, and the simultaneous band of these shares by chance alone."""
+    share = np.r_[0, np.cumsum(counts_of(places, ranks))] / len(places)
+    return np.arange(ranks + 1) / ranks, share, *ecdf_band(len(places), ranks)
+
+
 def ecdf_difference(places: Array, ranks: int) -> Any:
     """The distribution function of places less the uniform one, with its simultaneous band."""
-    n = len(places)
-    low, high = ecdf_band(n, ranks)
-    at = np.arange(ranks + 1) / ranks
-    share = np.r_[0, np.cumsum(counts_of(places, ranks))] / n
+    at, share, low, high = shares_below(places, ranks)
 
     def draw(axes: Any) -> None:
         axes.fill_between(at, low - at, high - at, color=BAND, linewidth=0)
@@ -163,10 +163,7 @@ def ecdf_difference(places: Array, ranks: int) -> Any:
 
 def coverage_curve(held: Array, ranks: int) -> Any:
     """The share of intervals that hold the truth against their level, with its simultaneous band."""
-    n = len(held)
-    low, high = ecdf_band(n, ranks)
-    at = np.arange(ranks + 1) / ranks
-    share = np.r_[0, np.cumsum(counts_of(held, ranks))] / n
+    at, share, low, high = shares_below(held, ranks)
 
     def draw(axes: Any) -> None:
         axes.fill_between(100 * at, 100 * low, 100 * high, color=BAND, linewidth=0)

@@ -8,13 +8,13 @@ import numpy as np
 from onedraw.arguments import shown, whole_number
 from onedraw.engines.arrays import Array
 from onedraw.report.panels import (
-    LINES,
     TRUTH,
     Names,
     One,
     Truth,
     columns_for,
     in_style,
+    line_of,
     panels,
     plain_label,
     quantities,
@@ -22,18 +22,14 @@ from onedraw.report.panels import (
 )
 from onedraw.report.style import BLUE, DASHED
 from onedraw.results.posterior import Posterior
+from onedraw.results.uniformity import chance_band
 
 Ranks = Mapping[str, Any]
 """By parameter: the share of each posterior that lies below the known parameter, between 0 and 1."""
 
 
 def coverage(
-    found: Posterior | Ranks,
-    parameters: One = None,
-    *,
-    names: Names = None,
-    truth: Truth = None,
-    ax: Any = None,
+    found: Posterior | Ranks, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None
 ) -> Any:
     """How often intervals of each level contain known parameters: on the diagonal if intervals are right.
 
@@ -56,10 +52,11 @@ def coverage(
         place = panels(ax, 1, columns=1, size=(3.6, 3.3), extra=0.0)
         axes = place.places[0]
         levels = np.linspace(0, 1, 101)
-        low, high = _band(levels, number)
+        low, high = chance_band(number, levels)
         axes.fill_between(levels, low, high, color="0.85", linewidth=0, label="95 % by chance")
         axes.plot([0, 1], [0, 1], color="0.4", linewidth=0.9, linestyle=":")
-        for (colour, line), marker, one in zip(LINES[1:], "os^Dv", drawn, strict=False):
+        for index, one in enumerate(drawn):
+            (colour, line), marker = line_of(index), "os^Dv"[index % 5]
             at, held = curves[one.key]
             axes.plot(at, held, color=colour, linestyle=line, linewidth=1.3, marker=marker if len(at) < 20 else None,
                       markersize=4.5, label=plain_label(one))  # fmt: skip
@@ -96,8 +93,6 @@ def rank_histogram(
     >>> int(od.plots.rank_histogram(ranks, bins=10).axes[0].patches[0].get_data().values.sum())
     200
     """
-    from scipy import stats
-
     all_ranks = _checked(found)
     drawn = quantities(list(all_ranks), parameters, names, truth, "the parameters whose ranks are known")
     number = len(next(iter(all_ranks.values())))
@@ -109,9 +104,10 @@ def rank_histogram(
         for axes, one in zip(place.places, drawn, strict=True):
             counted, edges = np.histogram(all_ranks[one.key], wanted, (0.0, 1.0))
             axes.stairs(counted, edges, fill=True, color=BLUE, alpha=0.5)
-            low, high = stats.binom.ppf([0.025, 0.975], len(all_ranks[one.key]), 1 / wanted)
+            number = len(all_ranks[one.key])
+            low, high = (number * end for end in chance_band(number, 1 / wanted))
             axes.axhspan(low, high, color="0.5", alpha=0.25, linewidth=0, label="95 % of the bars by chance")
-            axes.axhline(len(all_ranks[one.key]) / wanted, color="0.25", linestyle=DASHED, linewidth=1.0)
+            axes.axhline(number / wanted, color="0.25", linestyle=DASHED, linewidth=1.0)
             if one.truth is not None:
                 axes.axvline(one.truth, label="truth", **TRUTH)
             axes.set_xlim(0, 1)
@@ -148,10 +144,3 @@ def _of_ranks(ranks: Mapping[str, Array]) -> tuple[dict[str, tuple[Array, Array]
     away = {name: np.sort(2 * np.abs(values - 0.5)) for name, values in ranks.items()}
     curves = {name: (levels, np.searchsorted(one, levels, "right") / one.size) for name, one in away.items()}
     return curves, min(map(len, ranks.values()))
-
-
-def _band(levels: Array, number: int) -> tuple[Array, Array]:
-    from scipy import stats
-
-    low, high = (stats.binom.ppf(at, number, levels) / number for at in (0.025, 0.975))
-    return np.asarray(low), np.asarray(high)

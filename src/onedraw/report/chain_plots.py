@@ -90,13 +90,7 @@ def traces(
 
 
 def ranks(
-    post: Posterior,
-    parameters: One = None,
-    bins: int = 20,
-    *,
-    names: Names = None,
-    truth: Truth = None,
-    ax: Any = None,
+    post: Posterior, parameters: One = None, bins: int = 20, *, names: Names = None, truth: Truth = None, ax: Any = None
 ) -> Any:
     """Histograms of the ranks of each chain's draws among all draws: flat if the chains agree (Vehtari et al. 2021).
 

@@ -24,7 +24,7 @@ from onedraw.model import kernels
 from onedraw.model.model import Model
 from onedraw.report import plots
 from onedraw.report.binning import MarginalHistogram, marginals_of
-from onedraw.report.pages import filled, image_of, write_whole
+from onedraw.report.pages import filled, image_of, write_page
 from onedraw.report.tolerances import SliderPosition, positions_of
 from onedraw.report.verdict import Verdict, judge
 from onedraw.results.certificate import certificate
@@ -112,12 +112,8 @@ def write_report(
         if source is not None:
             _refuse_another(model, source)
         post = replace(post, model=model)
-    path, content = Path(path), content_of(post, predictive, source, checks)
-    try:
-        write_whole(path, render(content))
-    except OSError as error:
-        raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
-    return Written(path, content["verdict"])
+    content = content_of(post, predictive, source, checks)
+    return Written(write_page(Path(path), render(content)), content["verdict"])
 
 
 def _refuse_another(model: Model, source: Source) -> None:
@@ -132,10 +128,7 @@ def _refuse_another(model: Model, source: Source) -> None:
 
 def render(content: Mapping[str, Any]) -> str:
     """The page as text."""
-    try:
-        return filled(Path(__file__).parent, content)
-    except ImportError as error:
-        raise ImportError("a report needs jinja2 and matplotlib: pip install 'onedraw[report]'") from error
+    return filled(Path(__file__).parent, content)
 
 
 def content_of(

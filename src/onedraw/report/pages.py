@@ -16,8 +16,10 @@ from onedraw.report.style import styled
 
 def filled(folder: Path, content: Mapping[str, Any], template: str = "page.html.j2") -> str:
     """The page of a folder's template; everything in it is escaped that is not marked as safe."""
-    import jinja2
-
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ImportError("a report needs jinja2 and matplotlib: pip install 'onedraw[report]'") from error
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
@@ -45,6 +47,14 @@ def write_whole(path: Path, text: str) -> Path:
     with replacing(path) as fresh:
         fresh.write_text(text, encoding="utf-8", newline="\n")
     return path
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Write a page as one file (`write_whole`); an error names the file."""
+    try:
+        return write_whole(path, text)
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

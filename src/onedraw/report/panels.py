@@ -29,6 +29,8 @@ Names = Mapping[str, str] | Sequence[str] | str | None
 """What `names=` may be."""
 Truth = Mapping[str, Any] | Sequence[float] | float | None
 """What `truth=` may be."""
+Posts = Posterior | Mapping[str, Posterior]
+"""A posterior, or several by label."""
 
 
 class Quantity(NamedTuple):
@@ -85,7 +87,12 @@ def _number(key: str, value: Any) -> float | None:
         raise ValueError(f"truth of {key} must be a number, got {shown(value)}") from error
 
 
-def of_posteriors(post: Posterior | Mapping[str, Posterior]) -> dict[str, Posterior]:
+def line_of(index: int) -> tuple[str, Any]:
+    """Colour and line style of a run or curve, numbered from 0; black comes last."""
+    return LINES[(index + 1) % len(LINES)]
+
+
+def of_posteriors(post: Posts) -> dict[str, Posterior]:
     """Posteriors by label; the label of a single one is empty."""
     several = dict(post) if isinstance(post, Mapping) else {"": post}
     if not several or any(not hasattr(one, "settings") for one in several.values()):

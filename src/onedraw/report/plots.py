@@ -21,7 +21,7 @@ import numpy as np
 from onedraw.arguments import one_of, shown, whole_number
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective
-from onedraw.report.binning import density_grid, density_of, edges_of, marginals_of
+from onedraw.report.binning import MarginalHistogram, density_grid, density_of, edges_of, marginals_of
 from onedraw.report.calibration_plots import coverage, rank_histogram
 from onedraw.report.chain_plots import ranks, traces
 from onedraw.report.panels import (
@@ -30,12 +30,14 @@ from onedraw.report.panels import (
     Names,
     One,
     Panels,
+    Posts,
     Quantity,
     Truth,
     columns_for,
     empty_figure,
     in_style,
     labelled,
+    line_of,
     of_posteriors,
     panels,
     parameters_of,
@@ -44,10 +46,10 @@ from onedraw.report.panels import (
     rows_labelled,
     titled,
 )
-from onedraw.report.style import BLUE, DASHED, ORANGE, plain_numbers, save
+from onedraw.report.style import BLUE, DASHED, ORANGE, counts_on_x, plain_numbers, save
 from onedraw.results.certificate import Certificate
 from onedraw.results.posterior import Posterior
-from onedraw.results.summary import ToleranceCurve
+from onedraw.results.summary import SummaryRow, ToleranceCurve
 from onedraw.tuning.advise import Advice, Gain
 
 MOST_PAIRS, MOST_SUMMARIES = 6, 30
@@ -62,30 +64,14 @@ __all__ = [
 
 def plot(post: Posterior, what: str, **options: Any) -> Any:
     """The figure that `Posterior.plot` asks for by its name."""
-    known: dict[str, Any] = {
-        "marginals": marginals,
-        "intervals": intervals,
-        "pairs": pairs,
-        "corner": corner,
-        "traces": traces,
-        "ranks": ranks,
-        "predictive": predictive,
-        "predictive_band": predictive_band,
-        "path": path,
-        "coverage": coverage,
-        "alternatives": alternatives,
-    }
+    drawn_of_posteriors = (
+        marginals, intervals, pairs, corner, traces, ranks, predictive, predictive_band, path, coverage, alternatives,
+    )  # fmt: skip
+    known = {one.__name__: one for one in drawn_of_posteriors}
     return known[one_of("what", what, tuple(known))](post, **options)
 
 
-def marginals(
-    post: Posterior | Mapping[str, Posterior],
-    parameters: One = None,
-    *,
-    names: Names = None,
-    truth: Truth = None,
-    ax: Any = None,
-) -> Any:
+def marginals(post: Posts, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None) -> Any:
     """Each parameter's posterior (filled), with the prior (dashed) if the run has its model.
 
     A dict of posteriors by label draws them over each other: runs, tolerances or methods, the prior of the first.
@@ -100,20 +86,23 @@ def marginals(
     """
     posts = of_posteriors(post)
     drawn = parameters_of(posts, parameters, names, truth)
+    first = next(iter(posts.values()))
+    counted, summary = {label: marginals_of(each) for label, each in posts.items()}, first.summary()
     with in_style():
         found = panels(ax, len(drawn), columns_for(len(drawn)), size=(3.4, 2.5))
         for axes, one in zip(found.places, drawn, strict=True):
+            histograms = {label: each[one.key] for label, each in counted.items()}
             if len(posts) == 1:
-                _marginal(axes, next(iter(posts.values())), one)
+                _marginal(axes, next(iter(histograms.values())), summary[one.key])
             else:
-                _marginals_over(axes, posts, one)
+                _marginals_over(axes, histograms)
             if one.truth is not None:
                 low, high = axes.get_xlim()
                 axes.axvline(one.truth, label="truth", **TRUTH)
                 axes.set_xlim(min(low, one.truth), max(high, one.truth))
             axes.set_ylim(bottom=0)
             axes.set_yticks([])
-            if next(iter(posts.values())).draws[one.key].dtype.kind in "iu":
+            if first.draws[one.key].dtype.kind in "iu":
                 axes.xaxis.get_major_locator().set_params(integer=True)
             axes.spines["left"].set_visible(False)
             titled(axes, one)
@@ -121,9 +110,8 @@ def marginals(
     return found.figure
 
 
-def _marginal(axes: Any, post: Posterior, one: Quantity) -> None:
+def _marginal(axes: Any, found: MarginalHistogram, row: SummaryRow) -> None:
     """One posterior, filled, with its prior and interval."""
-    found, row = marginals_of(post)[one.key], post.summary()[one.key]
     axes.stairs(found.density, found.edges, fill=True, color=BLUE, alpha=0.35, label="posterior")
     axes.stairs(found.density, found.edges, color=BLUE, linewidth=1.2)
     if found.prior is not None:
@@ -134,12 +122,11 @@ def _marginal(axes: Any, post: Posterior, one: Quantity) -> None:
     axes.set_xlim(found.edges[0], found.edges[-1])
 
 
-def _marginals_over(axes: Any, posts: Mapping[str, Posterior], one: Quantity) -> None:
+def _marginals_over(axes: Any, histograms: Mapping[str, MarginalHistogram]) -> None:
     """Several posteriors as lines over each other, each with bins of its own width."""
     ends = []
-    for index, (label, post) in enumerate(posts.items()):
-        colour, line = LINES[(index + 1) % len(LINES)]
-        found = marginals_of(post)[one.key]
+    for index, (label, found) in enumerate(histograms.items()):
+        colour, line = line_of(index)
         if index == 0 and found.prior is not None:
             axes.stairs(found.prior, found.edges, color="0.25", linestyle=DASHED, linewidth=1.0, label="prior")
         inside = np.flatnonzero(found.density)
@@ -150,14 +137,7 @@ def _marginals_over(axes: Any, posts: Mapping[str, Posterior], one: Quantity) ->
     axes.set_xlim(min(ends) - room, max(ends) + room)
 
 
-def intervals(
-    post: Posterior | Mapping[str, Posterior],
-    parameters: One = None,
-    *,
-    names: Names = None,
-    truth: Truth = None,
-    ax: Any = None,
-) -> Any:
+def intervals(post: Posts, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None) -> Any:
     """Means with intervals that hold 50 % (thick) and 90 % (thin), one row per parameter, for one run or several.
 
     For many parameters of one scale, such as the groups of a hierarchical model; otherwise use `marginals`.
@@ -176,13 +156,13 @@ def intervals(
         found = panels(ax, 1, columns=1, size=(5.0, 0.7 + 0.16 * len(drawn) * (1 + len(posts))))
         axes = found.places[0]
         for index, (label, one) in enumerate(posts.items()):
-            colour, _ = LINES[(index + 1) % len(LINES)]
+            colour, _ = line_of(index)
             places = rows + 0.22 * ((len(posts) - 1) / 2 - index)
-            for held, width in zip(HELD, (4.0, 1.3), strict=True):
-                summary = one.summary(held)
+            summaries = [one.summary(held) for held in HELD]
+            for summary, width in zip(summaries, (4.0, 1.3), strict=True):
                 ends = [(summary[each.key].hdi_low, summary[each.key].hdi_high) for each in drawn]
                 axes.hlines(places, *np.transpose(ends), color=colour, linewidth=width)
-            means = [one.summary()[each.key].mean for each in drawn]
+            means = [summaries[0][each.key].mean for each in drawn]
             axes.plot(means, places, "o^sDv"[index % 5], color="white", markeredgecolor=colour, markersize=5,
                       linestyle="none", label=label or "mean, 50 % and 90 % intervals")  # fmt: skip
         known = [(place, each.truth) for place, each in zip(rows, drawn, strict=True) if each.truth is not None]
@@ -194,14 +174,7 @@ def intervals(
     return found.figure
 
 
-def corner(
-    post: Posterior | Mapping[str, Posterior],
-    parameters: One = None,
-    *,
-    names: Names = None,
-    truth: Truth = None,
-    ax: Any = None,
-) -> Any:
+def corner(post: Posts, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None) -> Any:
     """Each two parameters, with contours that hold 50 % and 90 % of the posterior, and the marginals on the diagonal.
 
     A dict of posteriors by label draws them over each other. Densities are smoothed, by the effective number of draws.
@@ -222,7 +195,7 @@ def corner(
         for row, below in enumerate(drawn):
             for column, across in enumerate(drawn[: row + 1]):
                 for index, (values, weight) in enumerate(flat.values()):
-                    colour, line = LINES[index + 1 if index < 5 else index % 6]
+                    colour, line = line_of(index)
                     if row == column:
                         _curve(grid[row][row], values[across.key], weight, edges[across.key], colour, line)
                     else:
@@ -278,22 +251,14 @@ def _legend_in_corner(found: Panels, grid: list[list[Any]], labels: Sequence[str
     """The labels of several runs in the empty corner at the top right."""
     from matplotlib.lines import Line2D
 
-    lines = [LINES[index + 1 if index < 5 else index % 6] for index in range(len(labels))]
-    handles = [Line2D([], [], color=colour, linestyle=line, label=label)
-               for (colour, line), label in zip(lines, labels, strict=True) if label]  # fmt: skip
+    lines = [(*line_of(index), label) for index, label in enumerate(labels) if label]
+    handles = [Line2D([], [], color=colour, linestyle=line, label=label) for colour, line, label in lines]
     handles += [Line2D([], [], label="truth", **TRUTH)] if known else []
     if handles:
         grid[0][-1].legend(handles=handles, loc="upper right")
 
 
-def pairs(
-    post: Posterior,
-    parameters: One = None,
-    *,
-    names: Names = None,
-    truth: Truth = None,
-    ax: Any = None,
-) -> Any:
+def pairs(post: Posterior, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None) -> Any:
     """Each two parameters: density below the diagonal (stronger is more), correlation above it, marginals on it.
 
     The draws are counted and nothing is smoothed; `corner` has contours. The first six parameters are drawn.
@@ -319,8 +284,8 @@ def pairs(
                 elif row > column:
                     sides = (edges[across.key], edges[below.key])
                     counted = np.histogram2d(flat[across.key], flat[below.key], sides, weights=weight)[0].T
-                    shown = np.where(counted > 0, counted, np.nan)
-                    axes.pcolormesh(*sides, shown, cmap=_tones(), vmin=0, vmax=counted.max(), rasterized=True)
+                    filled = np.where(counted > 0, counted, np.nan)
+                    axes.pcolormesh(*sides, filled, cmap=_tones(), vmin=0, vmax=counted.max(), rasterized=True)
                 else:
                     axes.text(0.5, 0.5, _correlation(flat[across.key], flat[below.key], weight), ha="center",
                               va="center", fontsize=11, transform=axes.transAxes)  # fmt: skip
@@ -419,10 +384,9 @@ def predictive_figure(
     with in_style():
         found = panels(ax, 1, columns=1, size=(5.2, 0.5 + 0.3 * max(len(drawn), 3)))
         axes = found.places[0]
-        for low, high, width, grey in ((5, 95, 1.2, "0.35"), (25, 75, 6.0, "0.65")):
-            ends = (np.percentile(rows, [low, high], axis=0) - middle) / spread
-            axes.hlines(place, ends[0], ends[1], color=grey, linewidth=width,
-                        label=f"90 % of {len(rows)} simulations" if high == 95 else "50 % of them")  # fmt: skip
+        for (low, high, told), width, grey in zip(_bands(rows), (1.2, 6.0), ("0.35", "0.65"), strict=True):
+            ends = ((end - middle) / spread for end in (low, high))
+            axes.hlines(place, *ends, color=grey, linewidth=width, label=told)
         apart = (observed - middle) / spread
         axes.plot(np.clip(apart, -6, 6), place, "D", color=ORANGE, markeredgecolor="black", markersize=6, label="data")
         for at, value in zip(place, apart, strict=True):
@@ -459,6 +423,13 @@ def _not_failed(rows: Array) -> Array:
     if len(good) == 0:
         raise ValueError(f"all {len(rows)} predictive simulations failed: there is nothing to compare the data with")
     return good
+
+
+def _bands(rows: Array) -> list[tuple[Array, Array, str]]:
+    """Lower and upper ends of central intervals that hold 90 % and 50 % of simulations (n, ...), with their labels."""
+    labels = (f"90 % of {len(rows)} simulations", "50 % of them")
+    ends = (np.quantile(rows, [0.5 - held / 2, 0.5 + held / 2], axis=0) for held in HELD[::-1])
+    return [(low, high, label) for (low, high), label in zip(ends, labels, strict=True)]
 
 
 def predictive_band(
@@ -506,9 +477,7 @@ def predictive_band(
         for axes, one in zip(found.places, drawn, strict=True):
             rows, data = _not_failed(several[one.key]), observed[one.key]
             at = np.arange(len(data)) if times is None else times
-            for held, alpha in zip(HELD[::-1], (0.22, 0.35), strict=True):
-                low, high = np.quantile(rows, [0.5 - held / 2, 0.5 + held / 2], axis=0)
-                told = f"90 % of {len(rows)} simulations" if held == 0.9 else "50 % of them"
+            for (low, high, told), alpha in zip(_bands(rows), (0.22, 0.35), strict=True):
                 axes.fill_between(at, low, high, color=BLUE, alpha=alpha, linewidth=0, label=told)
             axes.plot(at, np.median(rows, axis=0), color=BLUE, linewidth=1.2, label="their median")
             if one.key in courses:
@@ -551,14 +520,7 @@ def _series(data: Any, times: Array | None, n: int | None = None) -> dict[str, A
     return found
 
 
-def path(
-    post: Posterior | Mapping[str, Posterior],
-    parameters: One = None,
-    *,
-    names: Names = None,
-    truth: Truth = None,
-    ax: Any = None,
-) -> Any:
+def path(post: Posts, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None) -> Any:
     """The tolerance of a sequential run against the simulations spent, with the acceptance rate below it.
 
     A dict of runs by label draws them over each other. `parameters` picks from "tolerance" and "acceptance", `truth`
@@ -588,7 +550,7 @@ def path(
         for axes, one in zip(found.places, drawn, strict=True):
             place, word = kinds[one.key]
             for index, (label, along) in enumerate(paths.items()):
-                colour, line = LINES[(index + 1) % len(LINES)]
+                colour, line = line_of(index)
                 if along[place]:
                     axes.plot(along[0], along[place], color=colour, linestyle=line, marker="o^sDv*"[index % 6],
                               markersize=3.5, linewidth=1.2, label=label or None)  # fmt: skip
@@ -617,12 +579,7 @@ def path_of(post: Posterior) -> tuple[list[float], list[float], list[float]]:
 
 
 def tolerances(
-    curve: ToleranceCurve,
-    parameters: One = None,
-    *,
-    names: Names = None,
-    truth: Truth = None,
-    ax: Any = None,
+    curve: ToleranceCurve, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None
 ) -> Any:
     """How estimates change with the tolerance, with their Monte Carlo intervals: the result of `post.over`.
 
@@ -664,12 +621,7 @@ def _few_plain_ticks(axes: Any, at: Array) -> None:
 
 
 def alternatives(
-    post: Posterior,
-    parameters: One = None,
-    *,
-    names: Names = None,
-    truth: Truth = None,
-    ax: Any = None,
+    post: Posterior, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None
 ) -> Any:
     """The estimates that `od.infer` tried: how far each is behind the chosen one at held-out simulations.
 
@@ -765,7 +717,8 @@ def efficiency(
         if not known.all():
             axes.text(0.98, 0.03, "no bound is known beyond the dashed line", ha="right", va="bottom",
                       fontsize=8, transform=axes.transAxes)  # fmt: skip
-        for (colour, _), marker, one in zip(LINES, "os^Dv*", drawn, strict=False):
+        for index, one in enumerate(drawn):
+            (colour, _), marker = LINES[index % len(LINES)], "os^Dv*"[index % 6]
             ours = [(gain.pseudo_samples, gain.each[one.key]) for gain in gains if one.key in gain.each]
             at, value = [count for count, _ in ours], np.array([each.value for _, each in ours])
             low, high = (np.array([getattr(each, end) for _, each in ours]) for end in ("low", "high"))
@@ -775,14 +728,10 @@ def efficiency(
             if one.truth is not None:
                 axes.axhline(one.truth, **TRUTH)
         axes.axhline(1.0, color="0.6", linewidth=0.8, linestyle=":")
-        axes.set_xscale("log", base=2)
-        ticks = [2**power for power in range(int(math.log2(most)) + 1)]
-        axes.set_xticks(ticks, [str(tick) for tick in ticks])
-        axes.minorticks_off()
+        counts_on_x(axes, [2**power for power in range(int(math.log2(most)) + 1)], "pseudo-samples M")
         # A bound far above the measurements would flatten them.
         measured = [gain.each[name].value for gain in gains for name in gain.each]
         axes.set_ylim(0, min(max([*bound[known], *measured]) * 1.1, max([4.0, *(2.5 * value for value in measured)])))
-        axes.set_xlabel("pseudo-samples M")
         axes.set_ylabel(f"gain over M = 1, in {unit}")
         axes.legend(loc="best")
     return place.figure

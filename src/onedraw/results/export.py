@@ -14,6 +14,7 @@ from onedraw.arguments import optional_whole_number, seed_or_fresh, whole_number
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
+from onedraw.model.model import Model
 from onedraw.results.monte_carlo_error import MANY
 from onedraw.results.posterior import Posterior, points
 
@@ -158,8 +159,7 @@ def datatree(post: Posterior, weighted: bool, draws: int | None, predictive: int
         ),
     }
     if post.model is not None:
-        rng = Rng(post.seed, Phase.PREDICT, 1).bulk(Purpose.PRIOR)
-        before = post.model.prior.columns(post.model.prior.sample(rng, PRIOR_DRAWS))
+        before = prior_draws(post.model, post.seed, PRIOR_DRAWS)
         groups["prior"] = xarray.Dataset({k: (AXES, v[None]) for k, v in before.items()}, _places((1, PRIOR_DRAWS)))
         observed = post.model.recipe.layout.restore(post.model.observed_row)
         groups["observed_data"] = xarray.Dataset(_data_parts(observed, ()))
@@ -169,6 +169,12 @@ def datatree(post: Posterior, weighted: bool, draws: int | None, predictive: int
             with_chain = {name: (("chain", *axes), values[None]) for name, (axes, values) in parts.items()}
             groups["posterior_predictive"] = xarray.Dataset(with_chain, _places((1, count)))
     return xarray.DataTree.from_dict(groups)
+
+
+def prior_draws(model: Model, seed: int, number: int) -> dict[str, Array]:
+    """Draws from the prior by parameter, to be shown beside a posterior."""
+    rng = Rng(seed, Phase.PREDICT, 1).bulk(Purpose.PRIOR)
+    return model.prior.columns(model.prior.sample(rng, number))
 
 
 def affordable(post: Posterior, predictive: int | None) -> int:
