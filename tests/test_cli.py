@@ -609,3 +609,6 @@ def test_no_records_in_the_line_of_settings(folder):
     told = onedraw("run", "problem.py", "--budget", 300, "--algorithm", "infer", "--seed", 1).output
     (settings,) = (line for line in told.splitlines() if line.startswith("settings: "))
     assert "estimate = " in settings and not set("{[") & set(settings)
+    # Nothing is accepted or rejected, so no rate is shown.
+    seen = onedraw("watch", "problem.db", "--once").output
+    assert "300 simulations, 0 failed" in seen and "accepted" not in seen and "nan" not in seen

@@ -46,6 +46,10 @@ def python(code, *words, **more):
     return od.command([sys.executable, "-c", code, *words], **more)
 
 
+def processes(word):
+    return [one for one in psutil.process_iter(["cmdline"]) if word in " ".join(one.info["cmdline"] or [])]
+
+
 def rng(seed=1):
     return np.random.default_rng(seed)
 
@@ -68,6 +72,14 @@ def test_values_arrive_with_all_their_digits_and_the_seed_is_of_the_stream():
     x, n, seed, braces = say(rng(), x=np.float64(0.1) + 0.2, n=np.int64(7))
     assert float(x) == 0.1 + 0.2 and n == "7" and braces == "{x}"
     assert int(seed) == int(rng().integers(2**31)) != int(say(rng(2), x=0.0, n=1)[2])
+
+
+def test_doubled_braces_stand_for_themselves_also_around_the_names_of_files():
+    say = python("import sys, json; print(json.dumps(sys.argv[1:]))", "{{output}}", "{{input}}", parse=json.loads)
+    assert say(rng()) == ["{output}", "{input}"]
+    with pytest.raises(ValueError, match="does not use the parameter mu"):
+        od.Model(od.Prior(mu=stats.norm()), od.command(["a", "{{input}}"]), 1.0)
+    od.command(["a", "{{output}}"], persistent=True)
 
 
 def test_no_value_is_read_by_a_shell(tmp_path):
@@ -112,15 +124,37 @@ def test_named_columns_and_objects_are_dicts():
     assert parts["a"].tolist() == [1.0, 2.0] and parts["b"] == 3.0
 
 
-def test_failures_keep_status_and_standard_error():
-    with pytest.raises(CommandFailed, match=r"ended with status 3: no such rate"):
-        python("import sys; print('no such rate', file=sys.stderr); sys.exit(3)")(rng())
-    with pytest.raises(CommandFailed, match=r"was killed by SIGKILL and said nothing"):
-        python("import os; os.kill(os.getpid(), 9)")(rng())
-    with pytest.raises(CommandFailed, match=r"cannot be read as json .*'hello"):
-        python("print('hello')")(rng())
-    with pytest.raises(CommandFailed, match=r"wrote no file at \{output\}"):
-        python("pass", "{output}")(rng())
+@pytest.mark.parametrize(
+    ("code", "words", "message"),
+    [
+        ("sys.stderr.write('no such rate'); sys.exit(3)", [], r"ended with status 3: no such rate$"),
+        ("print('no such rate'); sys.exit(3)", [], r"ended with status 3: on standard output: no such rate$"),
+        (
+            "print('bad'); sys.stderr.write('worse'); sys.exit(3)", [],
+            r"ended with status 3: worse; on standard output: bad$",
+        ),
+        ("import os; os.kill(os.getpid(), 9)", [], r"was killed by SIGKILL and said nothing$"),
+        ("print('hello')", [], r"cannot be read as json .*'hello.*'$"),
+        (
+            "print('hello'); sys.stderr.write('a reason')", [],
+            r"cannot be read as json .*'hello.*; on standard error: a reason$",
+        ),
+        ("pass", ["{output}"], r"wrote no file at \{output\}$"),
+        ("print('instead')", ["{output}"], r"wrote no file at \{output\}: on standard output: instead$"),
+    ],
+)  # fmt: skip
+def test_failures_keep_the_status_and_what_was_said(code, words, message):
+    """Many programs write their errors to standard output."""
+    with pytest.raises(CommandFailed, match=message):
+        python(f"import sys; {code}", *words)(rng())
+
+
+def test_a_program_that_hangs_is_killed_and_what_it_said_is_kept():
+    with pytest.raises(TimedOut, match=r"timeout = 0\.7 s, and killed: on standard output: at step 3$"):
+        python("import time; print('at step 3', flush=True); time.sleep(60)", timeout=0.7)(rng())
+
+
+def test_a_program_that_is_not_there_ends_the_run():
     model = od.Model(od.Prior(mu=stats.norm()), od.command(["/no/such/program", "{mu}"]), 1.0)
     with pytest.raises(od.SimulationError, match=r"all of the first .*No such file.*/no/such/program"):
         od.rejection(model, od.uniform(1.0), draws=3, seed=1)
@@ -133,8 +167,7 @@ def test_a_program_that_hangs_is_killed_with_all_it_started():
         python(code, timeout=0.7)(rng())
     assert time.perf_counter() - began < 10
     time.sleep(0.1)
-    alive = [one for one in psutil.process_iter(["cmdline"]) if "61.25" in " ".join(one.info["cmdline"] or [])]
-    assert not [one for one in alive if one.pid != os.getpid()]
+    assert not [one for one in processes("61.25") if one.pid != os.getpid()]
 
 
 def test_a_samplers_timeout_is_that_of_the_program():
@@ -169,10 +202,6 @@ def test_a_name_that_the_prior_has_not_is_refused():
 WAITS = "import time; time.sleep(61.75)"
 
 
-def left_behind():
-    return [one for one in psutil.process_iter(["cmdline"]) if "61.75" in " ".join(one.info["cmdline"] or [])]
-
-
 @pytest.mark.parametrize("timeout", [None, 20.0])
 def test_a_program_is_not_waited_for_longer_than_it_runs(timeout):
     """What it has started may hold its output open; it ends with the program."""
@@ -181,7 +210,7 @@ def test_a_program_is_not_waited_for_longer_than_it_runs(timeout):
     assert python(code, timeout=timeout)(rng()) == 4.5
     assert time.perf_counter() - began < 8
     time.sleep(0.1)
-    assert not left_behind()
+    assert not processes("61.75")
 
 
 def test_a_program_that_closes_its_output_and_goes_on_is_killed_in_time():
@@ -189,7 +218,7 @@ def test_a_program_that_closes_its_output_and_goes_on_is_killed_in_time():
     began = time.perf_counter()
     with pytest.raises(TimedOut, match=r"not finished after timeout = 0\.7 s"):
         python(code, timeout=0.7)(rng())
-    assert time.perf_counter() - began < 8 and not left_behind()
+    assert time.perf_counter() - began < 8 and not processes("61.75")
 
 
 def test_output_without_end_is_a_failure(monkeypatch):
@@ -204,21 +233,7 @@ def test_output_without_end_is_a_failure(monkeypatch):
     assert python("import sys; sys.stderr.write('7' * 2**22); print(1.5)")(rng()) == 1.5
 
 
-# What a failed program has said, and what it is given
-
-
-def test_failures_keep_what_was_said_on_standard_output():
-    """Many programs write their errors there."""
-    with pytest.raises(CommandFailed, match=r"ended with status 3: on standard output: no such rate$"):
-        python("import sys; print('no such rate'); sys.exit(3)")(rng())
-    with pytest.raises(CommandFailed, match=r"ended with status 3: worse; on standard output: bad$"):
-        python("import sys; print('bad'); print('worse', file=sys.stderr); sys.exit(3)")(rng())
-    with pytest.raises(CommandFailed, match=r"cannot be read as json .*'hello.*; on standard error: a reason$"):
-        python("import sys; print('hello'); print('a reason', file=sys.stderr)")(rng())
-    with pytest.raises(CommandFailed, match=r"wrote no file at \{output\}: on standard output: instead$"):
-        python("print('instead')", "{output}")(rng())
-    with pytest.raises(TimedOut, match=r"timeout = 0\.7 s, and killed: on standard output: at step 3$"):
-        python("import time; print('at step 3', flush=True); time.sleep(60)", timeout=0.7)(rng())
+# What a program is given
 
 
 def test_a_parameter_that_the_program_does_not_get_is_an_error():
@@ -284,10 +299,6 @@ for line in sys.stdin:
 
 def loop(body="pass", **more):
     return python(LOOP.replace("BODY", body), persistent=True, **more)
-
-
-def processes(word):
-    return [one for one in psutil.process_iter(["cmdline"]) if word in " ".join(one.info["cmdline"] or [])]
 
 
 def test_a_persistent_program_gives_a_posterior():

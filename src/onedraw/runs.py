@@ -36,7 +36,7 @@ from onedraw.run.record import Record, StoreError
 from onedraw.run.recorded import Recorded
 from onedraw.run.registry import SAMPLERS, Entry
 from onedraw.run.result import posterior, status_of
-from onedraw.run.saving import Continue, changed_parts, forced_notes, versions
+from onedraw.run.saving import Continue, changed_parts, forced_notes, same_python, versions
 from onedraw.run.specification import OWN, kernel_of, model_parts, proposal_of
 from onedraw.run.store import Store, mend
 from onedraw.samplers import importance, infer, pseudo_marginal, r_hit, rejection, smc, wilkinson
@@ -106,9 +106,8 @@ def _model_of_run(store: Store, written: Mapping[str, Any], model: Model) -> Mod
     model = model.limited(written["arguments"].get("timeout"))
     now = {"prior": fingerprint(model.prior), **model_parts(model)}
     before = {name: part for name, part in written["parts"].items() if name in now}
-    python = (store.meta("sessions") or [{}])[-1].get("versions", {}).get("python", "")
-    same_python = python.split(".")[:2] == versions()["python"].split(".")[:2]
-    changed = changed_parts(before, now, code=same_python)
+    written_with = (store.meta("sessions") or [{}])[-1].get("versions", {})
+    changed = changed_parts(before, now, code=same_python(written_with, versions()))
     if changed:
         raise StoreError(f"{store.path} was made with another model: {'; '.join(changed)}. Give the model of the run")
     learnt = store.last("distance")

@@ -9,6 +9,7 @@ import click
 
 from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import named
+from onedraw.cli.replacing import BESIDE
 from onedraw.cli.text import as_json, opened
 from onedraw.report.pages import is_database, replacing
 from onedraw.results.plain import printable
@@ -198,7 +199,7 @@ def new(file: str) -> None:
 def _refuse_same(file: str, target: Path) -> None:
     """No output takes the place of the run that it comes from, of what lies beside that, or of another run."""
     run = Path(file).resolve()
-    own = {run, *(run.with_name(run.name + end) for end in ("-journal", ".lock", ".lock-journal"))}
+    own = {run.with_name(run.name + end) for end in BESIDE}
     if target.resolve() in own or (target.exists() and target.samefile(run)):
         raise click.ClickException(f"{target} is the run itself: give another name with -o")
     if is_database(target):

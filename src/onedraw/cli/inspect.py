@@ -144,10 +144,9 @@ def _panel(look: Look, before: Look | None) -> str:
     pace = f", {number(cost.simulations / cost.seconds)} simulations/s" if cost.seconds > 0 else ""
     eps = post.settings.get("eps")
     tolerance = f"; eps = {eps:.4g}" if isinstance(eps, float) else ""
-    lines.append(
-        f"{cost.simulations:,} simulations, {cost.failed:,} failed{pace}; {100 * post.acceptance_rate:.3g} % accepted"
-        f"{tolerance}"
-    )
+    rate = post.acceptance_rate
+    accepted = "" if math.isnan(rate) else f"; {100 * rate:.3g} % accepted"
+    lines.append(f"{cost.simulations:,} simulations, {cost.failed:,} failed{pace}{accepted}{tolerance}")
     if math.prod(post.shape):
         lines += ["", str(post.summary())]
     lines.append("")

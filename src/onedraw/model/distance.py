@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from onedraw.arguments import shown, whole_number
+from onedraw.arguments import shown, true_or_false, whole_number
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.numba import Formula
 
@@ -172,9 +172,7 @@ def scaled(
     >>> scaled(scale=[1.0, 100.0], robust=True)(np.array([[1.0, 100.0]]), np.zeros(2))
     array([2.])
     """
-    for name, value in (("adapt", adapt), ("robust", robust)):
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False, got {value!r}")
+    adapt, robust = true_or_false("adapt", adapt), true_or_false("robust", robust)
     if scale is None:
         return Scaled(whole_number("pilot", pilot, PILOT_MEANING, least=10), None, adapt, robust)
     try:

@@ -122,31 +122,38 @@ class Command:
         if "seed" not in words:
             words["seed"] = str(int(rng.integers(2**31)))
         with tempfile.TemporaryDirectory(prefix="onedraw-") as scratch:
-            files = {name: str(Path(scratch, name)) for name in FILES}
-            if any("{input}" in part for part in self.templates()):
+            files = {name: Path(scratch, name) for name in self.files() if name not in words}
+            if "input" in files:
                 numbers = {name: _number(value) for name, value in parameters.items()}
-                Path(files["input"]).write_text(json.dumps({**numbers, "seed": int(words["seed"])}))
-            said, error = self._run({**words, **{name: path for name, path in files.items() if name not in words}})
-            if any("{output}" in part for part in self.templates()):
-                if not Path(files["output"]).is_file():
+                files["input"].write_text(json.dumps({**numbers, "seed": int(words["seed"])}))
+            said, error = self._run({**words, **{name: str(path) for name, path in files.items()}})
+            if "output" in files:
+                if not files["output"].is_file():
                     raise CommandFailed(
-                        f"{self.arguments[0]} ended well and wrote no file at {{output}}{_told(error, said)}"
+                        f"{self.arguments[0]} ended with status 0 but wrote no file at {{output}}{_told(error, said)}"
                     )
-                if Path(files["output"]).stat().st_size > MOST:
+                if files["output"].stat().st_size > MOST:
                     raise CommandFailed(
                         f"{self.arguments[0]} wrote more than {MOST // 2**20} MiB to {{output}}: write less"
                     )
-                said = Path(files["output"]).read_bytes()
+                said = files["output"].read_bytes()
         return self._parsed(said, error)
 
     def templates(self) -> tuple[str, ...]:
         """All texts in which names in braces are replaced."""
         return (*self.arguments, *(value for _, value in self.environment))
 
+    def placeholders(self) -> set[str]:
+        """All names in braces; doubled braces hold none."""
+        return {name for part in self.templates() for _, name, _, _ in string.Formatter().parse(part) if name}
+
     def names(self) -> set[str]:
         """The names in braces, files left out."""
-        found = {name for part in self.templates() for _, name, _, _ in string.Formatter().parse(part) if name}
-        return found - set(FILES)
+        return self.placeholders() - set(FILES)
+
+    def files(self) -> list[str]:
+        """The files that are named in braces."""
+        return sorted(self.placeholders() & set(FILES))
 
     def place(self) -> str | None:
         """The folder in which the program runs: relative ones are relative to the file that made the command."""
@@ -156,8 +163,7 @@ class Command:
 
     def uses(self, name: str) -> bool:
         """Whether the program gets this parameter."""
-        everything = self.persistent or any("{input}" in part for part in self.templates())
-        return everything or name in self.names()
+        return self.persistent or not {"input", name}.isdisjoint(self.placeholders())
 
     def started(self, words: Mapping[str, str], stdin: int) -> Any:
         """The program as a process, with these words for the names in braces."""
@@ -457,7 +463,7 @@ def command(
             raise ValueError(
                 f"{part!r} has braces that do not match ({error}): double those meant as they are"
             ) from None
-    named = sorted(made.names()) + [name for name in FILES if any(f"{{{name}}}" in part for part in made.templates())]
+    named = sorted(made.names()) + made.files()
     if persistent and named:
         raise ValueError(
             f"the arguments name {{{named[0]}}}, and a persistent program is started before any simulation: it reads "

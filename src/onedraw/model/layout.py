@@ -107,6 +107,13 @@ def numbers(value: Any) -> Array:
         raise WrongForm(f"is not an array of numbers ({error})") from error
 
 
+def read_only(array: Array) -> Array:
+    """A view through which a user's function cannot write to the array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def refuse_masked(value: Any) -> None:
     """WrongForm if values are masked: an array of floats has no place for that."""
     hidden = int(np.sum(np.ma.getmaskarray(value))) if isinstance(value, np.ma.MaskedArray) else 0

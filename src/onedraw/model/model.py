@@ -17,7 +17,7 @@ from onedraw.engines.streams import Rng
 from onedraw.failures import FAULTS, told
 from onedraw.model.distance import Distance, Euclidean, Mahalanobis, Scaled, euclidean, mahalanobis, scaled
 from onedraw.model.external import Command
-from onedraw.model.layout import Layout, key_of, numbers, refuse_masked
+from onedraw.model.layout import Layout, key_of, numbers, read_only, refuse_masked
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import (
     CHUNK_ROWS,
@@ -262,7 +262,7 @@ class Model:
         if type(distance) in BUILT_IN:
             return distance(rows, observed), None
         # A distance may write to the summaries that it is given, which others still need.
-        rows, observed = rows.copy(), _read_only(observed)
+        rows, observed = rows.copy(), read_only(observed)
         if hasattr(distance, "learnt"):
             return _together_or_one_by_one(lambda some: np.asarray(distance(some, observed), dtype=float), rows)
         if isinstance(distance, Compiled):
@@ -310,12 +310,6 @@ def _checked_names(names: Any, layout: Layout) -> tuple[str, ...]:
             f"names must be {layout.size} different names, one for each number compared, got {shown(names)}"
         )
     return tuple(names)
-
-
-def _read_only(array: Array) -> Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _together_or_one_by_one(distances: Callable[[Array], Array], rows: Array) -> tuple[Array, Fault | None]:

@@ -16,7 +16,7 @@ import numpy as np
 from onedraw.arguments import a_function, names_in
 from onedraw.engines.arrays import Array, namespace, special
 from onedraw.failures import FAULTS, told
-from onedraw.model.layout import numbers
+from onedraw.model.layout import numbers, read_only
 
 Draw = Callable[[np.random.Generator, int], Array]
 LogDensity = Callable[[Array], Array]
@@ -113,9 +113,7 @@ class Prior:
             return np.asfortranarray(theta)
 
         def log_density(theta: Array) -> Array:
-            seen = theta.view()
-            seen.flags.writeable = False
-            values = _returned("the prior's logpdf", logpdf, seen)
+            values = _returned("the prior's logpdf", logpdf, read_only(theta))
             if values.shape != (len(theta),):
                 raise ValueError(
                     f"the prior's logpdf returned shape {values.shape} for {len(theta)} rows: expected ({len(theta)},)"

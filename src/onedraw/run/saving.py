@@ -352,9 +352,7 @@ def _compare(
             "are those of an uninterrupted run is no longer promised",
             stacklevel=6,
         )
-    # Bytecode differs between versions of Python, so there it says nothing about the function.
-    same_python = before.get("python", "").split(".")[:2] == now["python"].split(".")[:2]
-    parts = changed_parts(written["parts"], given.parts, code=same_python)
+    parts = changed_parts(written["parts"], given.parts, code=same_python(before, now))
     if parts and not force:
         raise OtherRun(
             f"{file.path} belongs to a different version of your model: {'; '.join(parts)}",
@@ -378,6 +376,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         else:
             found.append(f"{key}: {old} -> {new}")
     return found
+
+
+def same_python(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Whether two sessions ran the same version of Python: between versions, bytecode says nothing about a function.
+
+    >>> same_python({"python": "3.11.2"}, {"python": "3.11.9"}), same_python({}, {"python": "3.11.9"})
+    (True, False)
+    """
+    return before.get("python", "").split(".")[:2] == now["python"].split(".")[:2]
 
 
 def changed_parts(
