@@ -110,6 +110,7 @@ def test_particle_mcmc_rises_by_an_order_of_magnitude_and_falls(monkeypatch):
     assert found.holds, found.number
 
 
+@pytest.mark.slow
 def test_r_hit_does_not_stall_where_fixed_m_does():
     fixed, hits = stalls()
     found = shape(fixed, hits)
@@ -117,6 +118,7 @@ def test_r_hit_does_not_stall_where_fixed_m_does():
     assert fixed[0].stall.value > 20 * hits[0].stall.value
 
 
+@pytest.mark.slow
 def test_particle_mcmc_loses_its_shape_when_t_is_redrawn(monkeypatch, redrawn):
     """One particle then moves as freely as many, and there is no rise: not even its upper limit is near."""
     few, many, _ = filters(monkeypatch, steps=600)

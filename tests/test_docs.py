@@ -15,6 +15,18 @@ from tests import pages
 from tests.pages import ROOT, Wrong
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages.pages()}
+LONG = (
+    "calibration",
+    "cli",
+    "did_it_work",
+    "engines",
+    "examples",
+    "gallery",
+    "migrating",
+    "pandas_and_arviz",
+    "several_data_sets",
+)
+"""Pages whose blocks take more than ten seconds: they are run with the slow tests."""
 
 
 @pytest.fixture
@@ -31,7 +43,9 @@ def folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (path.stem in LONG)) for page, path in PAGES.items()]
+)
 def test_what_a_page_shows_runs(page, folder):
     pages.run(PAGES[page].read_text())
 

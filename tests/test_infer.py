@@ -342,6 +342,7 @@ def test_more_draws_cost_nothing(tmp_path, quick):
     assert Counter.calls == 0 and more.shape == od.load(store).shape == (1, 400) and more.cost.simulations == 1000
 
 
+@pytest.mark.slow
 def test_the_error_of_the_mean_is_that_of_repeated_runs():
     """Means of many runs scatter around the exact ones by their mcse, where data lie at the edge of the simulations.
 
@@ -487,6 +488,7 @@ def animals(rng, N, p):
     return np.column_stack([seen.mean(axis=1), seen.std(axis=1)])
 
 
+@pytest.mark.slow
 def test_whole_numbers_are_followed():
     """The number of animals and the chance to see one, against sums over all numbers on a grid of chances.
 

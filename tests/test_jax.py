@@ -474,6 +474,7 @@ def test_pseudo_marginal_with_a_walk_and_the_uniform_kernel():
     assert post.distances.shape == post.draws["theta"].shape and post.distances.max() < 0.6
 
 
+@pytest.mark.slow
 def test_pseudo_marginal_in_single_precision():
     post = od.pseudo_marginal(toy(), UNIFORM, proposal=WALK, engine="jax:float32", **MANY)
     agrees(post, Exact(UNIFORM))
@@ -724,6 +725,7 @@ def test_blocks_of_starts_follow_what_was_found():
     assert next_block(100, 1600, 2**21, 25_600, 1600, 1) == 16_000
 
 
+@pytest.mark.slow
 def test_starts_found_in_several_blocks_are_exact():
     """One step leaves the law of the starts as it is."""
     kernel = od.uniform(0.05)
@@ -810,6 +812,7 @@ def test_the_nearest_rejected_are_proposals_of_the_block():
     assert np.array_equal(some["near_distance"], every["distances"][rejected, 0])
 
 
+@pytest.mark.slow
 def test_rows_that_fill_up_a_program_are_surplus(tmp_path):
     wide = od.uniform(1e9)
     post = od.rejection(toy(), wide, budget=67, pseudo_samples=2, seed=1)
@@ -875,6 +878,7 @@ def named_in_steps(post):
     return [one for one in post.failures if one.phase == Phase.RUN]
 
 
+@pytest.mark.slow
 def test_the_first_failure_of_chains_is_named_whatever_is_kept_and_by_any_legs(monkeypatch):
     """Chains that are held are simulated too, where they are: what fails there is nobody's failure."""
     monkeypatch.setattr(start, "DEVICE_CHAINS_PER_BLOCK", 16)
@@ -896,6 +900,7 @@ def test_failures_of_handicapped_estimators_stop_a_run_that_asked_for_it():
         placed(strict, "jax").evaluate(Rng(1, 4), np.full((16, 1), 1.6), None)
 
 
+@pytest.mark.slow
 def test_failures_of_races_are_named_where_they_were():
     post = od.r_hit(BROKEN, od.uniform(1.0), draws=8, chains=64, proposal=WALK, seed=4)
     assert post.cost.failed > 0
@@ -1058,6 +1063,7 @@ def test_forms_of_models():
         assert np.asarray(found[form].distances) == pytest.approx(by_hand(raw), rel=1e-12), form
 
 
+@pytest.mark.slow
 def test_a_kernel_of_the_users_own():
     kernel = od.kernel(lambda u: -2.0 * jnp.log1p(u**2), eps=0.4)
     found = average(toy(), kernel, 3).evaluate(Rng(3, 4), np.linspace(0, 3, 16)[:, None], None)
@@ -1211,6 +1217,7 @@ class Twice:
         return self.inner.step(DeviceRng((rng.words[0] ^ 1, rng.words[1]), rng.dtype), state)
 
 
+@pytest.mark.slow
 def test_own_classes_need_no_other_program_for_other_numbers():
     def run(weight, sd, mean):
         model = od.Model(PRIOR, od.jax_simulator(lambda_free), 2.0, distance=Weighted(weight))
@@ -1255,6 +1262,7 @@ def test_a_proposal_that_holds_chains_says_so():
         od.pseudo_marginal(toy(), UNIFORM, proposal=Forgetful(None, 0.5), **given)
 
 
+@pytest.mark.slow
 def test_functions_that_take_only_keys_of_jax():
     """Poisson counts with a Gamma prior: the posterior is a Gamma distribution."""
     prior = od.Prior(rate=stats.gamma(2, scale=3))
@@ -1296,6 +1304,7 @@ def test_the_particle_filter_with_times_that_were_not_observed():
     check_unbiased(found.log_estimate, stats.multivariate_normal(np.zeros(seen.sum()), cov).logpdf(gaps[seen]), 0.03)
 
 
+@pytest.mark.slow
 def test_the_particle_filter_in_chains():
     grid, mass = exact_posterior(DATA)
     start = {"a": np.random.default_rng(4).choice(grid, 2000, p=mass)}
@@ -1312,6 +1321,7 @@ def test_the_particle_filter_in_chains():
     assert post.cost.simulations == 2000 * 41 * 8 * 12 and post.cost.failed == 0
 
 
+@pytest.mark.slow
 def test_the_particle_filter_counts_weights_that_are_no_numbers():
     def log_observation(y, x, a):
         return jnp.where(x > 2.5, jnp.nan, -0.5 * (y - x) ** 2)
@@ -1342,6 +1352,7 @@ def test_an_unbiased_function():
     assert post.cost.simulations == 4096 * 31
 
 
+@pytest.mark.slow
 def test_a_handicapped_estimator():
     estimator = paper.handicapped(paper.abc_average(toy(), UNIFORM, pseudo_samples=2), 0.3)
     post = od.pseudo_marginal(estimator=estimator, engine="jax", proposal=PRIOR_DRAWS, **(MANY | {"chains": 1024}))
@@ -1516,6 +1527,7 @@ def test_a_run_without_jax_does_not_import_it():
     assert shown.strip() == "False"
 
 
+@pytest.mark.slow
 def test_what_is_kept_changes_nothing():
     """Without distances hits and failures are one sum on the device, and starts are filled up there: equal numbers."""
 
@@ -1556,6 +1568,7 @@ def test_another_device_or_version_is_told(tmp_path, monkeypatch):
         run()
 
 
+@pytest.mark.slow
 def test_a_search_for_the_first_failure_is_surplus():
     """The steps of a leg are drawn again up to the one that failed, and that is counted."""
     model = od.Model(

@@ -33,7 +33,7 @@ def noisy(rng, theta):
     return theta + rng.standard_normal(len(theta))
 
 
-@pytest.mark.parametrize("budget", [300, 1000])
+@pytest.mark.parametrize("budget", [300, pytest.param(1000, marks=pytest.mark.slow)])
 def test_the_error_of_the_mean_is_stated(budget):
     """A normal mean: the exact posterior is N(1, 1/2)."""
     posts = [od.infer(od.Model(NORMAL, noisy, 2.0), budget=budget, seed=seed, draws=1000) for seed in range(5)]
@@ -54,6 +54,7 @@ def test_fifty_simulations_are_some_use():
     assert np.mean([row.sd for row in rows]) == pytest.approx(np.sqrt(0.5), rel=0.25)
 
 
+@pytest.mark.slow
 def test_mean_and_scale_of_ten_normals():
     """Against quadrature: the scale of the summaries depends on a parameter, and their law is skewed."""
     prior, n, observed = od.Prior(mu=stats.norm(0, 5), sigma=stats.uniform(0.1, 6)), 10, np.array([1.98, 1.57])
