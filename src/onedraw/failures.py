@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FAILURES_KEPT = 20
 """Failures that a run describes; the others are only counted."""
@@ -65,7 +65,8 @@ class Failure(NamedTuple):
     True
     """
 
-    theta: dict[str, float | int]
+    theta: dict[str, Any]
+    """The parameters: a number each, or a list of numbers for a vector."""
     seed: int
     phase: int
     chain: int

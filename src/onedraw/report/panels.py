@@ -109,7 +109,7 @@ def parameters_of(
     if any(math.prod(post.shape) == 0 for post in posts.values()):
         raise ValueError("there are no draws to plot: nothing was accepted")
     first, *others = posts.values()
-    known = [name for name in first.names if all(name in post.draws for post in others)]
+    known = [name for name in first.columns if all(name in post.columns for post in others)]
     if not known:
         raise ValueError(f"{' and '.join(posts)} have no parameter in common")
     return quantities(known, parameters, names, truth, "the parameters")
