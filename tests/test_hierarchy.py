@@ -10,6 +10,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.cli.export import table
 from onedraw.model.coordinates import support_of
+from onedraw.run.earlier import starting_bank
 from onedraw.run.fingerprint import fingerprint
 
 GROUPS = 3
@@ -226,3 +227,387 @@ def test_bounds_under_a_constraint_are_those_of_the_marginals():
     assert np.allclose(support.low, 0) and np.allclose(support.high, 1)
     theta = prior.sample(np.random.default_rng(1), 2_000)
     assert np.allclose(support.bounded(support.unbounded(theta)), theta, rtol=1e-9)
+
+
+# --- runs: a vector is its entries, whatever the simulator and the sampler --------------------------------------------
+
+OBSERVED = np.array([-1.0, 0.5, 3.0])
+
+
+def plain(rng, mu, group):
+    return group + mu + rng.standard_normal(GROUPS)
+
+
+def flat(rng, mu, a, b, c):
+    return np.array([a, b, c]) + mu + rng.standard_normal(GROUPS)
+
+
+def stacked(rng, mu, group):
+    return group + mu[:, None] + rng.standard_normal(group.shape)
+
+
+def stacked_flat(rng, mu, a, b, c):
+    return np.stack([a, b, c], axis=1) + mu[:, None] + rng.standard_normal((mu.size, GROUPS))
+
+
+def by_key(key, mu, group):
+    import jax
+
+    return group + mu + jax.random.normal(key, (GROUPS,))
+
+
+def by_key_flat(key, mu, a, b, c):
+    import jax
+    import jax.numpy as jnp
+
+    return jnp.stack([a, b, c]) + mu + jax.random.normal(key, (GROUPS,))
+
+
+def drawn(rng, middle, m):
+    return middle + rng.standard_normal((m, GROUPS))
+
+
+SIMULATORS = {
+    "plain": (plain, flat),
+    "batched": (od.batched(stacked), od.batched(stacked_flat)),
+    "compiled": (od.compiled(plain), od.compiled(flat)),
+    "staged": (
+        od.staged(lambda mu, group: mu + group, drawn),
+        od.staged(lambda mu, a, b, c: mu + np.array([a, b, c]), drawn),
+    ),
+    "jax": (od.jax_simulator(by_key), od.jax_simulator(by_key_flat)),
+}
+PAIR = (
+    od.Prior(mu=stats.norm(), group=od.vector(stats.norm(0, TAU), GROUPS)),
+    od.Prior(mu=stats.norm(), **dict.fromkeys("abc", stats.norm(0, TAU))),
+)
+
+
+def as_bytes(post):
+    return b"".join(values.tobytes() for values in post.columns.values())
+
+
+@pytest.mark.parametrize("kind", SIMULATORS)
+def test_simulators_receive_vectors(kind):
+    vectors, scalars = (
+        od.Model(prior, simulate, OBSERVED) for prior, simulate in zip(PAIR, SIMULATORS[kind], strict=True)
+    )
+    ours, others = (od.rejection(model, od.uniform(2.0), draws=50, seed=1) for model in (vectors, scalars))
+    assert ours.draws["group"].shape == (1, 50, GROUPS) and not ours.draws["group"].flags.writeable
+    assert as_bytes(ours) == as_bytes(others) and ours.cost.simulations == others.cost.simulations
+    assert list(ours.columns) == ["mu", "group[0]", "group[1]", "group[2]"]
+    if kind == "jax":
+        return
+    ours, others = (od.pseudo_marginal(m, od.uniform(2.0), draws=6, chains=4, seed=1) for m in (vectors, scalars))
+    assert ours.draws["group"].shape == (4, 6, GROUPS) and as_bytes(ours) == as_bytes(others)
+
+
+SAMPLED = {
+    "wilkinson": lambda model, **k: od.wilkinson(model, od.uniform(2.0), draws=5, chains=4, **k),
+    "r_hit": lambda model, **k: od.r_hit(model, od.uniform(2.0), draws=5, chains=4, **k),
+    "smc": lambda model, **k: od.smc(model, budget=3_000, **k),
+    "importance": lambda model, **k: od.importance(model, budget=3_000, **k),
+    "infer": lambda model, **k: od.infer(model, budget=600, draws=500, **k),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_samplers_treat_a_vector_as_its_entries(name):
+    ours, others = (
+        SAMPLED[name](od.Model(prior, simulate, OBSERVED), seed=1)
+        for prior, simulate in zip(PAIR, SIMULATORS["batched"], strict=True)
+    )
+    assert ours.draws["group"].shape == (*ours.shape, GROUPS) and as_bytes(ours) == as_bytes(others)
+    rows = ours.summary()["group[1]"], others.summary()["b"]
+    assert np.allclose(*(row[:4] for row in rows), rtol=1e-12)
+
+
+def test_a_whole_vector_reaches_simulators_as_integers():
+    seen = set()
+
+    def simulate(rng, k):
+        seen.add((k.dtype.kind, k.shape, k.flags.writeable))
+        return float(k.sum())
+
+    model = od.Model(od.Prior(k=od.vector(stats.poisson(2.0), 4)), simulate, 8.0)
+    with pytest.warns(UserWarning, match="drew nothing"):
+        post = od.rejection(model, od.uniform(0.5), budget=300, seed=1)
+    assert seen == {("i", (4,), False)} and post.draws["k"].dtype.kind == "i"
+    assert (post.draws["k"].sum(axis=2) == 8).all()
+    assert post.summary()["k[3]"].mean == pytest.approx(2.0, abs=5 * post.summary()["k[3]"].mcse)
+
+
+def test_a_program_reads_vectors(tmp_path):
+    import sys
+
+    code = "import sys; print(sum(map(float, sys.argv[1].split(','))))"
+    by_words = od.command([sys.executable, "-c", code, "{beta}"])
+    assert by_words(np.random.default_rng(1), beta=np.array([1.5, 2.0])) == 3.5
+    code = "import json, sys; print(json.dumps(json.load(open(sys.argv[1]))['beta']))"
+    by_file = od.command([sys.executable, "-c", code, "{input}"])
+    assert by_file(np.random.default_rng(1), beta=np.array([1.5, 2.0])).tolist() == [1.5, 2.0]
+
+
+def test_a_failure_names_its_vector_and_can_be_run_again(tmp_path):
+    def simulate(rng, mu, group):
+        if group[1] < 0:
+            raise RuntimeError(f"no group below zero: {group[1]}")
+        return group + rng.standard_normal(GROUPS)
+
+    model, file = od.Model(PAIR[0], simulate, OBSERVED), tmp_path / "run.db"
+    post = od.rejection(model, od.uniform(3.0), budget=200, seed=1, store=file)
+    assert od.load(file).failures == post.failures
+    worst = post.failures[0].theta["group"]
+    assert len(worst) == GROUPS and worst[1] < 0 and str(worst[1]) in str(post.failures[0])
+    with pytest.raises(RuntimeError, match=f"no group below zero: {worst[1]}"):
+        od.replay(file, model=model)
+
+
+# --- hierarchical runs against exact answers --------------------------------------------------------------------------
+
+CENTRE, WIDTH = 3.0, 2.0
+
+
+def hierarchical(kind="batched"):
+    prior = od.Prior(
+        mu=stats.norm(0, CENTRE),
+        tau=stats.halfnorm(0, WIDTH),
+        group=lambda mu, tau: od.vector(stats.norm(mu, tau), GROUPS),
+    )
+
+    def one(rng, mu, tau, group):
+        return group + NOISE * rng.standard_normal(GROUPS)
+
+    def many(rng, mu, tau, group):
+        return group + NOISE * rng.standard_normal(group.shape)
+
+    return od.Model(prior, one if kind == "plain" else od.batched(many), OBSERVED)
+
+
+def exact(eps):
+    """Posterior means and sds of (mu, tau, group): normal given tau, which is integrated on a grid.
+
+    The Gaussian kernel adds eps^2 to the variance of the noise.
+    """
+    tau = np.linspace(1e-3, 6 * WIDTH, 4_000)
+    design = np.vstack([np.ones((1, GROUPS)) * 0, np.eye(GROUPS)]).T
+    log_weight, means, seconds = [], [], []
+    for one in tau:
+        covariance = np.full((GROUPS + 1, GROUPS + 1), CENTRE**2)
+        covariance[1:, 1:] += one**2 * np.eye(GROUPS)
+        of_data = design @ covariance @ design.T + (NOISE**2 + eps**2) * np.eye(GROUPS)
+        gain = covariance @ design.T @ np.linalg.inv(of_data)
+        mean, rest = gain @ OBSERVED, covariance - gain @ design @ covariance
+        log_weight.append(
+            stats.multivariate_normal(np.zeros(GROUPS), of_data).logpdf(OBSERVED) + stats.halfnorm.logpdf(one, 0, WIDTH)
+        )
+        means.append(np.insert(mean, 1, one))
+        seconds.append(np.insert(rest.diagonal(), 1, 0.0) + means[-1] ** 2)
+    weight = np.exp(np.array(log_weight) - max(log_weight))
+    weight /= weight.sum()
+    mean = weight @ np.array(means)
+    return mean, np.sqrt(weight @ np.array(seconds) - mean**2)
+
+
+def right(post, eps, errors=4.5):
+    mean, sd = exact(eps)
+    rows = post.summary().rows
+    assert list(rows) == ["mu", "tau", "group[0]", "group[1]", "group[2]"]
+    for row, middle, spread in zip(rows.values(), mean, sd, strict=True):
+        assert abs(row.mean - middle) < errors * row.mcse and row.mcse < 0.25 * spread
+
+
+EPS = 1.0
+EXACT = {
+    "rejection": lambda: od.rejection(hierarchical(), od.gaussian(EPS), draws=2_000, seed=1),
+    "pseudo_marginal": lambda: od.pseudo_marginal(hierarchical(), od.gaussian(EPS), draws=200, chains=256, seed=1),
+    "importance": lambda: od.importance(hierarchical(), kernel=od.gaussian(EPS), budget=60_000, seed=1),
+    "smc": lambda: od.smc(hierarchical(), kernel=od.gaussian(EPS), budget=60_000, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_hierarchical_posteriors_are_exact(name):
+    """The Gaussian kernel is exact at every eps, also at the one that smc reaches."""
+    post = EXACT[name]()
+    assert EPS <= post.settings["eps"] < 2 * EPS
+    right(post, post.settings["eps"])
+
+
+def test_infer_learns_a_hierarchical_model():
+    post = od.infer(hierarchical(), budget=4_000, seed=1)
+    mean, sd = exact(0.0)
+    rows = list(post.summary().rows.values())
+    assert (np.abs([row.mean for row in rows] - mean) < 0.15 * sd).all()
+    assert (np.abs(np.log([row.sd for row in rows] / sd)) < 0.15).all()
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    file = tmp_path_factory.mktemp("hierarchy") / "run.db"
+    return od.rejection(hierarchical(), od.gaussian(EPS), draws=300, seed=1, store=file), file
+
+
+def test_a_file_knows_the_shapes(stored):
+    post, file = stored
+    loaded = od.load(file)
+    assert loaded.draws["group"].shape == (1, 300, GROUPS) and as_bytes(loaded) == as_bytes(post)
+    assert str(loaded.summary()) == str(post.summary())
+    assert list(loaded.summary().rows) == list(loaded.columns)
+
+
+@pytest.mark.parametrize("kind", ["plain", "batched"])
+def test_same_bytes_for_any_worker_segment_and_resume(kind, tmp_path):
+    model = hierarchical(kind)
+    for run in (
+        lambda **more: od.rejection(model, od.gaussian(2.0), budget=more.pop("budget", 600), seed=1, **more),
+        lambda **more: od.pseudo_marginal(
+            model, od.gaussian(2.0), budget=more.pop("budget", 600), chains=4, seed=1, **more
+        ),
+    ):
+        whole = run()
+        assert as_bytes(run(workers=2)) == as_bytes(whole)
+        file = tmp_path / f"{whole.settings['algorithm']}.db"
+        run(budget=300, store=file, segment=0.01)
+        assert as_bytes(od.resume(file, model, budget=600)) == as_bytes(od.load(file))
+        assert as_bytes(run(budget=600, store=file)) == as_bytes(od.load(file))
+
+
+def test_starts_of_vectors(stored):
+    post, _ = stored
+    model = hierarchical()
+    point = {"mu": 0.0, "tau": 1.0, "group": [0.0, 1.0, 2.0]}
+    one = od.pseudo_marginal(model, od.gaussian(EPS), draws=3, chains=5, start=point, seed=1)
+    rows = [{**point, "group": [point["group"]] * 5}, np.array([[0.0, 1.0, 0.0, 1.0, 2.0]] * 5)]
+    for given in rows:
+        again = od.pseudo_marginal(model, od.gaussian(EPS), draws=3, start=given, seed=1)
+        assert again.shape == (5, 3) and as_bytes(again) == as_bytes(one)
+    assert od.pseudo_marginal(model, od.gaussian(EPS), draws=3, chains=4, start=post, seed=1).shape == (4, 3)
+    with pytest.raises(ValueError, match=r"parameters \['mu', 'tau', 'group\[0\]'"):
+        od.pseudo_marginal(model, od.gaussian(EPS), draws=3, chains=5, start={**point, "group": [0.0, 1.0]}, seed=1)
+    with pytest.raises(ValueError, match="cov has 3 variances for 5 parameters"):
+        od.pseudo_marginal(model, od.gaussian(EPS), draws=3, proposal=od.random_walk([1.0, 1.0, 1.0]), seed=1)
+
+
+def test_estimates_and_functions(stored):
+    post, _ = stored
+    assert post.estimate("group[2]").value == pytest.approx(post.draws["group"][..., 2].mean())
+    largest = post.estimate(lambda group, **_: group.max(axis=-1))
+    assert largest.value == pytest.approx(post.draws["group"].max(axis=2).mean())
+    with pytest.raises(ValueError, match=r"no parameter 'group': .* entries of a vector are called group\[0\]"):
+        post.estimate("group")
+    with pytest.raises(ValueError, match=r"returned shape \(1, 300, 3\)"):
+        post.estimate(lambda group, **_: group)
+    assert post.sample(7, seed=1)["group"].shape == (7, GROUPS)
+    assert post.resample(20, seed=1).draws["group"].shape == (1, 20, GROUPS)
+    assert post.at(0.8).draws["group"].shape == (1, 300, GROUPS)
+    assert post.predict(10, seed=1).shape == (10, GROUPS)
+
+
+def test_tables_and_trees(stored):
+    post, _ = stored
+    frame = post.to_dataframe()
+    assert list(frame) == ["mu", "tau", "group[0]", "group[1]", "group[2]"]
+    assert np.array_equal(frame["group[1]"], post.draws["group"][0, :, 1])
+    rows = list(csv.DictReader(io.StringIO(table(post))))
+    assert [float(row["group[2]"]) for row in rows] == post.draws["group"][0, :, 2].tolist()
+    tree = post.to_datatree(predictive=20)
+    for group in ("posterior", "prior"):
+        assert tree[group]["group"].dims == ("chain", "draw", "group_dim_0")
+        assert tree[group]["group_dim_0"].values.tolist() == [0, 1, 2]
+    assert np.array_equal(tree["posterior"]["group"], post.draws["group"])
+    errors = tree["monte_carlo_error"]["group"]
+    assert errors.dims == ("group_dim_0", "statistic", "quantity")
+    assert float(errors.sel(statistic="mean", quantity="value")[1]) == post.estimate("group[1]").value
+
+
+def test_arviz_reads_vectors(stored):
+    az = pytest.importorskip("arviz")
+    post, _ = stored
+    found = az.summary(post.to_datatree(predictive=0))
+    assert list(found.index) == list(post.columns)
+
+
+def test_plots_and_pages(stored, tmp_path):
+    pytest.importorskip("matplotlib")
+    post, _ = stored
+    assert len(od.plots.marginals(post).axes) == 5
+    figure = od.plots.marginals(post, "group", names={"group": r"$\\eta$"}, truth={"group": [0.0, 1.0, 2.0]})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [rf"$\\eta$[{i}]" for i in range(3)]
+    assert len(od.plots.intervals(post, ["mu", "group"]).axes[0].get_yticks()) == 4
+    od.plots.corner(post, ["tau", "group[0]"])
+    with pytest.raises(ValueError, match="truth has 2 values for group, which has 3"):
+        od.plots.marginals(post, truth={"group": [0.0, 1.0]})
+    text = post.report(tmp_path / "run.html", predictive=20).read_text()
+    assert "group[2]" in text
+
+
+def test_the_command_line_shows_vectors(stored, tmp_path):
+    from click.testing import CliRunner
+
+    from onedraw.cli.main import main
+
+    _, file = stored
+    shown = CliRunner().invoke(main, ["show", str(file)])
+    assert shown.exit_code == 0 and "group[2]" in shown.output
+    target = tmp_path / "draws.csv"
+    assert CliRunner().invoke(main, ["export", str(file), "-o", str(target)]).exit_code == 0
+    assert target.read_text().splitlines()[0] == "chain,draw,mu,tau,group[0],group[1],group[2],distance"
+    pytest.importorskip("h5netcdf")
+    written = CliRunner().invoke(main, ["export", str(file), "-o", str(tmp_path / "draws.nc")])
+    assert written.exit_code == 0, written.output
+
+
+def test_simulations_and_banks():
+    model = hierarchical()
+    post = od.infer(model, budget=300, draws=100, seed=1)
+    theta, x = post.simulations
+    assert theta.shape == (300, 5) and x.shape == (300, GROUPS)
+    by_name = {"mu": theta[:, 0], "tau": theta[:, 1], "group": theta[:, 2:]}
+    ours, others = (
+        starting_bank(od.bank_from_arrays(given, x), model, support_of(model.prior)) for given in (by_name, theta)
+    )
+    assert np.array_equal(ours.more.theta, others.more.theta) and ours.reused == 300
+    more = od.infer(model, budget=100, bank=post, draws=100, seed=1)
+    assert more.cost.reused == 300 and more.draws["group"].shape == (1, 100, GROUPS)
+    assert post.observed(OBSERVED + 1, draws=100, seed=1).draws["group"].shape == (1, 100, GROUPS)
+    with pytest.raises(ValueError, match=r"bank has group of shape \(600, 2\): the model's has shape \(3,\)"):
+        od.infer(model, budget=200, bank=od.bank_from_arrays({**by_name, "group": theta[:, 3:]}, x), seed=1)
+
+
+def test_calibration_of_a_hierarchical_model():
+    found = od.calibrate(
+        hierarchical(), od.rejection, data_sets=20, arguments={"kernel": od.uniform(3.0), "draws": 30}, seed=1
+    )
+    assert found.names == ("mu", "tau", "group[0]", "group[1]", "group[2]") and found.places.shape == (20, 7)
+
+    def own(model, seed):
+        draws = model.prior.sample(np.random.default_rng(seed), 30)
+        return {"mu": draws[:, 0], "tau": draws[:, 1], "group": draws[:, 2:]}
+
+    assert od.calibrate(hierarchical(), own, data_sets=20, seed=1).names == found.names
+
+
+def test_a_filter_takes_vectors():
+    """A vector comes as (chains, 1, size): each entry broadcasts against states (chains, particles)."""
+
+    def filtered(prior, first, second):
+        return od.particle_filter(
+            prior,
+            initial=lambda rng, shape, **p: first(**p) + rng.standard_normal(shape),
+            transition=lambda rng, x, **p: second(**p) * x + rng.standard_normal(x.shape),
+            log_observation=lambda y, x, **p: -0.5 * (y - x) ** 2,
+            data=[0.3, -0.1, 1.2],
+            particles=20,
+        )
+
+    whole = filtered(
+        od.Prior(p=od.vector(stats.uniform(0, 1), 2)), lambda p: p[..., 0], lambda p: p[..., 1]
+    )  # fmt: skip
+    parts = filtered(od.Prior(a=stats.uniform(0, 1), b=stats.uniform(0, 1)), lambda a, b: a, lambda a, b: b)
+    ours = od.pseudo_marginal(estimator=whole, start={"p": [0.5, 0.2]}, chains=3, draws=10, seed=1)
+    others = od.pseudo_marginal(estimator=parts, start={"a": 0.5, "b": 0.2}, chains=3, draws=10, seed=1)
+    assert ours.draws["p"].shape == (3, 10, 2) and as_bytes(ours) == as_bytes(others)
