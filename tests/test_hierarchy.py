@@ -84,6 +84,13 @@ def test_a_row_has_the_same_density_in_any_company():
         assert again.tobytes() == together.tobytes()
 
 
+def test_no_rows_are_no_question_to_a_function():
+    prior = schools()
+    assert prior.sample(np.random.default_rng(1), 0).shape == (0, 10)
+    assert prior.logpdf(np.empty((0, 10))).shape == (0,)
+    assert np.array_equal(prior.logpdf(np.full((3, 10), -1.0)), [-np.inf] * 3)
+
+
 def test_prior_draws_have_the_moments_of_the_hierarchy():
     """E group = 0, var group = 25 + E tau^2 = 50, cov of two groups = var mu = 25."""
     n = 40_000
@@ -442,6 +449,16 @@ def test_infer_learns_a_hierarchical_model():
     assert (np.abs(np.log([row.sd for row in rows] / sd)) < 0.15).all()
 
 
+def test_a_device_refuses_functions_of_parameters():
+    model = od.Model(
+        od.Prior(mu=stats.norm(), group=lambda mu: od.vector(stats.norm(mu, 1), GROUPS)),
+        od.jax_simulator(by_key),
+        OBSERVED,
+    )
+    with pytest.raises(ValueError, match=r"engine='jax' has no JAX form of this prior: .* no functions of other param"):
+        od.rejection(model, od.uniform(1.0), draws=10, seed=1)
+
+
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
@@ -527,7 +544,7 @@ def test_tables_and_trees(stored):
 def test_arviz_reads_vectors(stored):
     az = pytest.importorskip("arviz")
     post, _ = stored
-    found = az.summary(post.to_datatree(predictive=0))
+    found = az.summary(post.to_datatree(predictive=0)["posterior"].to_dataset())
     assert list(found.index) == list(post.columns)
 
 
@@ -574,7 +591,7 @@ def test_simulations_and_banks():
     more = od.infer(model, budget=100, bank=post, draws=100, seed=1)
     assert more.cost.reused == 300 and more.draws["group"].shape == (1, 100, GROUPS)
     assert post.observed(OBSERVED + 1, draws=100, seed=1).draws["group"].shape == (1, 100, GROUPS)
-    with pytest.raises(ValueError, match=r"bank has group of shape \(600, 2\): the model's has shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"bank has group of shape \(300, 2\): the model's is a vector of 3"):
         od.infer(model, budget=200, bank=od.bank_from_arrays({**by_name, "group": theta[:, 3:]}, x), seed=1)
 
 

@@ -121,7 +121,7 @@ def parents_of(name: str, function: Callable[..., Any], before: tuple[str, ...],
     return [one.name for one in taken if one.name in before]
 
 
-class Form(NamedTuple):
+class DistributionForm(NamedTuple):
     """What a function that gives a distribution must return every time."""
 
     size: int | None
@@ -136,7 +136,7 @@ class Conditional:
     name: str
     function: Callable[..., Any]
     parents: tuple[str, ...]
-    form: Form
+    form: DistributionForm
 
     @property
     def width(self) -> int:
@@ -194,7 +194,9 @@ class Conditional:
         return f" at {there}" if bad.any() else ""
 
 
-def returned(name: str, function: Callable[..., Any], n: int, columns: Mapping[str, Array]) -> tuple[Form, Any]:
+def returned(
+    name: str, function: Callable[..., Any], n: int, columns: Mapping[str, Array]
+) -> tuple[DistributionForm, Any]:
     """The form and the distribution that a function gives at n rows of its parents."""
     try:
         value = function(**columns)
@@ -221,9 +223,9 @@ def returned(name: str, function: Callable[..., Any], n: int, columns: Mapping[s
             f"expected: {remedy}; {FORM}"
         )
     distribution = given.distribution
-    return Form(size, hasattr(getattr(distribution, "dist", distribution), "logpmf")), distribution
+    return DistributionForm(size, hasattr(getattr(distribution, "dist", distribution), "logpmf")), distribution
 
 
-def _in_words(form: Form) -> str:
+def _in_words(form: DistributionForm) -> str:
     kind = "whole numbers" if form.discrete else "numbers"
     return f"one of {kind}" if form.size is None else f"a vector of {form.size} {kind}"

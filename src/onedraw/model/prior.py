@@ -371,7 +371,7 @@ def _independent(given: Mapping[str, Any]) -> Made:
     return tuple(shapes), [part.discrete for part in parts], formulas
 
 
-class Factor(NamedTuple):
+class PriorFactor(NamedTuple):
     """One parameter of a hierarchical prior: its columns, and its distribution given the parameters before it."""
 
     columns: slice
@@ -384,7 +384,7 @@ class Factor(NamedTuple):
 
 def _ancestral(given: Mapping[str, Any]) -> Made:
     """A prior whose parameters are drawn in their order, each given those before it."""
-    names, factors = tuple(given), list[Factor]()
+    names, factors = tuple(given), list[PriorFactor]()
     shapes: tuple[tuple[int, ...], ...] = ()
     whole: list[bool] = []
     # Draws at which the form of what functions return is found out; as many as no vector has entries.
@@ -406,12 +406,13 @@ def _ancestral(given: Mapping[str, Any]) -> Made:
     return shapes, whole, _chained(factors, len(whole))
 
 
-def _chained(factors: list[Factor], dim: int) -> Formulas:
+def _chained(factors: list[PriorFactor], dim: int) -> Formulas:
     """Draws one factor after the other, and the sum of their log densities."""
 
     def draw(rng: np.random.Generator, n: int) -> Array:
         theta = np.empty((n, dim), order="F")
-        for factor in factors:
+        # A user's function need not know what to make of no rows.
+        for factor in factors if n else ():
             theta[:, factor.columns] = factor.draw(rng, theta)
         return theta
 
@@ -420,13 +421,15 @@ def _chained(factors: list[Factor], dim: int) -> Formulas:
         for factor in factors:
             # Where a parent has no density, its children have no distribution.
             inside = np.flatnonzero(total > -np.inf)
+            if inside.size == 0:
+                break
             if inside.size == len(theta):
                 total = total + factor.log_density(theta)
-            elif inside.size:
+            else:
                 total[inside] += factor.log_density(theta[inside])
         return total
 
-    def of(column: int) -> Factor:
+    def of(column: int) -> PriorFactor:
         return next(one for one in factors if column < one.columns.stop)
 
     def own(theta: Array, column: int) -> Array:
@@ -435,7 +438,7 @@ def _chained(factors: list[Factor], dim: int) -> Formulas:
     return Formulas(draw, log_density, own, lambda theta, column: of(column).range_of(theta, column), False)
 
 
-def _unconditional(marginals: list[Marginal], first: int) -> Factor:
+def _unconditional(marginals: list[Marginal], first: int) -> PriorFactor:
     def draw(rng: np.random.Generator, theta: Array) -> Array:
         return np.column_stack([one.draw(rng, len(theta)) for one in marginals])
 
@@ -443,10 +446,10 @@ def _unconditional(marginals: list[Marginal], first: int) -> Factor:
         parts = (one.log_density(theta[:, first + i]) for i, one in enumerate(marginals))
         return sum(parts, np.zeros(len(theta)))
 
-    return Factor(slice(first, first + len(marginals)), draw, log_density)
+    return PriorFactor(slice(first, first + len(marginals)), draw, log_density)
 
 
-def _conditional(one: Conditional, parents: Callable[[Array], dict[str, Array]], first: int) -> Factor:
+def _conditional(one: Conditional, parents: Callable[[Array], dict[str, Array]], first: int) -> PriorFactor:
     columns = slice(first, first + one.width)
 
     def draw(rng: np.random.Generator, theta: Array) -> Array:
@@ -458,7 +461,7 @@ def _conditional(one: Conditional, parents: Callable[[Array], dict[str, Array]],
     def range_of(theta: Array, column: int) -> Ends | None:
         return one.range_of(column - first, len(theta), parents(theta))
 
-    return Factor(columns, draw, log_density, range_of)
+    return PriorFactor(columns, draw, log_density, range_of)
 
 
 def _parents(before: Layout, whole: list[bool], names: list[str], theta: Array) -> dict[str, Array]:

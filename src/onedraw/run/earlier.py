@@ -192,10 +192,8 @@ def columns_of(theta: Array | Mapping[str, Array], prior: Prior) -> Array:
         columns = [theta[name].reshape(len(theta[name]), -1) for name in prior.names]
         for name, shape, one in zip(prior.names, prior.layout.shapes, columns, strict=True):
             if one.shape[1] != math.prod(shape):
-                raise ValueError(
-                    f"bank has {name} of shape {theta[name].shape}: the model's has shape {shape}, so give "
-                    f"{('n', *shape)}"
-                )
+                form = f"a vector of {shape[0]}, so give (n, {shape[0]})" if shape else "a number, so give (n,)"
+                raise ValueError(f"bank has {name} of shape {theta[name].shape}: the model's is {form}")
         return np.concatenate(columns, axis=1)
     theta = theta.reshape(len(theta), -1) if theta.ndim == 1 and prior.dim == 1 else np.atleast_2d(theta)
     if theta.ndim != 2 or theta.shape[1] != prior.dim:
