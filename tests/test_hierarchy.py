@@ -2,6 +2,7 @@
 
 import csv
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -312,9 +313,9 @@ def test_simulators_receive_vectors(kind):
 SAMPLED = {
     "wilkinson": lambda model, **k: od.wilkinson(model, od.uniform(2.0), draws=5, chains=4, **k),
     "r_hit": lambda model, **k: od.r_hit(model, od.uniform(2.0), draws=5, chains=4, **k),
-    "smc": lambda model, **k: od.smc(model, budget=3_000, **k),
-    "importance": lambda model, **k: od.importance(model, budget=3_000, **k),
-    "infer": lambda model, **k: od.infer(model, budget=600, draws=500, **k),
+    "smc": lambda model, **k: od.smc(model, budget=1_000, **k),
+    "importance": lambda model, **k: od.importance(model, budget=1_000, **k),
+    "infer": lambda model, **k: od.infer(model, budget=200, draws=200, **k),
 }
 
 
@@ -368,6 +369,7 @@ def test_a_failure_names_its_vector_and_can_be_run_again(tmp_path):
     assert len(worst) == GROUPS and worst[1] < 0 and str(worst[1]) in str(post.failures[0])
     with pytest.raises(RuntimeError, match=f"no group below zero: {worst[1]}"):
         od.replay(file, model=model)
+    assert f"group = [{worst[0]:.4g}, {worst[1]:.4g}" in post.report(tmp_path / "run.html", predictive=0).read_text()
 
 
 # --- hierarchical runs against exact answers --------------------------------------------------------------------------
@@ -493,6 +495,18 @@ def test_same_bytes_for_any_worker_segment_and_resume(kind, tmp_path):
         assert as_bytes(run(budget=600, store=file)) == as_bytes(od.load(file))
 
 
+@pytest.mark.parametrize("name", SAMPLED)
+def test_every_sampler_meets_its_contract_with_a_hierarchical_prior(name, tmp_path):
+    """The same bytes again, with two workers, from the file, and when the file is continued."""
+    model, file = hierarchical("plain"), tmp_path / "run.db"
+    run = SAMPLED[name]
+    whole = run(model, seed=1, store=file, segment=0.05)
+    assert as_bytes(od.load(file)) == as_bytes(whole) and od.load(file).draws["group"].shape[2] == GROUPS
+    assert as_bytes(run(model, seed=1, store=file)) == as_bytes(whole)
+    assert as_bytes(run(model, seed=1, workers=2)) == as_bytes(whole)
+    assert as_bytes(run(model, seed=2)) != as_bytes(whole)
+
+
 def test_starts_of_vectors(stored):
     post, _ = stored
     model = hierarchical()
@@ -568,6 +582,9 @@ def test_the_command_line_shows_vectors(stored, tmp_path):
     from onedraw.cli.main import main
 
     _, file = stored
+    example = Path(__file__).parent.parent / "examples" / "eight_schools.py"
+    looked = CliRunner().invoke(main, ["check", str(example), "--simulations", "20"])
+    assert looked.exit_code == 0 and "effect = [" in looked.output, looked.output
     shown = CliRunner().invoke(main, ["show", str(file)])
     assert shown.exit_code == 0 and "group[2]" in shown.output
     target = tmp_path / "draws.csv"
