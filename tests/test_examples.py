@@ -350,3 +350,16 @@ def test_both_estimates_of_infer_come_near_the_exact_posterior(tmp_path, capsys)
     low, high = (np.quantile(draws["learnt likelihood"], p) for p in (0.05, 0.95))
     wide = np.quantile(draws["regression"], 0.95) - np.quantile(draws["regression"], 0.05)
     assert high - low < 0.8 * wide
+
+
+def test_eight_schools_are_pooled_as_they_should_be(tmp_path, capsys):
+    post, mean, sd = load("eight_schools").main(tmp_path / "figure.png", budget=1_000)
+    assert (
+        capsys.readouterr().out.strip().splitlines()[-1].startswith("From 1,000 simulations all ten means lie within")
+    )
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert post.draws["effect"].shape == (*post.shape, 8)
+    rows = list(post.summary().rows.values())
+    # A quarter of a standard deviation for what the surrogate leaves, which the Monte Carlo error does not know of.
+    for row, middle, spread in zip(rows, mean, sd, strict=True):
+        assert abs(row.mean - middle) < 4 * row.mcse + 0.25 * spread

@@ -11,6 +11,7 @@ from onedraw.estimators.protocol import Estimator
 from onedraw.failures import Failure, SimulationError
 from onedraw.model.distance import euclidean, mahalanobis, scaled
 from onedraw.model.external import command
+from onedraw.model.hierarchy import vector
 from onedraw.model.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
 from onedraw.model.model import Model
 from onedraw.model.prior import Prior
@@ -136,5 +137,6 @@ __all__ = [
     "triangular",
     "unbiased",
     "uniform",
+    "vector",
     "wilkinson",
 ]

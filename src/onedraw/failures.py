@@ -1,8 +1,8 @@
 """Failed simulations: what is kept of them, and what a run says of them."""
 
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 FAILURES_KEPT = 20
 """Failures that a run describes; the others are only counted."""
@@ -65,7 +65,8 @@ class Failure(NamedTuple):
     True
     """
 
-    theta: dict[str, float | int]
+    theta: dict[str, Any]
+    """The parameters: a number each, or a list of numbers for a vector."""
     seed: int
     phase: int
     chain: int
@@ -75,8 +76,26 @@ class Failure(NamedTuple):
     message: str
     traceback: str
 
+    @property
+    def place(self) -> str:
+        """The parameters in words."""
+        return in_words(self.theta)
+
     def __str__(self) -> str:
         return f"at {self.theta}: {self.message}"
+
+
+def in_words(theta: Mapping[str, Any]) -> str:
+    """Values of parameters in few digits, those of a vector in brackets.
+
+    >>> in_words({"mu": 1.23456, "beta": [1.0, 2.5]})
+    'mu = 1.235, beta = [1, 2.5]'
+    """
+    lists = {name: value if isinstance(value, list) else [value] for name, value in theta.items()}
+    texts = {name: ", ".join(f"{one:.4g}" for one in values) for name, values in lists.items()}
+    return ", ".join(
+        f"{name} = {f'[{text}]' if isinstance(theta[name], list) else text}" for name, text in texts.items()
+    )
 
 
 def first_failures(*several: Iterable[Failure]) -> tuple[Failure, ...]:

@@ -332,17 +332,18 @@ def replay(path: File, failure: int = 0, *, model: Model) -> Any:
             f"it yourself at {one.theta}"
         )
     rng = Rng(one.seed, one.phase, one.chain, one.step)
+    theta = model.prior.rows(model.prior.flat(one.theta)[None])[0]
     with one_blas_thread():
         if isinstance(simulate, Staged):
             # All draws at one theta come from one stream, named by the first of them.
             together = _drawn_together(post, one)
             first = 0 if together > 1 else one.pseudo_sample
-            value = simulate.draw(rng.single(0, first), simulate.prepare(**one.theta), together)
+            value = simulate.draw(rng.single(0, first), simulate.prepare(**theta), together)
             layout = model.recipe.layout
             if model.summary is None:
                 layout.flatten_batch(value, together)
             return value
-        value = simulate(rng.single(0, one.pseudo_sample), **one.theta)
+        value = simulate(rng.single(0, one.pseudo_sample), **theta)
         model.recipe.layout.flatten(summarise_observed(model.summary, value))
         return value
 

@@ -7,6 +7,7 @@ import click
 from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import named
 from onedraw.cli.text import as_json, concerns, takes
+from onedraw.failures import in_words
 from onedraw.results.plain import printable
 
 SHOWN = 20
@@ -56,9 +57,12 @@ def check(
 def described(model: Any, look: Any, budget: int) -> str:
     """A first look in lines."""
     first, cost = look.first, look.cost
-    at = ", ".join(f"{name} = {number:.4g}" for name, number in first.theta.items())
     found = f"failed, {first.failed}" if first.failed else _fine(model)
-    lines = [f"{model!r}", f"First simulation, at {at}: {found}", *concerns(first._replace(failed=""))]
+    lines = [
+        f"{model!r}",
+        f"First simulation, at {in_words(first.theta)}: {found}",
+        *concerns(first._replace(failed="")),
+    ]
     if first.same:
         source = "" if first.used_rng else "; it draws nothing from rng"
         lines.append(f"The same random stream gives the same data{source}.")

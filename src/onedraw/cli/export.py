@@ -124,7 +124,7 @@ def export(
     chains, draws = post.shape
     if json_wanted:
         found = {"path": target, "bytes": target.stat().st_size, "chains": chains, "draws": draws}
-        click.echo(as_json({**found, "parameters": post.names, "weighted": post.weights is not None}))
+        click.echo(as_json({**found, "parameters": tuple(post.columns), "weighted": post.weights is not None}))
     else:
         click.echo(printable(f"{target} holds {chains:,} x {draws:,} draws of {', '.join(post.names)}"))
 
@@ -163,7 +163,7 @@ def table(post: Any) -> str:
         "chain": np.repeat(np.arange(chains), draws).tolist(),
         "draw": np.tile(np.arange(draws), chains).tolist(),
     }
-    for name, values in post.draws.items():
+    for name, values in post.columns.items():
         columns[f"parameter {name}" if name in COLUMNS else name] = values.reshape(-1).tolist()
     if post.weights is not None:
         columns["weight"] = post.weights.reshape(-1).tolist()

@@ -223,9 +223,7 @@ def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: 
 def simulated(recipe: Any, simulator: Any, words: tuple[Any, Any], counter: Any, row: Any, dtype: Any) -> Any:
     """The summary (s,) of one pseudo-sample at one row of theta (dim,)."""
     key = simulator_key(simulator, words, counter)
-    names, whole = recipe.prior.names, recipe.prior.discrete
-    given = {name: row[k].astype(int) if whole[k] else row[k] for k, name in enumerate(names)}
-    return summarised(recipe, simulator.function(key, **given), dtype)
+    return summarised(recipe, simulator.function(key, **recipe.prior.columns(row)), dtype)
 
 
 def _mapped(one: Callable[[Any, Any], Any], theta: Any, first: Any, count: int, every: int) -> Any:
@@ -394,10 +392,7 @@ def tried(function: Any, prior: Any) -> bool:
 
     def attempt(kind: Callable[..., Any]) -> None:
         words = jnp.uint32(0), jnp.uint32(0)
-        given = {
-            name: jnp.asarray(1, int) if whole else jnp.asarray(0.5, float)
-            for name, whole in zip(prior.names, prior.discrete.tolist(), strict=True)
-        }
+        given = prior.columns(jnp.where(prior.discrete, 1.0, 0.5))
         # The parameters are stand-ins here too: numbers would let a NumPy function through.
         jax.eval_shape(lambda parameters: function(kind(words, 0), **parameters), given)
 

@@ -299,7 +299,7 @@ def _numba() -> Any:
 def _of(recipe: Any) -> tuple[Any, ...]:
     """What of a recipe goes into a loop, besides the simulator."""
     summary = recipe.summary if isinstance(recipe.summary, Compiled) else None
-    return recipe.prior.names, tuple(recipe.prior.discrete.tolist()), summary, drawn_layout(recipe)
+    return recipe.prior.layout, tuple(recipe.prior.discrete.tolist()), summary, drawn_layout(recipe)
 
 
 def _arguments(numba: Any, recipe: Any) -> Any:
@@ -308,18 +308,29 @@ def _arguments(numba: Any, recipe: Any) -> Any:
     last = max(place for place, one in enumerate(taken) if one.name in names)
     parts = []
     for one in taken[: last + 1]:
-        k, fixed = names.index(one.name) if one.name in names else -1, one.default
-        parts.append(_part(numba, k, k >= 0 and bool(recipe.prior.discrete[k]), fixed))
+        if one.name not in names:
+            parts.append(_fixed_part(numba, one.default))
+            continue
+        place, layout = names.index(one.name), recipe.prior.layout
+        columns = layout.slices()[place]
+        parts.append(_part(numba, columns, layout.shapes[place] != (), bool(recipe.prior.discrete[columns.start])))
     whole = parts[0]
     for part in parts[1:]:
         whole = _end_to_end(numba, whole, part)
     return whole
 
 
-def _part(numba: Any, k: int, discrete: bool, fixed: Any) -> Any:
-    """(theta, i) -> a tuple of one: parameter k, or a default that stands before a parameter."""
-    if k < 0:
-        return numba.njit(lambda theta, i: (fixed,))
+def _fixed_part(numba: Any, fixed: Any) -> Any:
+    """(theta, i) -> a tuple of one: a default that stands before a parameter."""
+    return numba.njit(lambda theta, i: (fixed,))
+
+
+def _part(numba: Any, columns: slice, vector: bool, discrete: bool) -> Any:
+    """(theta, i) -> a tuple of one: the parameter in these columns, an array of its own if it is a vector."""
+    k, end = columns.start, columns.stop
+    if vector:
+        kind = np.int64 if discrete else np.float64
+        return numba.njit(lambda theta, i: (theta[k:end, i].astype(kind),))
     return numba.njit((lambda theta, i: (int(theta[k, i]),)) if discrete else (lambda theta, i: (theta[k, i],)))
 
 

@@ -266,7 +266,10 @@ class ParticleFilter:
             ) from error
 
     def _form(self, name: str) -> str:
-        return FORMS[name].format(names=", ".join(self.prior.names)) + ", each parameter of shape (chains, 1)"
+        return (
+            FORMS[name].format(names=", ".join(self.prior.names))
+            + ", each parameter of shape (chains, 1), vectors (chains, 1, size)"
+        )
 
     def _wrong(self, name: str, told: str, theta: Array) -> SimulationError:
         return SimulationError(f"{name} {told} at {self.prior.named(theta)}: it is called as {self._form(name)}")
@@ -295,8 +298,8 @@ def particle_filter(
     """A bootstrap particle filter as an estimator, for `od.pseudo_marginal(estimator=..., start=...)`.
 
     The three functions work on all chains and particles at once. Parameters come by name as arrays (chains, 1), which
-    broadcast against states (chains, N); states may have further axes, as (chains, N, 2). A function with an argument
-    `t` is also given the time, 0 at the first observation.
+    broadcast against states (chains, N), and vectors as (chains, 1, size), of which `p[..., 0]` does; states may have
+    further axes, as (chains, N, 2). A function with an argument `t` is also given the time, 0 at the first observation.
 
     Parameters
     ----------

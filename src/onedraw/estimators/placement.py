@@ -36,8 +36,9 @@ def placed(estimator: Any, engine: Any) -> Any:
         )
     if not estimator.prior.on_device:
         raise ValueError(
-            f"engine={engine!r} has no JAX form of this prior: it takes {', '.join(FAMILIES)} with bounded densities "
-            "(where= may be used); leave engine= out, or use one of these"
+            f"engine={engine or 'jax'!r} has no JAX form of this prior: it takes {', '.join(FAMILIES)} with bounded "
+            "densities, also as vectors (where= may be used), and no functions of other parameters; draw what depends "
+            "on them inside the simulator, or leave engine= out if the simulator is for NumPy"
         )
     try:
         from onedraw.engines.jax import Engine

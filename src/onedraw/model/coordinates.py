@@ -13,6 +13,8 @@ PROBES = 64
 """Prior draws from which the search for the prior's bounds starts."""
 FARTHEST = 1e6
 """A density that is still positive this far out, in ranges of the prior draws, has no bound."""
+SAME = 1e-9
+"""Bounds at different parameters that differ by no more than this are the same."""
 INSIDE = 1e-12
 """The share of a bounded range that is kept free at each end."""
 
@@ -62,35 +64,47 @@ class Support(NamedTuple):
 
 
 def support_of(prior: Prior) -> Support:
-    """The bounds of each parameter, found by bisection of the prior's density.
+    """The bounds of each parameter, as its distribution states them, or found by bisection of its density.
 
-    Columns of whole numbers are left as they are. If the range of one parameter depends on the others, the bounds are
-    the widest that were found.
+    Columns of whole numbers are left as they are. If the range of a parameter depends on the others, it counts as
+    unbounded: the prior's density is then 0 in some places.
 
     >>> from scipy import stats
     >>> found = support_of(Prior(a=stats.norm(0, 1), b=stats.uniform(-1, 2), c=stats.gamma(2.0)))
     >>> found.low.round(9).tolist(), found.high.round(9).tolist()
     ([-inf, -1.0, 0.0], [inf, 1.0, inf])
+    >>> found = support_of(Prior(c=stats.gamma(2.0), d=lambda c: stats.uniform(0, c)))
+    >>> found.low.round(9).tolist(), found.high.round(9).tolist()
+    ([0.0, 0.0], [inf, inf])
     """
     theta = prior.sample(Rng(0, Phase.PILOT).bulk(Purpose.PRIOR), PROBES)
     low, high = np.full(prior.dim, -np.inf), np.full(prior.dim, np.inf)
     for j in np.flatnonzero(~prior.discrete).tolist():
-        low[j], high[j] = -_last_inside(prior, theta, j, -1.0), _last_inside(prior, theta, j, 1.0)
+        stated = prior.range_of(theta, j)
+        low[j] = -_common(-stated[0] if stated else _last_inside(prior, theta, j, -1.0))
+        high[j] = _common(stated[1] if stated else _last_inside(prior, theta, j, 1.0))
     return Support(low, high)
 
 
-def _last_inside(prior: Prior, theta: Array, column: int, sign: float) -> float:
-    """The largest value of sign * theta_column with a positive density; inf if there seems to be no end."""
+def _common(ends: Array) -> float:
+    """The upper end (n,) of a range at each row if it is the same everywhere, infinite otherwise."""
+    top = float(ends.max())
+    same = math.isfinite(top) and top - float(ends.min()) <= SAME * max(1.0, abs(top))
+    return top if same else math.inf
+
+
+def _last_inside(prior: Prior, theta: Array, column: int, sign: float) -> Array:
+    """The largest values (n,) of sign * theta_column with a positive density at each row; inf if there seems no end."""
     far = FARTHEST * (float(np.ptp(theta[:, column])) or 1.0)
     with np.errstate(all="ignore"):
         moved = np.array(theta, order="F")
         moved[:, column] = theta[:, column] + sign * far
-        if not np.isneginf(prior.logpdf(moved)).all():
-            return math.inf
+        if not np.isneginf(prior.own_log_density(moved, column)).all():
+            return np.full(len(theta), np.inf)
         inside, outside = theta[:, column].copy(), moved[:, column].copy()
         for _ in range(100):
             middle = 0.5 * (inside + outside)
             moved[:, column] = middle
-            out = np.isneginf(prior.logpdf(moved))
+            out = np.isneginf(prior.own_log_density(moved, column))
             outside, inside = np.where(out, middle, outside), np.where(out, inside, middle)
-    return float((sign * inside).max())
+    return sign * inside

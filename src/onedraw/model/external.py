@@ -401,7 +401,8 @@ def command(
     Parameters
     ----------
     arguments
-        The program and its arguments. `{mu}` is replaced by the value of the parameter mu, `{seed}` by a whole number
+        The program and its arguments. `{mu}` is replaced by the value of the parameter mu (those of a
+        vector with commas between them), `{seed}` by a whole number
         below 2**31 from the simulation's own random stream (the program must draw all its randomness from it),
         `{input}` by the name of a JSON file with all of these, and `{output}` by the name of a file to write to.
         Doubled braces stand for themselves.
@@ -482,10 +483,15 @@ def _folder_of_caller(names: Mapping[str, Any]) -> str | None:
 
 def _text(value: Any) -> str:
     """A parameter as a program reads it: all digits of a float, no decimal point in a whole number."""
-    return repr(_number(value))
+    number = _number(value)
+    return ",".join(map(repr, number)) if isinstance(number, list) else repr(number)
 
 
-def _number(value: Any) -> int | float:
+def _number(value: Any) -> int | float | list[Any]:
+    """A parameter as JSON has it: a number, or a list of numbers for a vector."""
+    if isinstance(value, np.ndarray):
+        numbers: list[Any] = value.tolist()
+        return numbers
     return int(value) if isinstance(value, int | np.integer) else float(value)
 
 

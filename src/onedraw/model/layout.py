@@ -1,5 +1,6 @@
 """The shape of one data set or summary, and its two forms: the user's value and a flat row of floats."""
 
+import itertools
 import math
 import operator
 from collections.abc import Mapping
@@ -38,6 +39,15 @@ class Layout(NamedTuple):
     def size(self) -> int:
         """Length of the flat row."""
         return sum(map(math.prod, self.shapes))
+
+    def slices(self) -> list[slice]:
+        """The columns of the flat row that each array takes.
+
+        >>> Layout(("a", "b"), ((), (3,))).slices()
+        [slice(0, 1, None), slice(1, 4, None)]
+        """
+        ends = list(itertools.accumulate(map(math.prod, self.shapes), initial=0))
+        return [slice(*both) for both in itertools.pairwise(ends)]
 
     def labels(self, word: str = "") -> list[str]:
         """A name for each column of the flat row, for error messages."""

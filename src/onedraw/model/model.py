@@ -372,7 +372,8 @@ def _tried(simulate: JaxSimulator, prior: Prior) -> JaxSimulator:
     except Exception as error:
         raise ValueError(
             f"the JAX simulator failed when it was tried: {type(error).__name__}: {str(error).splitlines()[0]} It is "
-            f"called as simulate(key, {', '.join(prior.names)}) with scalars, and draws with jax.random from its key"
+            f"called as simulate(key, {', '.join(prior.names)}) with scalars and vectors, and draws with "
+            "jax.random from its key"
         ) from error
 
 

@@ -1,14 +1,16 @@
 """Priors: named SciPy distributions, joint priors, and constraints, sampled and evaluated in batches.
 
-Theta travels through the library as an array (n, dim) of floats, one column a parameter in the order of `names`;
-columns are contiguous. Discrete parameters hold whole numbers there and become integers when they reach a user.
+Theta travels through the library as an array (n, dim) of floats, a column for each number in the order of `labels`; a
+vector parameter has as many columns as entries. Columns are contiguous. Discrete parameters hold whole numbers there
+and become integers when they reach a user.
 """
 
 import inspect
 import keyword
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,8 @@ import numpy as np
 from onedraw.arguments import a_function, names_in
 from onedraw.engines.arrays import Array, namespace, special
 from onedraw.failures import FAULTS, told
-from onedraw.model.layout import numbers, read_only
+from onedraw.model.hierarchy import Conditional, Vector, entries, parents_of, returned
+from onedraw.model.layout import Layout, numbers, read_only
 
 Draw = Callable[[np.random.Generator, int], Array]
 LogDensity = Callable[[Array], Array]
@@ -24,6 +27,8 @@ LogDensity = Callable[[Array], Array]
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 TAKEN = ("rng", "self")
 """Names that simulators, which may be methods, have for other arguments."""
+PROBES = 61
+"""Prior draws at which functions of a hierarchical prior are tried."""
 PATIENCE = 1_000_000
 """Prior draws that may miss a constraint in a row before sampling gives up."""
 
@@ -41,9 +46,16 @@ class Marginal(NamedTuple):
 class Prior:
     """The prior of named parameters.
 
-    Each keyword is a parameter with its frozen SciPy distribution; `where` is a constraint, a function of the
-    parameters that it names, as arrays. The prior is then the product of the marginals restricted to where it holds
-    (its density is not divided by the share that is left, a constant that no sampler needs).
+    Each keyword is a parameter with its distribution:
+
+    - a frozen SciPy distribution, for a number;
+    - `od.vector(distribution, size)`, for a vector;
+    - a function of earlier parameters that returns one of these, for a hierarchical prior. It names the parameters that
+      it depends on, and is called for n draws at once: a number comes as an array (n, 1), a vector as (n, size).
+
+    `where` is a constraint, a function of the parameters that it names, as arrays (n,), vectors as (n, size). The prior
+    is then the product of these distributions restricted to where it holds (its density is not divided by the share
+    that is left, a constant that no sampler needs).
 
     >>> from scipy import stats
     >>> prior = Prior(a=stats.norm(0, 1), b=stats.uniform(0, 2), where=lambda a, b: a < b)
@@ -51,31 +63,16 @@ class Prior:
     ('a', 'b')
     >>> prior.logpdf(np.array([[0.0, 1.0], [1.5, 1.0]])).round(3)
     array([-1.612,   -inf])
+    >>> import onedraw as od
+    >>> Prior(mu=stats.norm(0, 5), tau=stats.halfnorm(0, 5), group=lambda mu, tau: od.vector(stats.norm(mu, tau), 8))
+    Prior(mu, tau, group[8])
     """
 
     def __init__(self, /, *, where: Callable[..., Any] | None = None, **marginals: Any) -> None:
-        parts = [_marginal(name, distribution) for name, distribution in marginals.items()]
-
-        def draw(rng: np.random.Generator, n: int) -> Array:
-            if len(parts) == 1:
-                return parts[0].draw(rng, n).astype(float, copy=False)[:, None]
-            first = parts[0].draw(rng, n)
-            if not isinstance(first, np.ndarray):
-                return namespace(first).stack([first, *(part.draw(rng, n) for part in parts[1:])], axis=1)
-            theta = np.empty((n, len(parts)), order="F")
-            theta[:, 0] = first
-            for column in range(1, len(parts)):
-                theta[:, column] = parts[column].draw(rng, n)
-            return theta
-
-        def log_density(theta: Array) -> Array:
-            total = parts[0].log_density(theta[:, 0])
-            for column in range(1, len(parts)):
-                total = total + parts[column].log_density(theta[:, column])
-            return total
-
-        trusted = all(part.trusted for part in parts)
-        self._set(tuple(marginals), draw, log_density, [part.discrete for part in parts], where, trusted)
+        names = _checked_names(tuple(marginals))
+        given = dict(zip(names, marginals.values(), strict=True))
+        made = _ancestral(given) if any(map(_is_function, given.values())) else _independent(given)
+        self._set(names, *made, where)
 
     @classmethod
     def joint(
@@ -121,36 +118,30 @@ class Prior:
             return values
 
         prior = cls.__new__(cls)
-        prior._set(tuple(names), draw, log_density, [name in discrete for name in names], where)
+        formulas = Formulas(draw, log_density, lambda theta, column: log_density(theta), _not_known, False)
+        shapes = tuple(() for _ in names)
+        prior._set(_checked_names(tuple(names)), shapes, [name in discrete for name in names], formulas, where)
         prior.normalised = False
         return prior
 
     def _set(
         self,
         names: tuple[str, ...],
-        draw: Draw,
-        log_density: LogDensity,
+        shapes: tuple[tuple[int, ...], ...],
         discrete: list[bool],
+        formulas: "Formulas",
         where: Callable[..., Any] | None,
-        trusted: bool = False,
     ) -> None:
-        if not names:
-            raise ValueError(
-                "a prior needs at least one parameter, as in od.Prior(mu=stats.norm(0, 1)): no names given"
-            )
-        for name in names:
-            if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name in TAKEN:
-                raise ValueError(
-                    f"{name!r} cannot be a parameter's name: names must be Python names other than 'rng' and "
-                    "'self', since simulators receive parameters by name"
-                )
-        names = tuple(map(_as_python_reads, names))
-        if len(set(names)) < len(names):
-            raise ValueError(f"parameter names must differ, got {list(names)}")
         if where is not None and not callable(where):
             raise ValueError(f"where must be a function of the parameters, got {where!r}")
         self.names = names
-        self.dim = len(names)
+        """The parameters."""
+        self.layout = Layout(names, shapes)
+        """Their shapes: () for a number."""
+        self.labels = tuple(self.layout.titles(""))
+        """A name for each column: `beta[0]`, `beta[1]`, ... for a vector."""
+        self.dim = self.layout.size
+        """The number of columns."""
         self.discrete = np.array(discrete)
         self.discrete.flags.writeable = False
         self._whole = discrete
@@ -158,10 +149,10 @@ class Prior:
         self._where_names = _arguments(where, names)
         self.normalised = True
         """Whether the density, without `where`, is known to integrate to one."""
-        self._draw, self._log_density, self._trusted = draw, log_density, trusted
+        self._draw, self._log_density, self.own_log_density, self.range_of, self._trusted = formulas
         # A prior that cannot be sampled or evaluated is found out here, before a simulation is spent on it.
         theta = self.sample(np.random.Generator(np.random.SFC64(0)), 64)
-        if not trusted:
+        if not self._trusted:
             self._refuse_own_randomness(theta)
         log_density_there = self.logpdf(theta)
         if np.isneginf(log_density_there).any():
@@ -226,22 +217,30 @@ class Prior:
         return log_density
 
     def columns(self, theta: Array) -> dict[str, Array]:
-        """Theta as named, read-only columns, whole numbers for discrete parameters."""
-        return named_columns(self.names, self._whole, theta)
+        """Theta (..., dim) by parameter, read-only arrays (..., *shape), whole numbers for discrete parameters."""
+        return columns_by_name(self.layout, self._whole, theta)
 
-    def rows(self, theta: Array) -> list[list[Any]]:
-        """Theta as lists of plain numbers, whole ones for discrete parameters."""
+    def rows(self, theta: Array) -> list[dict[str, Any]]:
+        """Rows of theta as a simulator gets them: plain numbers by parameter, read-only arrays for vectors."""
+        if any(self.layout.shapes):
+            columns = {
+                name: values if values.ndim > 1 else values.tolist() for name, values in self.columns(theta).items()
+            }
+            return [{name: values[i] for name, values in columns.items()} for i in range(len(theta))]
         rows: list[list[Any]] = theta.tolist()
         if any(self._whole):
             rows = [[int(v) if w else v for v, w in zip(row, self._whole, strict=True)] for row in rows]
-        return rows
+        return [dict(zip(self.names, row, strict=True)) for row in rows]
 
-    def named(self, row: Array) -> dict[str, float | int]:
-        """One row of theta as a dict of plain numbers."""
-        return {
-            name: int(value) if whole and math.isfinite(value) else float(value)
-            for name, value, whole in zip(self.names, row, self.discrete, strict=True)
-        }
+    def named(self, row: Array) -> dict[str, Any]:
+        """One row of theta as a dict of plain numbers, and lists of them for vectors."""
+        plain = [int(v) if w and math.isfinite(v) else float(v) for v, w in zip(row, self._whole, strict=True)]
+        parts = zip(self.names, self.layout.shapes, self.layout.slices(), strict=True)
+        return {name: plain[part] if shape else plain[part.start] for name, shape, part in parts}
+
+    def flat(self, given: Mapping[str, Any]) -> Array:
+        """One value of each parameter by name as a row (dim,)."""
+        return self.layout.flatten(given)
 
     def _allowed(self, theta: Array) -> Array:
         assert self.where is not None
@@ -267,7 +266,7 @@ class Prior:
         if not self._trusted and not np.isfinite(theta).all():
             row, column = np.argwhere(~np.isfinite(theta))[0]
             raise ValueError(
-                f"the prior drew {theta[row, column]} for {self.names[column]!r}: draws must be finite; check the "
+                f"the prior drew {theta[row, column]} for {self.labels[column]!r}: draws must be finite; check the "
                 "distribution's parameters"
             )
         if not self._trusted and any(self._whole):
@@ -275,13 +274,200 @@ class Prior:
             if fractions.any():
                 row, column = np.argwhere(fractions)[0]
                 raise ValueError(
-                    f"the prior drew {theta[row, column]} for {self.names[column]!r}, which is said to be a whole "
+                    f"the prior drew {theta[row, column]} for {self.labels[column]!r}, which is said to be a whole "
                     "number: round it in sample, or leave it out of discrete="
                 )
         return theta
 
     def __repr__(self) -> str:
-        return f"Prior({', '.join(self.names)})"
+        parts = zip(self.names, self.layout.shapes, strict=True)
+        return f"Prior({', '.join(name + ''.join(f'[{size}]' for size in shape) for name, shape in parts)})"
+
+
+class Formulas(NamedTuple):
+    """How a prior is drawn and evaluated."""
+
+    draw: Draw
+    log_density: LogDensity
+    own_log_density: Callable[[Array, int], Array]
+    """(theta, column) -> (n,): the factor of the density that decides in which range a column lies."""
+    range_of: Callable[[Array, int], "Ends | None"]
+    """(theta, column) -> the lower and upper ends (n,) of this range at each row; None if only the density tells."""
+    trusted: bool
+
+
+Ends = tuple[Array, Array]
+
+
+def _not_known(theta: Array, column: int) -> Ends | None:
+    return None
+
+
+Made = tuple[tuple[tuple[int, ...], ...], list[bool], Formulas]
+"""Shapes of the parameters, which columns are whole numbers, and the formulas."""
+
+
+def _checked_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of parameters as Python reads them."""
+    if not names:
+        raise ValueError("a prior needs at least one parameter, as in od.Prior(mu=stats.norm(0, 1)): no names given")
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name in TAKEN:
+            raise ValueError(
+                f"{name!r} cannot be a parameter's name: names must be Python names other than 'rng' and "
+                "'self', since simulators receive parameters by name"
+            )
+    names = tuple(map(_as_python_reads, names))
+    if len(set(names)) < len(names):
+        raise ValueError(f"parameter names must differ, got {list(names)}")
+    return names
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, Vector) and not hasattr(value, "rvs")
+
+
+def _marginals(name: str, given: Any) -> list[Marginal]:
+    """The marginals of a parameter's columns."""
+    if not isinstance(given, Vector):
+        return [_marginal(name, given)]
+    each = entries(name, given)
+    if each[0] is each[-1]:
+        return [_marginal(name, each[0])] * len(each)
+    return [_marginal(f"{name}[{i}]", one) for i, one in enumerate(each)]
+
+
+def _independent(given: Mapping[str, Any]) -> Made:
+    """A prior whose numbers are independent of each other."""
+    parts: list[Marginal] = []
+    shapes: list[tuple[int, ...]] = []
+    for name, one in given.items():
+        some = _marginals(name, one)
+        shapes.append((len(some),) if isinstance(one, Vector) else ())
+        parts += some
+
+    def draw(rng: np.random.Generator, n: int) -> Array:
+        if len(parts) == 1:
+            return parts[0].draw(rng, n).astype(float, copy=False)[:, None]
+        first = parts[0].draw(rng, n)
+        if not isinstance(first, np.ndarray):
+            return namespace(first).stack([first, *(part.draw(rng, n) for part in parts[1:])], axis=1)
+        theta = np.empty((n, len(parts)), order="F")
+        theta[:, 0] = first
+        for column in range(1, len(parts)):
+            theta[:, column] = parts[column].draw(rng, n)
+        return theta
+
+    def log_density(theta: Array) -> Array:
+        total = parts[0].log_density(theta[:, 0])
+        for column in range(1, len(parts)):
+            total = total + parts[column].log_density(theta[:, column])
+        return total
+
+    def own(theta: Array, column: int) -> Array:
+        return parts[column].log_density(theta[:, column])
+
+    formulas = Formulas(draw, log_density, own, _not_known, all(part.trusted for part in parts))
+    return tuple(shapes), [part.discrete for part in parts], formulas
+
+
+class PriorFactor(NamedTuple):
+    """One parameter of a hierarchical prior: its columns, and its distribution given the parameters before it."""
+
+    columns: slice
+    draw: Callable[[np.random.Generator, Array], Array]
+    """(rng, theta) -> (n, width), from the columns before it."""
+    log_density: LogDensity
+    """theta -> (n,)"""
+    range_of: Callable[[Array, int], Ends | None] = _not_known
+
+
+def _ancestral(given: Mapping[str, Any]) -> Made:
+    """A prior whose parameters are drawn in their order, each given those before it."""
+    names, factors = tuple(given), list[PriorFactor]()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    whole: list[bool] = []
+    # Draws at which the form of what functions return is found out; as many as no vector has entries.
+    rng, theta = np.random.Generator(np.random.SFC64(0)), np.empty((PROBES, 0))
+    for place, (name, one) in enumerate(given.items()):
+        before = Layout(names[:place], shapes)
+        if _is_function(one):
+            parents = parents_of(name, one, names[:place], names[place:])
+            given_to = partial(_parents, before, list(whole), parents)
+            form, _ = returned(name, one, PROBES, given_to(theta))
+            factor = _conditional(Conditional(name, one, tuple(parents), form), given_to, before.size)
+            shape, discrete = (() if form.size is None else (form.size,)), [form.discrete] * (form.size or 1)
+        else:
+            marginals = _marginals(name, one)
+            factor = _unconditional(marginals, before.size)
+            shape, discrete = (len(marginals),) if isinstance(one, Vector) else (), [m.discrete for m in marginals]
+        theta = np.concatenate([theta, factor.draw(rng, theta)], axis=1)
+        shapes, whole, factors = (*shapes, shape), whole + discrete, [*factors, factor]
+    return shapes, whole, _chained(factors, len(whole))
+
+
+def _chained(factors: list[PriorFactor], dim: int) -> Formulas:
+    """Draws one factor after the other, and the sum of their log densities."""
+
+    def draw(rng: np.random.Generator, n: int) -> Array:
+        theta = np.empty((n, dim), order="F")
+        # A user's function need not know what to make of no rows.
+        for factor in factors if n else ():
+            theta[:, factor.columns] = factor.draw(rng, theta)
+        return theta
+
+    def log_density(theta: Array) -> Array:
+        total = np.zeros(len(theta))
+        for factor in factors:
+            # Where a parent has no density, its children have no distribution.
+            inside = np.flatnonzero(total > -np.inf)
+            if inside.size == 0:
+                break
+            if inside.size == len(theta):
+                total = total + factor.log_density(theta)
+            else:
+                total[inside] += factor.log_density(theta[inside])
+        return total
+
+    def of(column: int) -> PriorFactor:
+        return next(one for one in factors if column < one.columns.stop)
+
+    def own(theta: Array, column: int) -> Array:
+        return of(column).log_density(theta)
+
+    return Formulas(draw, log_density, own, lambda theta, column: of(column).range_of(theta, column), False)
+
+
+def _unconditional(marginals: list[Marginal], first: int) -> PriorFactor:
+    def draw(rng: np.random.Generator, theta: Array) -> Array:
+        return np.column_stack([one.draw(rng, len(theta)) for one in marginals])
+
+    def log_density(theta: Array) -> Array:
+        parts = (one.log_density(theta[:, first + i]) for i, one in enumerate(marginals))
+        return sum(parts, np.zeros(len(theta)))
+
+    return PriorFactor(slice(first, first + len(marginals)), draw, log_density)
+
+
+def _conditional(one: Conditional, parents: Callable[[Array], dict[str, Array]], first: int) -> PriorFactor:
+    columns = slice(first, first + one.width)
+
+    def draw(rng: np.random.Generator, theta: Array) -> Array:
+        return one.draw(rng, len(theta), parents(theta))
+
+    def log_density(theta: Array) -> Array:
+        return one.log_density(theta[:, columns], parents(theta))
+
+    def range_of(theta: Array, column: int) -> Ends | None:
+        return one.range_of(column - first, len(theta), parents(theta))
+
+    return PriorFactor(columns, draw, log_density, range_of)
+
+
+def _parents(before: Layout, whole: list[bool], names: list[str], theta: Array) -> dict[str, Array]:
+    """Parents by name with one row per draw: (n, 1) for a number, (n, size) for a vector."""
+    columns = columns_by_name(before, whole, theta)
+    return {name: columns[name].reshape(len(theta), -1) for name in names}
 
 
 def _arguments(where: Callable[..., Any] | None, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -314,16 +500,19 @@ def _as_python_reads(name: str) -> str:
     return unicodedata.normalize("NFKC", name)
 
 
-def named_columns(names: Sequence[str], whole: Sequence[bool], theta: Array) -> dict[str, Array]:
-    """The columns of theta (n, dim) by name, read-only; those that are whole numbers as integers."""
+def columns_by_name(layout: Layout, whole: Sequence[bool], theta: Array) -> dict[str, Array]:
+    """Theta (..., columns) by name, read-only arrays (..., *shape); those that are whole numbers as integers."""
     columns = {}
-    for index, name in enumerate(names):
-        column = theta[:, index]
-        if whole[index]:
+    for name, shape, part in zip(layout.keys or (), layout.shapes, layout.slices(), strict=True):
+        column = theta[..., part] if shape else theta[..., part.start]
+        if shape and isinstance(column, np.ndarray):
+            # In one order, whatever that of theta: what is summed along its axes depends on it.
+            column = np.ascontiguousarray(column)
+        if whole[part.start]:
             column = column.astype(int)
         if isinstance(column, np.ndarray):
             column.flags.writeable = False
-        columns[name] = column
+        columns[str(name)] = column
     return columns
 
 
@@ -353,6 +542,7 @@ def _marginal(name: str, distribution: Any) -> Marginal:
                 raise ValueError(
                     f"prior {name!r}: {family} has {slot} = {value!r}; it must be one finite number"
                     + (" above zero" if slot == "scale" else "")
+                    + (f"; od.vector({family}(...)) is a vector" if np.ndim(value) else "")
                 )
         if np.isnan(distribution.ppf(0.5)):
             raise ValueError(f"prior {name!r}: {family} does not exist for {values}")

@@ -36,7 +36,7 @@ SCALARS = (float, int, np.float64)
 
 
 class Batched:
-    """A function marked as working on batches: parameters are arrays (n,), results have n rows."""
+    """A function marked as working on batches: parameters are arrays (n,), vectors (n, size), results have n rows."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function) or isinstance(function, Compiled):
@@ -75,8 +75,9 @@ class JaxSimulator:
 def batched(function: Callable[..., Any]) -> Batched:
     """Mark a simulator, summary or distance as working on batches.
 
-    A batched simulator receives each parameter as a read-only array of length n and returns n rows. Rows that
-    could not be simulated are returned as NaN: an exception would not say whose fault it was, and stops the run.
+    A batched simulator receives each parameter as a read-only array of length n (a vector as (n, size)) and returns n
+    rows. Rows that could not be simulated are returned as NaN: an exception would not say whose fault it was, and stops
+    the run.
 
     >>> @batched
     ... def simulate(rng, mu, sigma):
@@ -111,8 +112,9 @@ def jax_simulator(function: Callable[..., Any]) -> JaxSimulator:
     """A simulator written with JAX: `function(key, **parameters)` draws one pseudo-sample.
 
     onedraw maps it over chains and pseudo-samples and compiles whole steps, for a CPU or a GPU (the extra `jax`). The
-    parameters are scalars; the key is used up by what is drawn from it (`jax.random.split` for more than one draw).
-    Summary and distance must then be written with `jax.numpy` too. A simulation that fails returns NaN.
+    parameters are scalars, or arrays if they are vectors; the key is used up by what is drawn from it
+    (`jax.random.split` for more than one draw). Summary and distance must then be written with `jax.numpy` too. A
+    simulation that fails returns NaN.
 
     If a constant of the simulator changes from run to run, `jax.tree_util.Partial(function, constant=...)` saves
     compiling it again.
@@ -267,12 +269,7 @@ def _plain_rows(
     first_of_run: bool,
 ) -> tuple[Array, bool, int]:
     """Rows (n, M, s), whether the simulator draws from its generator (True unless that is watched), and a surplus."""
-    simulate, flatten, names, single = (
-        kept_apart(recipe.simulator),
-        recipe.layout.flatten,
-        recipe.prior.names,
-        rng.single,
-    )
+    simulate, flatten, single = kept_apart(recipe.simulator), recipe.layout.flatten, rng.single
     summary = None if recipe.summary is None else _one_at_a_time(recipe.summary)
     used = not watch
     one_number = recipe.layout.keys is None and shape[2] == 1
@@ -281,8 +278,7 @@ def _plain_rows(
     drawn: list[Any] = []
     began, surplus = time.perf_counter(), 0
     looks = min(LOOKS, shape[0] * shape[1]) if first_of_run else 0
-    for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
-        parameters = dict(zip(names, values, strict=True))
+    for row, (parameters, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         for m in range(shape[1]):
             look()
             fault: BaseException | None = None
@@ -324,10 +320,10 @@ def _staged_rows(
     """Rows (n, M, s), and a surplus."""
     rows, surplus, looks = np.empty(shape), 0, min(LOOKS, shape[0]) if first_of_run else 0
     began = time.perf_counter()
-    names, both_stages = recipe.prior.names, kept_apart(recipe.simulator.both)
-    for row, (values, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
+    both_stages = kept_apart(recipe.simulator.both)
+    for row, (parameters, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         try:
-            drawn = both_stages(rng.single(place, first), shape[1], dict(zip(names, values, strict=True)))
+            drawn = both_stages(rng.single(place, first), shape[1], parameters)
             rows[row], fault = _summaries(recipe, drawn, shape[1])
         except FAULTS as error:
             rows[row], fault = np.nan, Fault(0, error)

@@ -26,12 +26,12 @@ class Independence:
         if not isinstance(distribution, Prior):
             if prior.dim != 1:
                 raise ValueError(
-                    f"independence() needs a distribution of {list(prior.names)}: give an od.Prior with these names"
+                    f"independence() needs a distribution of {list(prior.labels)}: give an od.Prior with these names"
                 )
             distribution = Prior(**{prior.names[0]: distribution})
-        if distribution.names != prior.names:
+        if distribution.labels != prior.labels:
             raise ValueError(
-                f"the proposal is a distribution of {list(distribution.names)}, the model has {list(prior.names)}"
+                f"the proposal is a distribution of {list(distribution.labels)}, the model has {list(prior.labels)}"
             )
         return Independence(distribution, prior)
 

@@ -37,17 +37,17 @@ class RandomWalk:
         elif cov.ndim < 2:
             if cov.size not in (1, prior.dim):
                 raise ValueError(
-                    f"cov has {cov.size} variances for {prior.dim} parameters {list(prior.names)}: give one for each"
+                    f"cov has {cov.size} variances for {prior.dim} parameters {list(prior.labels)}: give one for each"
                 )
             cov = np.diag(np.broadcast_to(cov, prior.dim))
         if cov.shape != (prior.dim, prior.dim):
             raise ValueError(
-                f"cov has shape {cov.shape} for {prior.dim} parameters {list(prior.names)}: expected "
+                f"cov has shape {cov.shape} for {prior.dim} parameters {list(prior.labels)}: expected "
                 f"({prior.dim}, {prior.dim})"
             )
         values, vectors = np.linalg.eigh(cov)
         if not values[0] > 1e-14 * values[-1]:
-            involved = prior.names[int(np.abs(vectors[:, 0]).argmax())]
+            involved = prior.labels[int(np.abs(vectors[:, 0]).argmax())]
             raise ValueError(
                 f"cov is not positive definite (smallest eigenvalue {values[0]:.3g}, mostly along {involved!r}): the "
                 "walk would never move in that direction; give random_walk(cov=...) a full covariance"

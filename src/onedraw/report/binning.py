@@ -62,11 +62,14 @@ def density_of(values: Array, weights: Array | None, edges: Array) -> Array:
 
 def marginals_of(post: Posterior) -> dict[str, MarginalHistogram]:
     """The marginal of each parameter, with the prior's if there is a model."""
-    before = None if post.model is None else prior_draws(post.model, post.seed, PRIOR_DRAWS)
+    before = {}
+    if post.model is not None:
+        theta = prior_draws(post.model, post.seed, PRIOR_DRAWS)
+        before = dict(zip(post.model.prior.labels, theta.T, strict=True))
     effective = None if post.weights is None else effective_number(post.weights)
     found = {}
-    for name, values in post.draws.items():
-        prior = None if before is None else before[name]
+    for name, values in post.columns.items():
+        prior = before.get(name)
         kept = values.reshape(-1)
         if post.weights is not None:
             kept = kept[post.weights.reshape(-1) > 0]

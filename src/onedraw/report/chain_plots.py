@@ -59,7 +59,7 @@ def traces(
         for axes, one in zip(found.places, drawn, strict=False):
             for chain in range(chains):
                 colour, line = LINES[chain]
-                values = post.draws[one.key][chain, ::stride]
+                values = post.columns[one.key][chain, ::stride]
                 axes.plot(steps[::stride], values, color=colour, linestyle=line, linewidth=0.8, alpha=0.85)
             if one.truth is not None:
                 axes.axhline(one.truth, zorder=3, **TRUTH)
@@ -112,7 +112,7 @@ def ranks(
         columns = columns_for(len(drawn))
         found = panels(ax, len(drawn), columns, size=(3.4, 0.7 + 0.36 * rows))
         for index, (axes, one) in enumerate(zip(found.places, drawn, strict=True)):
-            counted = rank_counts(post.draws[one.key], bins)
+            counted = rank_counts(post.columns[one.key], bins)
             flat = counted.mean(axis=1)[:, None]
             edges = np.linspace(0, 1, bins + 1)
             for row, heights in enumerate(counted / np.maximum(flat, 1e-300)):
@@ -122,7 +122,7 @@ def ranks(
                 axes.stairs(tops, edges, baseline=base, fill=True, color=BLUE, alpha=0.45)
                 axes.plot([0, 1], [base + 0.42] * 2, color="0.25", linestyle=DASHED, linewidth=0.9)
             if one.truth is not None:
-                at = float(np.mean(post.draws[one.key] < one.truth))
+                at = float(np.mean(post.columns[one.key] < one.truth))
                 axes.axvline(at, label="truth", **TRUTH)
             word = "chains" if many else "chain"
             told = [f"{word} {row if not many else f'{row + 1}/{GROUPS}'}" for row in range(rows)]

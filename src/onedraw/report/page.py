@@ -104,10 +104,10 @@ def write_report(
     if predictive is not None:
         predictive = whole_number("predictive", predictive, "the number of predictive simulations", least=0)
     if model is not None:
-        if set(model.prior.names) != set(post.names):
+        if set(model.prior.labels) != set(post.columns):
             raise ValueError(
-                f"the model has the parameters {', '.join(model.prior.names)}, the run {', '.join(post.names)}: give "
-                "the model of the run"
+                f"the model has the parameters {', '.join(model.prior.labels)}, the run {', '.join(post.columns)}: "
+                "give the model of the run"
             )
         if source is not None:
             _refuse_another(model, source)
@@ -287,14 +287,14 @@ def _misfit(post: Posterior, count: int, checks: Mapping[str, Callable[[Any], An
 def _figures(post: Posterior, misfit: Misfit | None) -> list[dict[str, str]]:
     """Figures that do not depend on the slider: name, image, words."""
     wanted: list[tuple[str, str, Any]] = []
-    if len(post.names) > 1:
+    if len(post.columns) > 1:
         words = "The stronger the tone, the higher the density; correlations are above the diagonal."
-        words += "" if len(post.names) <= plots.MOST_PAIRS else f" The first {plots.MOST_PAIRS} parameters."
+        words += "" if len(post.columns) <= plots.MOST_PAIRS else f" The first {plots.MOST_PAIRS} parameters."
         wanted.append(("Parameters in pairs", words, lambda: plots.pairs(post)))
     if not post.independent and post.weights is None and post.shape[1] > 1:
         names = _least_mixed(post)
         words = "Chains that agree overlap. A chain that does not move is a flat line, and a peak in the bottom panel."
-        words += "" if len(names) == len(post.names) else f" The {len(names)} parameters that mix least."
+        words += "" if len(names) == len(post.columns) else f" The {len(names)} parameters that mix least."
         wanted.append(("Chains, step by step", words, lambda: plots.traces(post, names)))
     if plots.path_of(post)[1]:
         words = "How the tolerance fell as simulations were spent."
@@ -327,7 +327,7 @@ def _drawn(draw: Callable[[], Any]) -> dict[str, str]:
 def _least_mixed(post: Posterior) -> list[str]:
     rows = post.summary().rows
     worst = sorted(rows, key=lambda name: -math.inf if math.isnan(rows[name].r_hat) else -rows[name].r_hat)
-    return [name for name in post.names if name in worst[:MOST_TRACED]]
+    return [name for name in post.columns if name in worst[:MOST_TRACED]]
 
 
 def _predicted(post: Posterior, predictive: int | None) -> int:

@@ -53,29 +53,52 @@ def quantities(known: Sequence[str], parameters: One, names: Names, truth: Truth
     >>> quantities(["mu", "nu"], "mu", {"mu": "$\\\\mu$"}, {"mu": 2}, "parameters")
     [Quantity(key='mu', label='$\\\\mu$', math=True, truth=2.0)]
     """
-    keys = [parameters] if isinstance(parameters, str) else list(known if parameters is None else parameters)
-    if not keys or any(key not in known for key in keys):
+    asked = [parameters] if isinstance(parameters, str) else list(known if parameters is None else parameters)
+    keys = [entry for key in asked for entry in entries_of(key, known)]
+    if not keys or any(not entries_of(key, known) for key in asked):
         raise ValueError(f"parameters must be among {', '.join(known)}, got {shown(parameters)}: they are {word}")
     labels = _by_key("names", [names] if isinstance(names, str) else names, keys, known)
     values = _by_key("truth", [truth] if isinstance(truth, int | float) else truth, keys, known)
     return [Quantity(key, str(labels.get(key, key)), key in labels, _number(key, values.get(key))) for key in keys]
 
 
+def entries_of(key: Any, known: Sequence[str]) -> list[str]:
+    """A name that is known, or the entries of the vector that it names.
+
+    >>> entries_of("mu", ["mu", "beta[0]", "beta[1]"]), entries_of("beta", ["mu", "beta[0]", "beta[1]"])
+    (['mu'], ['beta[0]', 'beta[1]'])
+    """
+    return [key] if key in known else [one for one in known if one.startswith(f"{key}[")]
+
+
 def _by_key(argument: str, given: Any, keys: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
-    """A mapping, or one value for each key in their order, as a dict."""
+    """A mapping, or one value for each key in their order, as a dict; of a vector by its name, one for each entry."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            raise ValueError(f"{argument} has {unknown[0]!r}, which is not among {', '.join(known)}")
-        return dict(given)
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            entries = entries_of(name, known)
+            if not entries:
+                raise ValueError(f"{argument} has {name!r}, which is not among {', '.join(known)}")
+            found |= {name: value} if entries == [name] else _by_entry(argument, name, value, entries)
+        return found
     values = np.asarray(given, dtype=object).reshape(-1).tolist()
     if len(values) != len(keys):
         raise ValueError(
             f"{argument} has {len(values)} values for {', '.join(keys)}: give one for each, or a dict by name"
         )
     return dict(zip(keys, values, strict=True))
+
+
+def _by_entry(argument: str, name: str, value: Any, entries: Sequence[str]) -> dict[str, Any]:
+    """What is given for a vector, by entry: a name stands for all of them, values are one for each."""
+    if isinstance(value, str):
+        return {entry: value + entry[len(name) :] for entry in entries}
+    values = np.asarray(value, dtype=object).reshape(-1).tolist()
+    if len(values) != len(entries):
+        raise ValueError(f"{argument} has {len(values)} values for {name}, which has {len(entries)}: give one for each")
+    return dict(zip(entries, values, strict=True))
 
 
 def _number(key: str, value: Any) -> float | None:
@@ -109,7 +132,7 @@ def parameters_of(
     if any(math.prod(post.shape) == 0 for post in posts.values()):
         raise ValueError("there are no draws to plot: nothing was accepted")
     first, *others = posts.values()
-    known = [name for name in first.names if all(name in post.draws for post in others)]
+    known = [name for name in first.columns if all(name in post.columns for post in others)]
     if not known:
         raise ValueError(f"{' and '.join(posts)} have no parameter in common")
     return quantities(known, parameters, names, truth, "the parameters")

@@ -102,7 +102,7 @@ def marginals(post: Posts, parameters: One = None, *, names: Names = None, truth
                 axes.set_xlim(min(low, one.truth), max(high, one.truth))
             axes.set_ylim(bottom=0)
             axes.set_yticks([])
-            if first.draws[one.key].dtype.kind in "iu":
+            if first.columns[one.key].dtype.kind in "iu":
                 axes.xaxis.get_major_locator().set_params(integer=True)
             axes.spines["left"].set_visible(False)
             titled(axes, one)
@@ -333,7 +333,7 @@ def _flat(post: Posterior, keys: Sequence[str]) -> tuple[dict[str, Array], Array
     """Draws that have a weight, by parameter, and their weights."""
     weight = np.ones(math.prod(post.shape)) if post.weights is None else post.weights.reshape(-1)
     kept = np.flatnonzero(weight)
-    return {key: np.reshape(post.draws[key], -1)[kept] for key in keys}, weight[kept]
+    return {key: np.reshape(post.columns[key], -1)[kept] for key in keys}, weight[kept]
 
 
 def predictive(

@@ -68,6 +68,6 @@ def positions_of(post: Posterior, marginals: dict[str, MarginalHistogram]) -> li
         except ValueError:
             continue
         assert there.weights is not None
-        density = {name: density_of(post.draws[name], there.weights, one.edges) for name, one in marginals.items()}
+        density = {name: density_of(post.columns[name], there.weights, one.edges) for name, one in marginals.items()}
         found.append(SliderPosition(eps, effective(there.weights), there.summary().rows, density))
     return found

@@ -51,7 +51,7 @@ def adjusted(post: Posterior, draws: int | None, seed: int | None) -> Posterior:
         theta, _, _ = posterior_draws(rng, near, found, method, number, model.prior, support)
     return replace(
         post,
-        draws={name: column[None, :] for name, column in model.prior.columns(theta).items()},
+        draws={name: column[None] for name, column in model.prior.columns(theta).items()},
         weights=None,
         run_weights=None,
         groups=None,

@@ -73,7 +73,7 @@ def placed(
 
     `reference` is TARP's point, and `scale` (dim,) puts the parameters into one unit.
     """
-    theta = points(post.draws)
+    theta = points(post.columns)
     count, dim = theta.shape
     if count == 0:
         return Placed(np.full(dim + 2, np.nan), np.full(dim, np.nan), np.full(dim, np.nan), 0, 0)
@@ -98,7 +98,7 @@ def independent_draws(post: Posterior, most: int) -> int:
     if post.weights is not None:
         limits.append(1 / float(post.weights.max()) * (1 + 1e-12))
     if not (post.independent and post.weights is None):
-        found = [post.estimate(name, of).ess for name in post.names for of in TAILS]
+        found = [post.estimate(name, of).ess for name in post.columns for of in TAILS]
         limits += [1.0 if math.isnan(ess) else ess for ess in found]
     return max(1, int(min(limits)))
 

@@ -195,7 +195,7 @@ def running_time(
 def _discount_of(post: Posterior) -> float:
     if post.model is None:
         raise ValueError("discount='measured' needs a model to time: this run used an estimator of its own")
-    theta = points(post.draws)[-1024 if post.model.batched else -8 :]
+    theta = points(post.columns)[-1024 if post.model.batched else -8 :]
     return measured_discount(post.model, theta=np.asfortranarray(theta), seed=post.seed).value
 
 

@@ -16,7 +16,7 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
 from onedraw.model.model import Model
 from onedraw.results.monte_carlo_error import MANY
-from onedraw.results.posterior import Posterior, points
+from onedraw.results.posterior import Posterior, flattened, points
 
 STATISTICS: tuple[str | float, ...] = ("mean", "sd", 0.05, 0.25, 0.5, 0.75, 0.95)
 """What a DataTree carries with its Monte Carlo error; numbers are quantiles."""
@@ -35,7 +35,7 @@ def resampled(post: Posterior, draws: int | None = None, seed: int | None = None
     size = max(1, int(worth)) if draws is None else whole_number("draws", draws, "the number of draws")
     weights = np.full(math.prod(post.shape), 1.0) if post.weights is None else post.weights.reshape(-1)
     rng = Rng(seed_or_fresh(post.seed if seed is None else seed), Phase.RESAMPLE, 2).bulk(Purpose.MOVE)
-    order = neighbours_in_order(points(post.draws), size)
+    order = neighbours_in_order(points(post.columns), size)
     # At equal distances along neighbours: each draw stands for its own part of the posterior. They are dealt out to two
     # halves, which ArviZ compares: by chance alone they could differ as those of a chain do that has not converged.
     pick = order[systematic(weights[order], size, rng.random())]
@@ -45,7 +45,7 @@ def resampled(post: Posterior, draws: int | None = None, seed: int | None = None
         distances = distances.reshape(len(weights), *distances.shape[2:])[pick][None]
     return replace(
         post,
-        draws={name: values.reshape(-1)[pick][None] for name, values in post.draws.items()},
+        draws={name: flattened(values)[pick][None] for name, values in post.draws.items()},
         weights=None,
         run_weights=None,
         groups=None,
@@ -115,7 +115,7 @@ def _too_short(post: Posterior) -> bool:
 
     rows = post.summary().rows
     seen = {name: float(array_stats.ess(np.asarray(values, dtype=float), chain_axis=0, draw_axis=1, method="mean"))
-            for name, values in post.draws.items()}  # fmt: skip
+            for name, values in post.columns.items()}  # fmt: skip
     return any(seen[name] > OPTIMISM * rows[name].ess for name in rows)
 
 
@@ -126,7 +126,7 @@ def dataframe(post: Posterior, weighted: bool, draws: int | None, seed: int | No
     except ImportError as error:
         raise ImportError("to_dataframe needs pandas: pip install pandas") from error
     found = for_export(post, weighted, draws, seed)
-    columns: dict[str, Any] = {name: values.reshape(-1) for name, values in found.draws.items()}
+    columns: dict[str, Any] = {name: values.reshape(-1) for name, values in found.columns.items()}
     if found.weights is not None:
         columns["weight" if "weight" not in columns else "weight of the draw"] = found.weights.reshape(-1)
     index = pandas.MultiIndex.from_product([range(count) for count in found.shape], names=AXES)
@@ -141,26 +141,35 @@ def datatree(post: Posterior, weighted: bool, draws: int | None, predictive: int
         import xarray
     except ImportError as error:
         raise ImportError("to_datatree needs xarray: pip install 'onedraw[arviz]'") from error
-    taken = [name for name in post.names if name in (*AXES, "statistic", "quantity")]
+    axes = {name: tuple(f"{name}_dim_{i}" for i in range(values.ndim - 2)) for name, values in post.draws.items()}
+    taken = [name for name in post.names if name in (*AXES, "statistic", "quantity", *sum(axes.values(), ()))]
     if taken:
         raise ValueError(
             f"a DataTree has an axis {taken[0]!r}, so that no parameter can have this name in it: use post.draws, "
             "or name the parameter otherwise"
         )
+    sizes = {axis: np.arange(size) for name in post.names
+             for axis, size in zip(axes[name], post.draws[name].shape[2:], strict=True)}  # fmt: skip
     found = for_export(post, weighted, draws, seed)
     kept = {"weight": found.weights, "group": found.groups, "distance": found.distances}
     stats = {name: ((*AXES, "pseudo_sample")[: one.ndim], one) for name, one in kept.items() if one is not None}
     groups = {
-        "posterior": xarray.Dataset({k: (AXES, v) for k, v in found.draws.items()}, _places(found.shape), _told(post)),
+        "posterior": xarray.Dataset(
+            {k: ((*AXES, *axes[k]), v) for k, v in found.draws.items()},
+            {**_places(found.shape), **sizes},
+            _told(post),
+        ),
         "sample_stats": xarray.Dataset(stats, _places(found.shape)),
         "monte_carlo_error": xarray.Dataset(
-            {name: (("statistic", "quantity"), _errors(post, name)) for name in post.names},
-            {"statistic": [str(of) for of in STATISTICS], "quantity": ["value", "mcse", "ess"]},
+            {name: ((*axes[name], "statistic", "quantity"), _errors(post, name)) for name in post.names},
+            {"statistic": [str(of) for of in STATISTICS], "quantity": ["value", "mcse", "ess"], **sizes},
         ),
     }
     if post.model is not None:
-        before = prior_draws(post.model, post.seed, PRIOR_DRAWS)
-        groups["prior"] = xarray.Dataset({k: (AXES, v[None]) for k, v in before.items()}, _places((1, PRIOR_DRAWS)))
+        before = post.model.prior.columns(prior_draws(post.model, post.seed, PRIOR_DRAWS))
+        groups["prior"] = xarray.Dataset(
+            {k: ((*AXES, *axes[k]), v[None]) for k, v in before.items()}, {**_places((1, PRIOR_DRAWS)), **sizes}
+        )
         observed = post.model.recipe.layout.restore(post.model.observed_row)
         groups["observed_data"] = xarray.Dataset(_data_parts(observed, ()))
         count = affordable(post, predictive)
@@ -171,10 +180,9 @@ def datatree(post: Posterior, weighted: bool, draws: int | None, predictive: int
     return xarray.DataTree.from_dict(groups)
 
 
-def prior_draws(model: Model, seed: int, number: int) -> dict[str, Array]:
-    """Draws from the prior by parameter, to be shown beside a posterior."""
-    rng = Rng(seed, Phase.PREDICT, 1).bulk(Purpose.PRIOR)
-    return model.prior.columns(model.prior.sample(rng, number))
+def prior_draws(model: Model, seed: int, number: int) -> Array:
+    """Draws from the prior (number, dim), to be shown beside a posterior."""
+    return model.prior.sample(Rng(seed, Phase.PREDICT, 1).bulk(Purpose.PRIOR), number)
 
 
 def affordable(post: Posterior, predictive: int | None) -> int:
@@ -206,7 +214,10 @@ def _told(post: Posterior) -> dict[str, Any]:
 
 
 def _errors(post: Posterior, name: str) -> Array:
-    return np.array([post.estimate(name, of)[:3] for of in STATISTICS])
+    """Value, mcse and ess of each statistic of a parameter, (*shape, statistics, 3)."""
+    entries = [label for label in post.columns if label == name or label.startswith(f"{name}[")]
+    found = [[post.estimate(label, of)[:3] for of in STATISTICS] for label in entries]
+    return np.array(found).reshape(*post.draws[name].shape[2:], len(STATISTICS), 3)
 
 
 def _data_parts(data: Any, first: tuple[str, ...]) -> dict[str, tuple[tuple[str, ...], Array]]:

@@ -17,6 +17,7 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.failures import FAULTS, Failure, told
 from onedraw.model.kernels import EPS_MEANING, Kernel
+from onedraw.model.layout import Layout
 from onedraw.model.model import Model
 from onedraw.results.monte_carlo_error import MANY, Draws, MonteCarlo, monte_carlo
 from onedraw.results.summary import (
@@ -92,7 +93,7 @@ class SimulatedData(NamedTuple):
 
 
 class DrawsByName(Mapping[str, Array]):
-    """Draws by parameter, (chains, draws) each, that cannot be changed."""
+    """Draws by parameter, (chains, draws) each or (chains, draws, size) for a vector, that cannot be changed."""
 
     def __init__(self, draws: Mapping[str, Array]) -> None:
         self._draws = dict(draws)
@@ -118,7 +119,8 @@ class DrawsByName(Mapping[str, Array]):
 class Posterior:
     """Draws from pi_K, the prior weighted by how well simulations match the data.
 
-    `draws[name]` has shape (chains, draws); for rejection there is one row. Arrays are read-only.
+    `draws[name]` has shape (chains, draws), for a vector (chains, draws, size); for rejection there is one row. Arrays
+    are read-only.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -131,7 +133,7 @@ class Posterior:
     """
 
     draws: Mapping[str, Array]
-    """By parameter, (chains, draws)."""
+    """By parameter, (chains, draws); (chains, draws, size) for a vector."""
     weights: Array | None
     """None for equal weights, otherwise (chains, draws), summing to 1."""
     distances: Array | None
@@ -188,8 +190,25 @@ class Posterior:
     @property
     def shape(self) -> tuple[int, int]:
         """(chains, draws)."""
-        chains, draws = next(iter(self.draws.values())).shape
+        chains, draws = next(iter(self.draws.values())).shape[:2]
         return chains, draws
+
+    @property
+    def columns(self) -> dict[str, Array]:
+        """The draws of each number by its name, (chains, draws): of a vector each entry, as `beta[0]`, `beta[1]`, ...
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> prior = od.Prior(mu=stats.norm(), beta=od.vector(stats.norm(), 2))
+        >>> model = od.Model(prior, lambda rng, mu, beta: rng.normal(mu + beta), observed=[1.0, 2.0])
+        >>> post = od.rejection(model, od.uniform(1.0), draws=100, seed=1)
+        >>> list(post.columns), post.draws["beta"].shape
+        (['mu', 'beta[0]', 'beta[1]'], (1, 100, 2))
+        """
+        shapes = tuple(values.shape[2:] for values in self.draws.values())
+        labels = iter(Layout(self.names, shapes).titles(""))
+        places = ((values, index) for values in self.draws.values() for index in np.ndindex(values.shape[2:]))
+        return {next(labels): values[(..., *index)] for values, index in places}
 
     @property
     def longest_stall(self) -> int:
@@ -222,7 +241,7 @@ class Posterior:
 
     def moves(self) -> Array:
         """(chains, draws - 1): whether any parameter changed from a kept draw to the next."""
-        return np.any([np.diff(values, axis=1) != 0 for values in self.draws.values()], axis=0)
+        return np.any([np.diff(values, axis=1) != 0 for values in self.columns.values()], axis=0)
 
     def _doubts(self, rows: Mapping[str, SummaryRow]) -> list[str]:
         """Reasons to doubt the draws of chains, in plain words."""
@@ -264,7 +283,7 @@ class Posterior:
         """
         if not 0 < hdi_prob < 1:
             raise ValueError(f"hdi_prob must lie between 0 and 1, got {hdi_prob!r}: it is the interval's content")
-        rows = {name: describe(values, self.drawn, hdi_prob) for name, values in self.draws.items()}
+        rows = {name: describe(values, self.drawn, hdi_prob) for name, values in self.columns.items()}
         unknown = [
             f"the Monte Carlo error of {name} is not known: {row.reason}" for name, row in rows.items() if row.reason
         ]
@@ -278,7 +297,8 @@ class Posterior:
     def estimate(self, function: str | Callable[..., Any], of: str | float = "mean") -> MonteCarlo:
         """The posterior mean of a function, its sd, or a quantile, with its Monte Carlo error (docs/theory.md).
 
-        `function` is a parameter's name, or a function of the parameters by name, each an array (chains, draws).
+        `function` is a parameter's name (`"beta[0]"` for an entry of a vector), or a function of the parameters by
+        name, each an array (chains, draws), vectors (chains, draws, size).
         `of` is "mean", "sd" or the probability of a quantile. A probability is the mean of a function that is true or
         false. Effective draws follow from the error; if it cannot be known, `reason` says why.
 
@@ -292,10 +312,10 @@ class Posterior:
         """
         if not isinstance(function, str):
             values = function_values(self, {"function": function})["function"]
-        elif function in self.draws:
-            values = self.draws[function]
+        elif function in self.columns:
+            values = self.columns[function]
         else:
-            raise ValueError(f"there is no parameter {function!r}: the parameters are {', '.join(self.names)}")
+            raise ValueError(f"there is no parameter {function!r}: {listed(self)}")
         return monte_carlo(values, self.drawn, of)
 
     def mcse(self, function: str | Callable[..., Any], of: str | float = "mean") -> float:
@@ -313,8 +333,8 @@ class Posterior:
     def efficiency(self, functions: Mapping[str, Callable[..., Array]] | None = None) -> Efficiency:
         """v(f), v(f, Q), kappa and the ESS per simulation and per second, for each f (docs/theory.md).
 
-        `functions` maps names to functions of the parameters by name, each an array (chains, draws), and replaces the
-        parameters themselves. Draws are kept draws: with thin > 1 kappa counts those.
+        `functions` maps names to functions of the parameters by name, each an array (chains, draws), vectors (chains,
+        draws, size), and replaces the parameters themselves. Draws are kept draws: with thin > 1 kappa counts those.
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -455,7 +475,7 @@ class Posterior:
         """
         n = whole_number("n", n, "the number of draws")
         pick = self._pick(n, seed)
-        return {name: values.reshape(-1)[pick] for name, values in self.draws.items()}
+        return {name: flattened(values)[pick] for name, values in self.draws.items()}
 
     def _pick(self, n: int, seed: int | None) -> Array:
         size = math.prod(self.shape)
@@ -497,7 +517,7 @@ class Posterior:
 
     def picked(self, n: int, seed: int | None) -> Array:
         """n draws with equal weights, as rows of theta (n, dim)."""
-        return np.asfortranarray(points(self.draws)[self._pick(n, seed)])
+        return np.asfortranarray(points(self.columns)[self._pick(n, seed)])
 
     def misfit(
         self,
@@ -546,7 +566,7 @@ class Posterior:
         return cast(Posterior, HIGHER["resample"](self, draws, seed))
 
     def to_dataframe(self, *, weighted: bool = False, draws: int | None = None, seed: int | None = None) -> Any:
-        """The draws as a pandas DataFrame, a column for each parameter.
+        """The draws as a pandas DataFrame, a column for each parameter, and for each entry of a vector.
 
         Draws with weights, and more draws than there are simulations behind them, are resampled to equal weights, as
         many as they are worth or `draws` (see `resample`). With `weighted=True` it has all draws as they are, and their
@@ -579,6 +599,8 @@ class Posterior:
         chains that are too short for ArviZ. With `weighted=True` the draws are as they are, with their weights in
         sample_stats. `predictive` is the number of new simulations; by default 200, or as many as take 20 seconds.
 
+        A vector has a further axis, as ArviZ names it: `beta_dim_0`.
+
         A further group, monte_carlo_error, has for each parameter the mean, the sd and some quantiles, each with its
         value, mcse and ess.
 
@@ -595,10 +617,11 @@ class Posterior:
     def simulations(self) -> "SimulatedData":
         """Every simulation that the run has kept, as arrays: `theta, x = post.simulations`.
 
-        theta is (n, parameters) and x is (n, summaries), without those that failed: what sbi's `append_simulations` and
-        BayesFlow take. `od.infer` keeps all of them, `od.importance(..., keep="all")` too, and `od.rejection` those
-        accepted with keep="summaries". `od.load` gives those of a file, with keep="all" of rejection also those that
-        were rejected. Only simulations of `od.rejection` with keep="all" are at draws from the prior.
+        theta is (n, parameters), a column for each of `columns`, and x is (n, summaries), without those that failed:
+        what sbi's `append_simulations` and BayesFlow take. `od.infer` keeps all of them, `od.importance(...,
+        keep="all")` too, and `od.rejection` those accepted with keep="summaries". `od.load` gives those of a file, with
+        keep="all" of rejection also those that were rejected. Only simulations of `od.rejection` with keep="all" are at
+        draws from the prior.
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -689,8 +712,20 @@ class Posterior:
         return markup.block(head, told, self.summary()._repr_html_() if draws else "")
 
 
+def flattened(values: Array) -> Array:
+    """Draws (chains, draws, ...) of all chains one after the other, (n, ...)."""
+    return values.reshape(-1, *values.shape[2:])
+
+
+def listed(post: Posterior) -> str:
+    """The parameters, in words, and what entries of vectors are called."""
+    vectors = [name for name in post.names if post.draws[name].ndim > 2]
+    more = f"; entries of a vector are called {vectors[0]}[0], {vectors[0]}[1], ..." if vectors else ""
+    return f"the parameters are {', '.join(post.names)}{more}"
+
+
 def points(draws: Mapping[str, Array]) -> Array:
-    """Draws by parameter as rows of theta, (n, dim).
+    """Draws of each number by name (`Posterior.columns`) as rows of theta, (n, dim).
 
     >>> points({"a": np.array([[1, 2]]), "b": np.array([[3, 4]])}).tolist()
     [[1.0, 3.0], [2.0, 4.0]]
@@ -712,7 +747,7 @@ def check_functions(functions: Any, names: tuple[str, ...]) -> None:
 def function_values(post: Posterior, functions: Mapping[str, Callable[..., Any]] | None) -> dict[str, Array]:
     """f along the chains, (chains, draws): the parameters, or the functions given in their place."""
     if functions is None:
-        return {name: np.asarray(values, dtype=float) for name, values in post.draws.items()}
+        return {name: np.asarray(values, dtype=float) for name, values in post.columns.items()}
     check_functions(functions, post.names)
     found = {}
     for name, function in functions.items():
@@ -721,7 +756,7 @@ def function_values(post: Posterior, functions: Mapping[str, Callable[..., Any]]
         except FAULTS as error:
             raise ValueError(
                 f"functions[{name!r}] failed ({told(error)}): it is called with the draws of "
-                f"{', '.join(post.names)} by name, as arrays (chains, draws)"
+                f"{', '.join(post.names)} by name, as arrays (chains, draws), vectors (chains, draws, size)"
             ) from error
         if values.shape != post.shape:
             raise ValueError(f"functions[{name!r}] returned shape {values.shape}: expected {post.shape}, as the draws")

@@ -89,12 +89,12 @@ class Chains:
         ).posterior()  # fmt: skip
 
 
-def chains_for(start: Any, chains: Any, model: Model | None) -> int:
+def chains_for(start: Any, chains: Any, prior: Prior, model: Model | None) -> int:
     """The number of chains: as asked for, as starting points were given, or by what the simulator is."""
     asked = optional_whole_number("chains", chains, "the number of chains run side by side", MOST_AT_ONCE)
     if asked is not None:
         return asked
-    return points_in(start) or (BATCHED_CHAINS if model is not None and model.batched else PLAIN_CHAINS)
+    return points_in(start, prior) or (BATCHED_CHAINS if model is not None and model.batched else PLAIN_CHAINS)
 
 
 def run_chains(
@@ -118,7 +118,7 @@ def run_chains(
     draws, budget = checked_ends(draws, budget, "the number of draws kept of each chain")
     model, _ = _model_and_kernel(estimator)
     estimator = on_engine(_in_time(estimator, options.timeout), options)
-    number = chains_for(start, chains, model)
+    number = chains_for(start, chains, estimator.prior, model)
     thin = whole_number("thin", thin, "the number of steps between kept draws")
     one_of("layout", layout, ("chains", "draws"))
     check_start(start, estimator, number)
@@ -189,7 +189,7 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
         )
     model, kernel = _model_and_kernel(estimator)
     keep = keeps_distances(estimator) and kernel is not None
-    dim = len(estimator.prior.names)
+    dim = estimator.prior.dim
     return replace(result_of(rounds, run.chains, dim, keep, reason, resolved, notes), model=model)
 
 
@@ -250,7 +250,7 @@ def recorded_chains(run: Recorded) -> Result:
     notes = finished if finished is not None else ready
     keep = "kernel" in run.arguments and run.arguments.get("keep") != "draws"
     found = result_of(
-        rounds, run.arguments["chains"], len(run.columns.names), keep, "unfinished", settings, []
+        rounds, run.arguments["chains"], run.columns.layout.size, keep, "unfinished", settings, []
     )  # fmt: skip
     return replace(found, notes=() if notes is None else tuple(notes.scalars["notes"]))
 

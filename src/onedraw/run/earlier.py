@@ -4,6 +4,7 @@ A learnt likelihood may use any simulations. Everything else needs to know which
 of the simulations of `infer` itself if the prior is the same, and of draws from the prior.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -76,7 +77,7 @@ def bank_from_arrays(theta: Any, x: Any, *, from_prior: bool = False) -> ArrayBa
         raise ValueError(f"x must hold a row for each simulation, got an array of shape {np.shape(x)}")
     rows = rows.reshape(len(rows), -1) if rows.ndim else rows[None, None]
     if isinstance(theta, Mapping):
-        found: Any = {str(name): _numbers(f"theta[{name!r}]", one).reshape(-1) for name, one in theta.items()}
+        found: Any = {str(name): _numbers(f"theta[{name!r}]", one) for name, one in theta.items()}
     else:
         found = np.atleast_1d(_numbers("theta", theta))
     for one in found.values() if isinstance(found, dict) else (found,):
@@ -188,21 +189,26 @@ def columns_of(theta: Array | Mapping[str, Array], prior: Prior) -> Array:
     if isinstance(theta, Mapping):
         if set(theta) != set(prior.names):
             raise ValueError(f"bank holds simulations of {list(theta)}, the model has {list(prior.names)}")
-        return np.column_stack([theta[name] for name in prior.names])
+        columns = [theta[name].reshape(len(theta[name]), -1) for name in prior.names]
+        for name, shape, one in zip(prior.names, prior.layout.shapes, columns, strict=True):
+            if one.shape[1] != math.prod(shape):
+                form = f"a vector of {shape[0]}, so give (n, {shape[0]})" if shape else "a number, so give (n,)"
+                raise ValueError(f"bank has {name} of shape {theta[name].shape}: the model's is {form}")
+        return np.concatenate(columns, axis=1)
     theta = theta.reshape(len(theta), -1) if theta.ndim == 1 and prior.dim == 1 else np.atleast_2d(theta)
     if theta.ndim != 2 or theta.shape[1] != prior.dim:
         raise ValueError(
-            f"bank has parameters of shape {theta.shape}, the model has {prior.dim} ({', '.join(prior.names)}): give "
+            f"bank has parameters of shape {theta.shape}, the model has {prior.dim} ({', '.join(prior.labels)}): give "
             f"theta as (n, {prior.dim}), or a dict by name"
         )
     return theta
 
 
 def _refuse_other_models(post: Posterior, model: Model) -> None:
-    names = model.prior.names
-    if post.names != names:
+    names = model.prior.labels
+    if tuple(post.columns) != names:
         raise ValueError(
-            f"bank holds simulations of {list(post.names)}, the model has {list(names)}: the parameters must be the "
+            f"bank holds simulations of {list(post.columns)}, the model has {list(names)}: the parameters must be the "
             "same, in the same order"
         )
     if post.model is None:

@@ -107,7 +107,7 @@ def _learnt(
     reason: str,
 ) -> Result:
     """Draws of the posterior under a learnt likelihood and everything there is to say of them."""
-    simulations, names = bank.simulations(), model.prior.names
+    simulations, names = bank.simulations(), model.prior.labels
     # A few more than are wanted take the places of those that are left out.
     theta = learnt.draws(simulations, draws + draws // SPARE, rng)
     far = learnt.unseen(theta)

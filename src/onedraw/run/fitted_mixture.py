@@ -95,8 +95,8 @@ def check_proposal(post: Posterior, prior: Prior) -> None:
             "proposal must be a Posterior of a run with the same parameters, such as od.infer returns, got "
             f"{shown(post)}"
         )
-    if set(post.names) != set(prior.names):
-        raise ValueError(f"proposal holds draws of {list(post.names)}, the model has {list(prior.names)}")
+    if set(post.columns) != set(prior.labels):
+        raise ValueError(f"proposal holds draws of {list(post.columns)}, the model has {list(prior.labels)}")
     theta, _ = draws_inside(post, prior)
     if len(theta) < prior.dim + 2:
         raise ValueError(
@@ -107,7 +107,7 @@ def check_proposal(post: Posterior, prior: Prior) -> None:
 
 def draws_inside(post: Posterior, prior: Prior) -> tuple[Array, Array]:
     """The draws (n, dim) of another run that have a weight and lie inside this prior's support, and their weights."""
-    theta = np.asfortranarray(points({name: post.draws[name] for name in prior.names}))
+    theta = np.asfortranarray(points({name: post.columns[name] for name in prior.labels}))
     weight = np.ones(len(theta)) if post.weights is None else post.weights.reshape(-1)
     inside = (weight > 0) & (prior.logpdf(theta) > -np.inf)
     return theta[inside], weight[inside]

@@ -104,7 +104,12 @@ def check_specification(value: Any) -> None:
     discrete = facts.get("discrete", [])
     if not isinstance(discrete, list) or not all(map(is_flag, discrete)):
         raise ValueError(_unfit("the specification", "discrete", discrete))
-    if "discrete" in facts and len(discrete) != len(arguments.get("parameters", discrete)):
+    shapes = facts.get("parameter_shapes", [])
+    if not isinstance(shapes, list) or not all(isinstance(one, list) and all(map(is_count, one)) for one in shapes):
+        raise ValueError(_unfit("the specification", "parameter_shapes", shapes))
+    if len(shapes) != len(arguments.get("parameters", shapes)) and shapes:
+        raise ValueError(_unfit("the specification", "parameter_shapes", shapes))
+    if "discrete" in facts and len(discrete) != sum(map(math.prod, shapes)):
         raise ValueError(_unfit("the specification", "discrete", discrete))
 
 
@@ -188,12 +193,17 @@ def _is_failure(value: Any) -> bool:
     theta = value["theta"]
     return (
         is_table(theta)
-        and all(type(one) in (int, float) for one in theta.values())
+        and all(map(_is_value, theta.values()))
         and type(value["seed"]) is int
         and all(is_count(value[name]) for name in ("phase", "chain", "step", "pseudo_sample"))
         and is_text(value["message"])
         and is_text(value["traceback"])
     )
+
+
+def _is_value(value: Any) -> bool:
+    """A number, or a list of numbers for a vector."""
+    return all(type(one) in (int, float) for one in (value if isinstance(value, list) else [value]))
 
 
 def _is_parts(value: Any) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.failures import Failure, first_failures
+from onedraw.model.layout import Layout
 from onedraw.results.posterior import SimulatedData
 from onedraw.run.plan import Gathered, Outcome
 from onedraw.run.record import Record
@@ -22,9 +23,9 @@ PHASES = ("bank", "pilot", "start", "fill", "run", "check")
 
 
 class Columns(NamedTuple):
-    """What a file knows of a prior: the parameters' names, and which are whole numbers."""
+    """What a file knows of a prior: the parameters' names and shapes, and which columns are whole numbers."""
 
-    names: tuple[str, ...]
+    layout: Layout
     discrete: tuple[bool, ...]
 
 
@@ -35,7 +36,8 @@ class Recorded:
         self.store = store
         self.arguments: Mapping[str, Any] = written["arguments"]
         self.facts: Mapping[str, Any] = written["facts"]
-        self.columns = Columns(tuple(self.arguments["parameters"]), tuple(self.facts["discrete"]))
+        layout = Layout(tuple(self.arguments["parameters"]), tuple(map(tuple, self.facts["parameter_shapes"])))
+        self.columns = Columns(layout, tuple(self.facts["discrete"]))
         self.ended = store.last()
         """The last record, read first: a run that goes on meanwhile is then shown as unfinished, never as more."""
 
@@ -80,7 +82,7 @@ def recorded_result(run: Recorded) -> Result:
     """The last result that the run has recorded; nothing if there is none yet."""
     record = run.decision("result")
     if record is None:
-        return nothing(len(run.columns.names), "unfinished", settings={"distance": run.facts.get("distance")})
+        return nothing(run.columns.layout.size, "unfinished", settings={"distance": run.facts.get("distance")})
     arrays: Mapping[str, Array] = record.arrays
     return replace(Result.unpacked(record.scalars, arrays), kept=recorded_simulations(run))
 

@@ -12,6 +12,7 @@ from onedraw.engines.arrays import Array
 from onedraw.failures import Failure
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
+from onedraw.model.prior import columns_by_name
 from onedraw.results.posterior import Posterior, Status
 
 HIDDEN = ("seed", "parameters", "kernel", "eps", "block", "timeout", "engine", "keep", "layout", "coverage", "bank")
@@ -118,7 +119,7 @@ def posterior(
     status: Status,
     notes: tuple[str, ...] = (),
 ) -> Posterior:
-    """The Posterior of a run; of `columns`, a prior or what a file knows of one, only names and types are used.
+    """The Posterior of a run; of `columns`, a prior or what a file knows of one, only layout and types are used.
 
     `asked` is the kernel by name, with the tolerance that was asked for; None for a run without one. `kernel` is None
     also if it is not known, as that of a file whose kernel was the user's own.
@@ -132,7 +133,7 @@ def posterior(
     if distances is not None and distances.shape[2] == 1:
         distances = distances[:, :, 0]
     return Posterior(
-        draws=_columns(columns, result.theta),
+        draws=columns_by_name(columns.layout, columns.discrete, result.theta),
         weights=result.weights,
         distances=distances,
         acceptance_rate=result.rate,
@@ -152,14 +153,6 @@ def posterior(
         kept=result.kept,
         effective=result.effective,
     )
-
-
-def _columns(columns: Any, theta: Array) -> dict[str, Array]:
-    """Draws (chains, draws) by name, discrete parameters as integers."""
-    return {
-        name: theta[:, :, k].astype(np.int64) if columns.discrete[k] else theta[:, :, k]
-        for k, name in enumerate(columns.names)
-    }
 
 
 def _failed(cost: Cost, failures: tuple[Failure, ...]) -> tuple[str, ...]:

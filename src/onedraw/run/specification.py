@@ -37,7 +37,7 @@ def specify(algorithm: str, estimator: Any, arguments: Mapping[str, Any], **part
     prior: Prior = estimator.prior
     inner = estimator.estimator if isinstance(estimator, Handicapped) else estimator
     abc = inner if isinstance(inner, AbcAverage) else None
-    facts: dict[str, Any] = {"discrete": [bool(one) for one in prior.discrete], "estimator": abc is not estimator}
+    facts: dict[str, Any] = {**prior_facts(prior), "estimator": abc is not estimator}
     named: dict[str, Any] = {"parameters": list(prior.names)}
     if abc is not None and abc is estimator:
         named |= {"kernel": kernel_name(abc.kernel), "eps": abc.kernel.eps}
@@ -65,8 +65,14 @@ def specify_model(algorithm: str, model: Model, arguments: Mapping[str, Any], **
     """The specification of a run with this model and no kernel; `parts` are what else its numbers depend on."""
     prints = {"prior": fingerprint(model.prior), **model_parts(model)}
     prints |= {name: fingerprint(part) for name, part in parts.items()}
-    facts = {"discrete": [bool(one) for one in model.prior.discrete], "estimator": False, **model_facts(model)}
+    facts = {**prior_facts(model.prior), "estimator": False, **model_facts(model)}
     return Specification(algorithm, {"parameters": list(model.prior.names), **arguments}, prints, facts)
+
+
+def prior_facts(prior: Prior) -> dict[str, Any]:
+    """What a reader must know of a prior to give draws their names."""
+    shapes = [list(shape) for shape in prior.layout.shapes]
+    return {"discrete": [bool(one) for one in prior.discrete], "parameter_shapes": shapes}
 
 
 def model_parts(model: Model) -> dict[str, dict[str, str]]:

@@ -24,7 +24,7 @@ from onedraw.model.kernels import Kernel
 from onedraw.model.model import DEVICE_ROWS, DEVICE_VALUES, Model
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import JaxSimulator
-from onedraw.results.posterior import Posterior
+from onedraw.results.posterior import Posterior, points
 from onedraw.run.blocks import Block, cut
 from onedraw.run.plan import Bar, Gathered, Outcome, Plan, Round
 from onedraw.run.prior_draws import PriorDraws, accepted, block_size
@@ -69,8 +69,10 @@ def check_start(start: Any, estimator: Any, chains: int) -> None:
                 f"start={{{', '.join(f'{name!r}: ...' for name in estimator.prior.names)}}}"
             )
     elif isinstance(start, Posterior):
-        if start.names != estimator.prior.names:
-            raise ValueError(f"start holds draws of {list(start.names)}, the model has {list(estimator.prior.names)}")
+        if tuple(start.columns) != estimator.prior.labels:
+            raise ValueError(
+                f"start holds draws of {list(start.columns)}, the model has {list(estimator.prior.labels)}"
+            )
         if not math.prod(start.shape):
             raise ValueError(f"start is a Posterior without draws ({start.status.message}): chains cannot start there")
     else:
@@ -171,7 +173,7 @@ def _completed(estimator: Any, start: Start, chains: int, seed: int) -> Plan[Sta
 
 def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, budget: int | None) -> Plan[Start]:
     """Draws of an earlier run, each with its own pseudo-sample if that is known and counts at the new kernel."""
-    every = np.column_stack([start.draws[name].reshape(-1) for name in start.names]).astype(float)
+    every = points(start.columns)
     rng = Rng(seed, Phase.RESAMPLE).bulk(Purpose.MOVE)
     given = np.full(len(every), 1.0) if start.weights is None else start.weights.reshape(-1)
     known = isinstance(estimator, AbcAverage) and _same(start.model, estimator.model) and start.distances is not None
@@ -319,11 +321,12 @@ def keeps_distances(estimator: Any) -> bool:
     return bool(getattr(getattr(estimator, "estimator", estimator), "keep_distances", False))
 
 
-def points_in(start: Any) -> int | None:
+def points_in(start: Any, prior: Prior) -> int | None:
     """How many starting points are given, if that can be seen: then there are as many chains."""
     try:
         if isinstance(start, Mapping):
-            lengths = [len(values) for values in start.values() if np.ndim(values) == 1]
+            axes = {name: len(shape) for name, shape in zip(prior.names, prior.layout.shapes, strict=True)}
+            lengths = [len(one) for name, one in start.items() if np.ndim(one) == axes.get(name, 0) + 1]
             return max(lengths, default=None)
         if isinstance(start, list | tuple | np.ndarray):
             return len(start) if np.ndim(start) == 2 else None
@@ -341,14 +344,15 @@ def given_points(start: Any, prior: Prior, chains: int) -> Array:
         if isinstance(start, Mapping):
             if set(start) != set(prior.names):
                 raise ValueError(f"start names {sorted(map(str, start))}, the model has {sorted(prior.names)}")
-            columns = [np.broadcast_to(np.asarray(start[name], dtype=float), chains) for name in prior.names]
-            points = np.column_stack(columns)
+            shapes = zip(prior.names, prior.layout.shapes, strict=True)
+            columns = [np.broadcast_to(np.asarray(start[one], dtype=float), (chains, *shape)) for one, shape in shapes]
+            points = np.column_stack([one.reshape(chains, -1) for one in columns])
         else:
             points = np.array(np.broadcast_to(np.asarray(start, dtype=float), (chains, prior.dim)))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"start must be 'rejection', a Posterior, or points of shape ({chains}, {prior.dim}) for {chains} chains "
-            f"and parameters {list(prior.names)}: {error}"
+            f"and parameters {list(prior.labels)}: {error}"
         ) from error
     outside = ~np.isfinite(points).all(axis=1)
     outside[~outside] = np.isneginf(prior.logpdf(np.asfortranarray(points[~outside])))

@@ -266,7 +266,7 @@ def importance(
     made_of = None
     if proposal is not None:
         check_proposal(proposal, model.prior)
-        made_of = ({name: proposal.draws[name] for name in model.prior.names}, proposal.weights)
+        made_of = ({name: proposal.columns[name] for name in model.prior.labels}, proposal.weights)
         with one_blas_thread():
             design = design._replace(proposal=given_proposal(proposal, model.prior, defensive, checked.seed))
     estimator = AbcAverage(

@@ -274,7 +274,7 @@ def with_coverage(
     """The result with the coverage of intervals at `number` simulations near the data."""
 
     def measure() -> tuple[dict[str, Any], dict[str, Array]]:
-        return measure_coverage(assessment(), run.model.prior.names, number, run.rng(bank.stages, 3)), {}
+        return measure_coverage(assessment(), run.model.prior.labels, number, run.rng(bank.stages, 3)), {}
 
     scalars, _ = yield Decision(f"coverage.{budget}.{number}", measure)
     coverage = {name: scalars[name] for name in ("number", "levels", "held", "se")}

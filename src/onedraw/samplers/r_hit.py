@@ -290,7 +290,7 @@ def r_hit(
     if max_draws is None:
         most = MAX_DRAWS
         if budget is not None and isinstance(budget, int) and isinstance(thin, int):
-            most = min(MAX_DRAWS, budget // max(1, 10 * chains_for(start, chains, model) * thin))
+            most = min(MAX_DRAWS, budget // max(1, 10 * chains_for(start, chains, model.prior, model) * thin))
         max_draws = max(most, 100)
     most = whole_number("max_draws", max_draws, "the most simulations of one step", least=2 * hits)
     estimator = AbcAverage(model, kernel, 1, on_error=checked.on_error)

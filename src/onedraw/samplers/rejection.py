@@ -101,7 +101,7 @@ def recorded_rejection(run: Recorded) -> Result:
     found, ready = run.outcome("run"), run.decision("ready")
     settings = {"distance": run.facts["distance"]} if ready is None else ready.scalars["settings"]
     if "theta" not in found.arrays:
-        return nothing(len(run.columns.names), "unfinished", settings=settings)
+        return nothing(run.columns.layout.size, "unfinished", settings=settings)
     draws = run.arguments["draws"]
     result = result_of(found, run.arguments, draws, "unfinished", settings)
     # With keep="all" the file has every simulation beside the draws.

@@ -451,7 +451,7 @@ def _advise(asked: Question, runs: Runs, found: Evidence) -> tuple[str, dict[str
     found.timed = _time_steps(asked, starts, runs)
     if asked.staged:
         seconds = runs.recorded(
-            "stages", lambda: time_stages(asked.model, points(starts.draws)[:5], runs.seed_of(3), runs.left)
+            "stages", lambda: time_stages(asked.model, points(starts.columns)[:5], runs.seed_of(3), runs.left)
         )
         found.stages = Stages.of(seconds["seconds"])
     _pilots(asked, starts, runs, found)
@@ -503,7 +503,7 @@ def _starts(found: Posterior, proposal: Any) -> tuple[Posterior, Any]:
     """Draws from which the pilots start, and the proposal ready for use: every second draw serves its scale."""
     assert found.model is not None and found.distances is not None
     prior = found.model.prior
-    even, odd = ({name: values[:, first::2] for name, values in found.draws.items()} for first in (0, 1))
+    even, odd = ({name: values[:, first::2] for name, values in found.columns.items()} for first in (0, 1))
 
     def spread() -> Array:
         pool = points(odd)

@@ -32,6 +32,7 @@ from onedraw.failures import FAULTS, Failure, NoAnswer, SimulationError, first_f
 from onedraw.model.kernels import Kernel, uniform
 from onedraw.model.layout import Layout
 from onedraw.model.model import Model
+from onedraw.model.prior import columns_by_name
 from onedraw.model.simulator import Batched, JaxSimulator, Simulated, simulate_rows
 from onedraw.results.calibration import Calibration, placed
 from onedraw.results.learned_summary import Fitted
@@ -193,32 +194,34 @@ class KeptData:
 def as_posterior(value: Any, model: Model, seed: int) -> Posterior:
     """What a method returns, as a Posterior: draws by name, or an array (draws, dim), are independent draws."""
     if isinstance(value, Posterior):
-        if set(value.names) != set(model.prior.names):
+        if set(value.columns) != set(model.prior.labels):
             raise ValueError(
-                f"the method returned draws of {', '.join(value.names)}, and the model's parameters are "
-                f"{', '.join(model.prior.names)}"
+                f"the method returned draws of {', '.join(value.columns)}, and the model's parameters are "
+                f"{', '.join(model.prior.labels)}"
             )
         return replace(value, draws={name: value.draws[name] for name in model.prior.names})
-    names = model.prior.names
+    names, shapes, dim = model.prior.names, model.prior.layout.shapes, model.prior.dim
     if isinstance(value, Mapping):
         missing = [name for name in names if name not in value]
         if missing:
             raise ValueError(f"the method returned no draws of {missing[0]}: it must give all parameters by name")
-        theta = np.column_stack([np.asarray(value[name], dtype=float).reshape(-1) for name in names])
+        parts = zip(names, shapes, strict=True)
+        theta = np.column_stack([np.asarray(value[name], dtype=float).reshape(-1, *shape) for name, shape in parts])
     else:
         theta = np.asarray(value, dtype=float)
-        theta = theta[:, None] if theta.ndim == 1 and len(names) == 1 else theta
-    if theta.ndim != 2 or theta.shape[1] != len(names) or not np.isfinite(theta).all():
+        theta = theta[:, None] if theta.ndim == 1 and dim == 1 else theta
+    if theta.ndim != 2 or theta.shape[1] != dim or not np.isfinite(theta).all():
         raise ValueError(
             f"the method returned {shown(value)}: it must return a Posterior, or finite draws, as an array "
-            f"(draws, {len(names)}) or by parameter"
+            f"(draws, {dim}) or by parameter"
         )
     return independent_posterior(theta, model, seed)
 
 
 def independent_posterior(theta: Array, model: Model, seed: int) -> Posterior:
     """Independent draws (n, dim) as a Posterior that cost nothing."""
-    draws = {name: theta[:, column].copy()[None] for column, name in enumerate(model.prior.names)}
+    floats = [False] * theta.shape[1]
+    draws = columns_by_name(model.prior.layout, floats, theta.copy()[None])
     finished = Status("finished", f"finished: {len(theta):,} draws")
     return Posterior(draws, None, None, math.nan, math.nan, Cost(), finished, seed, {}, model=model, independent=True)
 
@@ -374,7 +377,7 @@ def calibrate(
     arrays = outcome.arrays
     refuse_unanswered(arrays["draws"][:, 0])
     return Calibration(
-        model.prior.names, arrays["places"], arrays["theta"], arrays["mean"], arrays["sd"], arrays["draws"][:, 0],
+        model.prior.labels, arrays["places"], arrays["theta"], arrays["mean"], arrays["sd"], arrays["draws"][:, 0],
         arrays["draws"][:, 1], spread, ranks, cost, checked.seed,
         {**settings, "arguments": {key: shown(value) for key, value in (arguments or {}).items()}},
         notes_on(arrays["draws"], data_sets, ranks, budget, shared, entry is None),

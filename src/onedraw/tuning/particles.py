@@ -355,12 +355,12 @@ class ParticleSearch:
 
 
 def _second_half(post: Posterior) -> dict[str, Array]:
-    return {name: values[:, values.shape[1] // 2 :] for name, values in post.draws.items()}
+    return {name: values[:, values.shape[1] // 2 :] for name, values in post.columns.items()}
 
 
 def _last(post: Posterior) -> Array:
     """The last state of every chain."""
-    return points({name: values[:, -1] for name, values in post.draws.items()})
+    return points({name: values[:, -1] for name, values in post.columns.items()})
 
 
 def _central(prior: Any, pilot: Posterior) -> Array:

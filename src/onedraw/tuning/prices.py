@@ -124,7 +124,7 @@ def stepper(
 def estimates_alone(average: AbcAverage, proposal: Any, starts: Posterior, chains: int, seed: int) -> Array:
     """Proposals (n, dim) inside the prior, from draws of a posterior: what steps estimate, without the steps."""
     generator = np.random.default_rng(seed)
-    theta = points(starts.draws)
+    theta = points(starts.columns)
     theta = np.asfortranarray(theta[np.arange(chains) % len(theta)])
     proposed = proposal.propose(generator, theta, average.model.prior.logpdf(theta)).theta
     inside = proposed[average.model.prior.logpdf(proposed) > -np.inf]
@@ -210,7 +210,7 @@ def time_stages(model: Model, theta: Array, seed: int, budget: float) -> tuple[d
         with one_blas_thread():
             try:
                 times = [time.perf_counter()]
-                state = simulate.prepare(**model.prior.named(row))
+                state = simulate.prepare(**model.prior.rows(row[None])[0])
                 times.append(time.perf_counter())
                 for draws in (few, many):
                     simulate.draw(generator, state, draws)
