@@ -15,6 +15,7 @@ import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
+from onedraw.engines.clock import OutOfTime
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import Failure, first_failures, refuse_if_all_failed, warn_ignored_rng
 from onedraw.model.first_simulation import LooksAtFirst
@@ -106,8 +107,12 @@ class Driver:
             known = self._recorded(request.name, number)
         for record in known:
             return record.scalars, {name: array.copy(order="K") for name, array in record.arrays.items()}
-        with self._as_recorded():
-            scalars, arrays = request.make()
+        make = self.deadline.limiting(lambda made: made.make()) if request.droppable else lambda made: made.make()
+        try:
+            with self._as_recorded():
+                scalars, arrays = make(request)
+        except OutOfTime:
+            raise Stopped("max_seconds") from None
         self.saver.put(request.name, {**scalars, "round": number}, arrays)
         return scalars, arrays
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from onedraw.engines.arrays import Array
 from onedraw.surrogate.choice import Form
-from onedraw.surrogate.likelihood import Factor, fit_factor
+from onedraw.surrogate.likelihood import Factor, only_factor
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.training import Training
 
@@ -56,5 +56,5 @@ def fit_surrogate(form: Form, training: Training, success: Success | None) -> Su
     """The surrogate of a form, fitted to simulations."""
     theta, rows, places, weights = training
     columns, sets, transformed = form.columns(theta), form.features.sets(), form.transform(rows, places)
-    factors = [fit_factor(columns, transformed, weights, k, terms, sets).factor for k, terms in enumerate(form.terms)]
+    factors = [only_factor(columns, transformed, weights, k, terms, sets) for k, terms in enumerate(form.terms)]
     return Surrogate(form, tuple(factors), success)
