@@ -6,7 +6,7 @@ number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
@@ -107,14 +107,19 @@ class Driver:
             known = self._recorded(request.name, number)
         for record in known:
             return record.scalars, {name: array.copy(order="K") for name, array in record.arrays.items()}
-        make = self.deadline.limiting(lambda made: made.make()) if request.droppable else lambda made: made.make()
         try:
             with self._as_recorded():
-                scalars, arrays = make(request)
+                scalars, arrays = self._made(request)
         except OutOfTime:
             raise Stopped("max_seconds") from None
         self.saver.put(request.name, {**scalars, "round": number}, arrays)
         return scalars, arrays
+
+    def _made(self, request: Decision) -> tuple[Mapping[str, Any], Mapping[str, Array]]:
+        def make(made: Decision) -> tuple[Mapping[str, Any], Mapping[str, Array]]:
+            return made.make()
+
+        return self.deadline.limiting(make)(request) if request.droppable else make(request)
 
     # --- independent items ---------------------------------------------------------------------------------
 

@@ -422,6 +422,7 @@ def infer(
     start = starting_bank(bank, model, run.support)
     arguments = {
         "budget": budget, "draws": draws, "coverage": coverage, "bank": start.reused or None,
+        "replicates": model.replicates,
         **checked.identity(estimator),
     }  # fmt: skip
     parts: dict[str, Any] = {} if fitted is None else {"simulations of od.fit_summary": (fitted.theta, fitted.rows)}
