@@ -20,7 +20,7 @@ from onedraw.results.regression import (
     smoothed,
     with_clusters,
 )
-from onedraw.results.trial import choose_method, preference, ranks, score_methods
+from onedraw.results.trial import affordable, choose_method, preference, ranks, score_methods
 from tests.deadlines import LONG, up_after
 
 DIM = 2
@@ -450,3 +450,20 @@ def test_systematic_picks_by_weight():
     weights = np.array([0.1, 0.0, 0.6, 0.3])
     counts = np.bincount(systematic(weights, 1000, rng.random()), minlength=4)
     assert np.all(np.abs(counts - 1000 * weights) <= 1)
+
+
+def test_methods_that_take_too_long_are_not_tried():
+    rng = np.random.default_rng(1)
+    near = Neighbourhood(rng.normal(size=(500, 2)), rng.normal(size=(500, 3)), np.zeros(500), np.ones(2, dtype=bool))
+    methods = [Method(0, 60, "none"), Method(0, 498, "linear"), Method(0, 498, "products"), Method(0, 498, "none")]
+    assert affordable([near], methods, 1e12) == methods
+    assert affordable([near], methods, 0.0) == [methods[1], methods[3]]
+
+
+def test_a_round_tries_methods_at_as_many_held_out_simulations_as_it_can_afford(monkeypatch):
+    rng = np.random.default_rng(2)
+    theta = rng.normal(size=(300, 1))
+    near = Neighbourhood(theta, theta + rng.normal(size=(300, 1)), np.zeros(300), np.ones(1, dtype=bool))
+    assert choose_method([near], np.arange(100), thorough=False).tried == 24
+    monkeypatch.setattr(trial, "MOST_BRIEF_WORK", 0.0)
+    assert choose_method([near], np.arange(100), thorough=False).tried == trial.FEWEST_HELD_OUT

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.cost import Cost
+from onedraw.engines.clock import OutOfTime
+from onedraw.engines.threads import one_blas_thread
 from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
 from onedraw.proposals.mixture import normals_around as around
@@ -680,3 +683,56 @@ def test_a_killed_run_shows_its_draws(tmp_path, quick):
         spent.append(post.cost.simulations)
     assert spent == sorted(spent, reverse=True) and 200 < spent[-1] < spent[0] <= 1100
     assert told(od.resume(store, model)) == told(whole)
+
+
+def gram_seconds():
+    """Processor time of a fixed job: sums of products of 200 columns over 5,000 rows, twenty times."""
+    columns = np.random.default_rng(1).standard_normal((5000, 200))
+    began = time.process_time()
+    for k in range(20):
+        columns.T @ (columns + k)
+    return time.process_time() - began
+
+
+def test_a_time_limit_holds_with_many_parameters():
+    """What is done after the limit, and each step before it, takes no longer than some fixed jobs.
+
+    Measured in time of the processor: others may use the machine as well.
+    """
+    names = [f"t{k}" for k in range(200)]
+
+    @od.batched
+    def simulate(rng, **theta):
+        columns = np.column_stack(list(theta.values()))
+        return columns + rng.standard_normal(columns.shape)
+
+    model = od.Model(od.Prior(**{name: stats.norm() for name in names}), simulate, np.zeros(200))
+    with one_blas_thread():
+        job = min(gram_seconds() for _ in range(3))
+    began = time.process_time()
+    post = od.infer(model, budget=100_000, seed=1, draws=1000, max_seconds=1.0)
+    assert post.status.reason == "max_seconds"
+    assert time.process_time() - began < 2.0 + 30 * job, job
+
+
+@pytest.mark.parametrize("given_up", ["stage", "estimate"])
+def test_what_takes_too_long_is_given_up_and_made_when_the_run_goes_on(given_up, tmp_path, monkeypatch, quick):
+    model = od.Model(od.Prior(theta=stats.norm()), od.batched(lambda rng, theta: rng.normal(theta, 1.0)), 2.0)
+    real, asked = assessed, []
+
+    def slow(run, bank, thorough):
+        asked.append(thorough)
+        # The second brief one is that of a result.
+        if thorough if given_up == "estimate" else asked == [False]:
+            raise OutOfTime
+        return real(run, bank, thorough)
+
+    whole = od.infer(model, budget=300, draws=100, seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("onedraw.samplers.infer.assessed", slow)
+        post = od.infer(model, budget=300, draws=100, seed=1, max_seconds=LONG, store=tmp_path / "run.db")
+    assert post.status.reason == "max_seconds" and asked[-1] is False
+    assert post.cost.simulations == (300 if given_up == "estimate" else next_size(300, 0))
+    assert np.isfinite(post.draws["theta"]).all()
+    again = od.infer(model, budget=300, draws=100, seed=1, store=tmp_path / "run.db")
+    assert again.status.reason == "budget" and again.draws["theta"].tobytes() == whole.draws["theta"].tobytes()

@@ -19,7 +19,7 @@ from onedraw.results.learnt_likelihood import (
     unseen,
 )
 from onedraw.results.regression import AdjustedDraws, Method
-from onedraw.results.trial import BROAD, TrialResult, log_density, log_with_broad
+from onedraw.results.trial import BROAD, TrialResult, log_densities, log_with_broad
 from onedraw.run.bank import Bank
 from onedraw.run.estimate import SPARE
 from onedraw.surrogate.training import Training
@@ -249,7 +249,7 @@ class TestScores:
         simulations = SimulatedPairs(support, known, known, known[:0], names, None, prior.logpdf, 1.0, None, None)
         found = _scores(held, known, simulations, free, scale, 1.0)
         share = np.full(len(own), 1.0 / len(own))
-        kernel = [log_density(own @ scale, share, point @ scale, local=False) for point in known]
+        kernel = [log_densities(own @ scale, share, point @ scale, [False])[0] for point in known]
         # A smoothed density is a little too low at the centre and too high in the tails; its constant is the same.
         assert np.mean(found - kernel) == pytest.approx(0.0, abs=0.06)
         assert np.allclose(found, kernel, atol=0.2)

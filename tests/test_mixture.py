@@ -8,7 +8,15 @@ import pytest
 from scipy import integrate, stats
 
 import onedraw as od
-from onedraw.proposals.mixture import Mixture, bridge, local_mixture, local_roots, log_prior_constant, log_weights
+from onedraw.proposals.mixture import (
+    Mixture,
+    bridge,
+    local_mixture,
+    local_roots,
+    log_prior_constant,
+    log_weights,
+    squared_distances,
+)
 
 KINDS = pytest.mark.parametrize("freedom", [None, 5])
 
@@ -84,6 +92,18 @@ class TestDensity:
                           np.empty((2, 0)), np.zeros(dim, dtype=bool), 5)  # fmt: skip
         at = mixture.log_density(mixture.centre)
         assert np.isfinite(at).all() and at[0] - at[1] == pytest.approx(-dim * np.log(scale[0] / scale[1]))
+
+    @pytest.mark.parametrize("dim", [1, 2, 5])
+    def test_squared_distances_near_and_far_are_those_of_their_definition(self, dim):
+        rng = np.random.default_rng(dim)
+        centre, root = rng.normal(50.0, 3.0, (7, dim)), np.tril(rng.normal(size=(7, dim, dim))) + 2.0 * np.eye(dim)
+        squares, points = squared_distances(centre, root), rng.normal(50.0, 5.0, (30, dim))
+        far = np.append(points, np.full((1, dim), 1e9), axis=0)
+        z = np.array([np.linalg.solve(one, (far - middle).T) for one, middle in zip(root, centre, strict=True)])
+        exact = np.square(z).sum(axis=1)
+        assert np.abs(points - squares.middle).max() < squares.near < 1e9
+        assert squares(points) == pytest.approx(exact[:, :-1], rel=1e-9, abs=1e-7)
+        assert squares(far) == pytest.approx(exact, rel=1e-9)
 
     def test_no_points(self):
         assert mixture_of(5).log_density(np.empty((0, 2))).shape == (0,)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -65,6 +66,10 @@ class Model:
     names
         A name for each number that is compared, for tables and plots, as in `names=["mean", "sd"]`. A summary that
         returns a dict names its numbers itself.
+    replicates
+        The axis of the data (of the summary, if there is one) along which rows are independent and identically
+        distributed given the parameters, as `replicates=0` for data of shape (rows, k). `od.infer` then also tries the
+        learnt likelihood of one row, summed over all rows; no other sampler uses it.
 
     >>> from scipy import stats
     >>> model = Model(
@@ -83,6 +88,7 @@ class Model:
     summary: Callable[..., Any] | None = None
     distance: Any = None
     names: Sequence[str] | None = None
+    replicates: int | None = None
     recipe: Recipe = field(init=False, repr=False)
     observed_row: Array = field(init=False, repr=False)
     device_parts = DeviceParts(numbers=("simulate", "distance", "observed_row"), fixed=("prior", "summary", "recipe"))
@@ -125,6 +131,8 @@ class Model:
         object.__setattr__(self, "recipe", Recipe(self.prior, self.simulate, self.summary, layout, width, raw))
         if self.names is not None:
             object.__setattr__(self, "names", _checked_names(self.names, layout))
+        if self.replicates is not None:
+            object.__setattr__(self, "replicates", _checked_axis(self.replicates, layout))
         if self.distance is None:
             object.__setattr__(self, "distance", Euclidean())
         scale = getattr(self.distance, "scale", None)
@@ -191,6 +199,13 @@ class Model:
     def places(self) -> list[str]:
         """Where each number that is compared is found, for error messages."""
         return self.recipe.layout.labels("observed" if self.summary is None else "summary")
+
+    def by_row(self, rows: Array) -> Array:
+        """Flat rows of data sets (n, s) as data sets of independent rows (n, rows, k)."""
+        assert self.replicates is not None
+        shaped = rows.reshape(len(rows), *self.recipe.layout.shapes[0])
+        moved = np.moveaxis(shaped, 1 + self.replicates, 1)
+        return np.ascontiguousarray(moved.reshape(*moved.shape[:2], -1))
 
     def simulate_rows(
         self,
@@ -310,6 +325,21 @@ def _checked_names(names: Any, layout: Layout) -> tuple[str, ...]:
             f"names must be {layout.size} different names, one for each number compared, got {shown(names)}"
         )
     return tuple(names)
+
+
+def _checked_axis(axis: Any, layout: Layout) -> int:
+    """The axis of the replicates, counted from the first."""
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise ValueError(f"replicates must be an axis of the data, as in replicates=0, or None, got {shown(axis)}")
+    if layout.keys is not None:
+        raise ValueError(
+            f"replicates = {axis} is an axis of one array, and the data are a dict: give observed= or the summary as "
+            "one array of shape (rows, k)"
+        )
+    number, dim = operator.index(axis), len(layout.shapes[0])
+    if not -dim <= number < dim:
+        raise ValueError(f"replicates = {number} is no axis of data of shape {layout.shapes[0]}: give one of its axes")
+    return number % dim
 
 
 def _together_or_one_by_one(distances: Callable[[Array], Array], rows: Array) -> tuple[Array, Fault | None]:

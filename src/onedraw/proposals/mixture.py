@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
+from onedraw.engines.clock import look
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import systematic
 from onedraw.model.prior import Prior
@@ -26,8 +27,58 @@ CHUNK = 2**17
 """Densities of components computed at once, few enough for the cache."""
 LEAST_DEVIATION = 0.5
 """Of the normals that are rounded to whole numbers: one draw in three moves."""
+NEAR = 1e4
+"""Distances, in the smallest standard deviations, up to which their squares are sums of products of coordinates."""
+MOST_ROOTS, FEWEST_COMPONENTS = 2**20, 20
+"""Numbers that the roots of a mixture's covariances may hold, and the components that it may have all the same."""
 CONSTRAINT_DRAWS, BRIDGE_DRAWS = 2**17, 2**14
 """Prior draws from which the probability of a constraint is estimated, and draws of each side of a bridge."""
+
+
+class SquaredDistances(NamedTuple):
+    """From the centres of normals, in their standard deviations: quadratic functions, as one product of matrices.
+
+    Far from all centres little would be left of differences of large numbers. There they are added up one by one.
+    """
+
+    centre: Array
+    """(k, dim)"""
+    inverse: Array
+    """(k, dim, dim), of the roots of the covariances."""
+    middle: Array
+    """(dim,) of the centres."""
+    coefficients: Array
+    """(f, k) of products of coordinates around the middle, of the coordinates, and of 1."""
+    near: float
+    """Coordinates around the middle up to which these are used."""
+
+    def __call__(self, points: Array) -> Array:
+        """Values (k, n) at points (n, dim)."""
+        away = (points - self.middle).T
+        if np.abs(away).max(initial=0.0) > self.near:
+            z = ((points - one) @ inverse.T for one, inverse in zip(self.centre, self.inverse, strict=True))
+            return np.array([np.einsum("ij,ij->i", one, one) for one in z])
+        i, j = np.triu_indices(len(away))
+        features = np.concatenate([away[i] * away[j], away, np.ones((1, len(points)))])
+        found: Array = self.coefficients.T @ features
+        return np.maximum(found, 0.0, out=found)
+
+
+def squared_distances(centre: Array, root: Array) -> SquaredDistances:
+    """From centres (k, dim) of normals whose covariances have these roots (k, dim, dim).
+
+    >>> squared_distances(np.ones((1, 1)), np.full((1, 1, 1), 2.0))(np.array([[3.0], [5.0]])).tolist()
+    [[1.0, 4.0]]
+    """
+    inverse, middle = np.linalg.inv(root), np.median(centre, axis=0)
+    precision, away = inverse.transpose(0, 2, 1) @ inverse, centre - middle
+    moved = np.einsum("kij,kj->ki", precision, away)
+    i, j = np.triu_indices(len(middle))
+    products, constant = precision[:, i, j] * np.where(i == j, 1.0, 2.0), np.einsum("ki,ki->k", moved, away)
+    near = NEAR / max(float(np.abs(inverse).max(initial=0.0)), 1e-300)
+    coefficients = np.concatenate([products, -2.0 * moved, constant[:, None]], axis=1).T
+    usable = np.isfinite(coefficients).all() and np.abs(away).max(initial=0.0) < near
+    return SquaredDistances(centre, inverse, middle, coefficients, near if usable else -1.0)
 
 
 class Mixture(NamedTuple):
@@ -70,10 +121,10 @@ class Mixture(NamedTuple):
 
     def log_density(self, points: Array) -> Array:
         """Log density at rows (n, dim)."""
-        inverse, constant = np.linalg.inv(self.root), self._log_constants()
-        size = max(2048, CHUNK // len(self.centre))
+        squares, constant = squared_distances(self.centre[:, ~self.discrete], self.root), self._log_constants()
+        size = max(64, CHUNK // max(len(self.centre), len(squares.coefficients) // 4))
         chunks = [points[top : top + size] for top in range(0, len(points), size)]
-        return np.concatenate([np.empty(0), *(self._log_density(chunk, inverse, constant) for chunk in chunks)])
+        return np.concatenate([np.empty(0), *(self._log_density(chunk, squares, constant) for chunk in chunks)])
 
     def _log_constants(self) -> Array:
         """(k,) log densities of the continuous columns at the components' centres."""
@@ -84,19 +135,16 @@ class Mixture(NamedTuple):
         upper, lower = math.lgamma((self.freedom + dim) / 2), math.lgamma(self.freedom / 2)
         return upper - lower - 0.5 * dim * math.log(self.freedom * math.pi) - spread
 
-    def _log_density(self, points: Array, inverse: Array, constant: Array) -> Array:
-        smooth, centre = points[:, ~self.discrete], self.centre[:, ~self.discrete]
-        each = np.empty((len(centre), len(points)))
-        for j, middle in enumerate(centre):
-            z = (smooth - middle) @ inverse[j].T
-            each[j] = np.einsum("ij,ij->i", z, z) if len(middle) != 1 else z[:, 0] * z[:, 0]
+    def _log_density(self, points: Array, squares: SquaredDistances, constant: Array) -> Array:
+        look()
+        each = squares(points[:, ~self.discrete])
         if self.freedom is None:
             each *= -0.5
         else:
             each /= self.freedom
             each += 1.0
             np.log(each, out=each)
-            each *= -0.5 * (self.freedom + smooth.shape[1])
+            each *= -0.5 * (self.freedom + self.root.shape[1])
         each += constant[:, None]
         for column, middles, deviations in zip(
             points[:, self.discrete].T, self.centre[:, self.discrete].T, self.deviation.T, strict=True
@@ -115,8 +163,15 @@ class Mixture(NamedTuple):
 def moments(points: Array, share: Array) -> tuple[Array, Array]:
     """Mean and covariance of points (n, dim) whose weights sum to 1."""
     mean = share @ points
-    away = points - mean
-    return mean, (away * share[:, None]).T @ away
+    return mean, spread_around(points, mean, share)
+
+
+def spread_around(points: Array, centre: Array, share: Array) -> Array:
+    """The covariance (dim, dim) of points (n, dim) around a centre, by weights that sum to 1."""
+    look()
+    away = (points - centre) * np.sqrt(share)[:, None]
+    found: Array = away.T @ away
+    return found
 
 
 def local_mixture(
@@ -134,20 +189,22 @@ def local_mixture(
     `towards_all` is the share of the covariance of all points that is mixed in; `shrink` shrinks the correlations, the
     more the fewer points there are.
     """
-    root = local_roots(points, weights, points[centres], count, towards_all, shrink)
-    covariance, smooth = root @ root.transpose(0, 2, 1), np.flatnonzero(~discrete)
-    deviation = np.sqrt(np.diagonal(covariance, axis1=1, axis2=2)[:, discrete])
+    root, smooth = local_roots(points, weights, points[centres], count, towards_all, shrink), np.flatnonzero(~discrete)
+    deviation = np.sqrt(np.square(root[:, discrete]).sum(axis=2))
     if discrete.any():
-        root = np.linalg.cholesky(covariance[:, smooth[:, None], smooth])
+        root = np.linalg.cholesky((root @ root.transpose(0, 2, 1))[:, smooth[:, None], smooth])
     return Mixture(points[centres], root, np.maximum(deviation, LEAST_DEVIATION), discrete, freedom)
 
 
 def normals_around(
     theta: Array, weights: Array, scale: float, number: int, rng: np.random.Generator, discrete: Array
 ) -> Mixture:
-    """Normals around draws picked by weight, each with the covariance of its neighbours times `scale`."""
+    """Normals around draws picked by weight, each with the covariance of its neighbours times `scale`.
+
+    They are `number`, or fewer if there are many parameters.
+    """
     n, dim = theta.shape
-    count = int(min(n, max(2 * dim + 2, n**0.7)))
+    number, count = min(number, max(FEWEST_COMPONENTS, MOST_ROOTS // dim**2)), int(min(n, max(2 * dim + 2, n**0.7)))
     centres, towards_all = systematic(weights, min(number, n), rng.random()), min(1.0, (dim + 1) / count)
     return local_mixture(theta, weights, centres, count, discrete, towards_all=towards_all).widened(scale)
 
@@ -165,9 +222,9 @@ def local_roots(
     whiten = np.linalg.inv(np.linalg.cholesky(whole + floor))
     _, close = cKDTree(points @ whiten.T).query(centres @ whiten.T, k=min(count, len(points)))
     close = close.reshape(len(centres), -1)
-    away = points[close] - centres[:, None, :]
     share = weights[close] / np.maximum(weights[close].sum(axis=1), 1e-300)[:, None]
-    local = np.einsum("mk,mki,mkj->mij", share, away, away)
+    around = zip((points[some] for some in close), centres, share, strict=True)
+    local = np.array([spread_around(*one) for one in around])
     if shrink:
         # Correlations of few neighbours are mostly noise.
         few = points.shape[1] / (1.0 / np.square(share).sum(axis=1) + points.shape[1])

@@ -30,6 +30,9 @@ FEWEST_CLUSTERED = 100
 """Simulations below which no clusters are sought."""
 CLEARLY, LEAST_LEAD = 2.0, 0.05
 """Standard errors of the log score, and how much more of it, by which regression must be ahead of a surrogate."""
+LEAST_LEAD_OF_ROWS = 0.2
+"""The same if the user has said that rows of the data are independent: what standard deviations lose that are wrong by
+a factor of one and a half, as they are if that is not so."""
 FEWEST_EFFECTIVE = 50.0
 """Effective draws of a regression that may be preferred: few heavy ones score well at each other."""
 FEWEST_PER_SUMMARY, PER_SUMMARY = 3, 20
@@ -69,16 +72,15 @@ class Assessment(NamedTuple):
     def likelihood(self) -> LearntLikelihood | None:
         """The surrogate unless regression does better, by two standard errors and more, and leans on enough draws."""
         mean, error = self.gain
-        ahead = mean < -(CLEARLY * error + LEAST_LEAD) and effective(self.draws.weights) >= FEWEST_EFFECTIVE
+        told = self.learnt is not None and self.learnt.rows and self.learnt.surrogate.power == 1.0
+        lead = LEAST_LEAD_OF_ROWS if told else LEAST_LEAD
+        ahead = _ahead(mean, error, lead) and effective(self.draws.weights) >= FEWEST_EFFECTIVE
         return None if ahead else self.learnt
 
     @property
     def gain(self) -> tuple[float, float]:
         """Mean log score of the surrogate over that of the regression, and its standard error; NaN if not tried."""
-        if self.learnt is None or self.trial.tried < 2:
-            return math.nan, math.nan
-        gain = self.learnt.scores - self.trial.scores
-        return float(gain.mean()), float(gain.std(ddof=1)) / math.sqrt(len(gain))
+        return (math.nan, math.nan) if self.learnt is None else _gain(self.learnt.scores, self.trial.scores)
 
     @property
     def chosen(self) -> tuple[Neighbourhood, Array]:
@@ -154,12 +156,46 @@ def assess(
     _, every = simulations.together()
     if own is not None or len(every) < FEWEST_LEARNT:
         return found
-    described = _described(maps, every, model.observed_row)
-    if described is None:
-        return found
     to_compare = standardising(neighbourhoods[0], trial.held_out) if trial.tried else np.eye(theta.shape[1])
     held_out = index[trial.held_out]
-    return found._replace(learnt=learn_likelihood(simulations, described, held_out, to_compare, rng, thorough))
+    both = [
+        None if some is None else learn_likelihood(simulations, some, held_out, to_compare, rng, thorough)
+        for some in (_described(maps, every, model.observed_row), _by_row(model, every))
+    ]
+    return found._replace(learnt=_better(*both))
+
+
+def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None) -> LearntLikelihood | None:
+    """The likelihood of all summaries, or that of one row of the data: the latter unless it is clearly behind.
+
+    That rows are independent was said by the user, and from that many more of them little is left to chance. If they
+    are not, the sum over them is too sure, and is raised to a power below 1.
+    """
+    if whole is None or by_row is None:
+        return by_row or whole
+    if by_row.surrogate.power < whole.surrogate.power:
+        return whole
+    return whole if _ahead(*_gain(by_row.scores, whole.scores), LEAST_LEAD_OF_ROWS) else by_row
+
+
+def _gain(scores: Array, others: Array) -> tuple[float, float]:
+    """Mean of the difference of scores, and its standard error; NaN if there are too few."""
+    if len(scores) < 2:
+        return math.nan, math.nan
+    gain = scores - others
+    return float(gain.mean()), float(gain.std(ddof=1)) / math.sqrt(len(gain))
+
+
+def _ahead(mean: float, error: float, lead: float) -> bool:
+    """Whether a gain of this mean and standard error says that the others are ahead, clearly and by this much."""
+    return mean < -(CLEARLY * error + lead)
+
+
+def _by_row(model: Model, rows: Array) -> DescribedRows | None:
+    """Data sets of rows that are independent and identically distributed; None if the model does not say so."""
+    if model.replicates is None:
+        return None
+    return DescribedRows(model.by_row(rows), model.by_row(model.observed_row[None])[0], learnt=False)
 
 
 def _described(maps: list[Rows], rows: Array, observed: Array) -> DescribedRows | None:

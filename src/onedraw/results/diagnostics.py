@@ -90,7 +90,7 @@ def learnt_settings(
     return {
         "method": _method(proposals),
         "estimate": "learnt likelihood",
-        "summary": found.names[-1] if learnt.learnt_summary else "summaries as given",
+        "summary": _described(found, learnt),
         "terms": [list(terms) for terms in form.terms],
         "residuals": form.law.name,
         "power": learnt.surrogate.power,
@@ -99,6 +99,12 @@ def learnt_settings(
         "calibration": calibration(learnt, names),
         "alternatives": alternatives(found),
     }  # fmt: skip
+
+
+def _described(found: Assessment, learnt: LearntLikelihood) -> str:
+    if learnt.rows:
+        return f"{learnt.rows:,} independent rows"
+    return found.names[-1] if learnt.learnt_summary else "summaries as given"
 
 
 def calibration(learnt: LearntLikelihood, names: Sequence[str]) -> dict[str, Any]:
@@ -139,8 +145,9 @@ def learnt_notes(
 ) -> list[str]:
     """What was done and how far to trust it, in plain words, if the estimate is a learnt likelihood."""
     gain, error = found.gain
+    what = f"one of {learnt.rows:,} independent rows" if learnt.rows else "the summaries"
     told = [
-        f"Method: {_method(proposals)}; the likelihood of the summaries was learnt from {simulations:,} of them.",
+        f"Method: {_method(proposals)}; the likelihood of {what} was learnt from {simulations:,} of them.",
         f"Effective sample size: about {effective:.0f}, from how much the posterior means change when a part of the "
         "simulations is left out.",
     ]

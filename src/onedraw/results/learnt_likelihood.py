@@ -30,6 +30,8 @@ MOST_FITTED, EARLIER = 20_000, 0.5
 """Simulations that a surrogate is fitted to, and the share of them that is not of the latest."""
 FREE, FREE_BRIEFLY = 4000, 2000
 """Draws over which posteriors of held-out simulations are normalised."""
+FEWEST_FREE, MOST_ROWS_TRIED = 500, 20_000_000
+"""The fewest of these, and how many rows of data sets, times draws, are tried if data sets have several rows."""
 BREADTH = 2.0
 """Covariances of the normals around known parameters, in covariances of their neighbours."""
 GROUPS = 8
@@ -112,7 +114,8 @@ class DescribedRows(NamedTuple):
     """The summaries that a surrogate is fitted to."""
 
     rows: Array
-    """(n, s) of all simulations, those whose proposals are not known last."""
+    """(n, s) of all simulations, those whose proposals are not known last; (n, rows, s) if the rows of a data set are
+    independent and identically distributed."""
     observed: Array
     learnt: bool
     """Whether they were learnt from the simulations with even numbers."""
@@ -134,6 +137,11 @@ class LearntLikelihood(NamedTuple):
     """(k, dim) of the known parameters from their posterior means, in posterior standard deviations."""
     looks: Array
     """Parameters of the simulations that were made to look there, and not by chance."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows the data have whose likelihoods are multiplied; 0 if it is one likelihood of all summaries."""
+        return len(self.observed) if self.observed.ndim == 2 else 0
 
     def coverage(self, level: float) -> Array:
         """Share (dim,) of the known parameters inside central intervals of this level; NaN if none were placed."""
@@ -280,7 +288,10 @@ def _picked(
     # Parameters are compared with posteriors only if it is known where they come from.
     near = np.where(odd & (number < n), aimed, 0.0)
     calibration = np.unique(systematic(near, min(CALIBRATION, len(weighted) // 4), rng.random()))
-    free = _free_draws(simulations, theta[np.union1d(held_out, calibration)], FREE if thorough else FREE_BRIEFLY, rng)
+    tried, number_free = np.union1d(held_out, calibration), FREE if thorough else FREE_BRIEFLY
+    if rows.ndim == 3:
+        number_free = max(FEWEST_FREE, min(number_free, MOST_ROWS_TRIED // (len(tried) * rows.shape[1])))
+    free = _free_draws(simulations, theta[tried], number_free, rng)
     even = np.flatnonzero(~odd) if described.learnt else np.empty(0, dtype=np.int64)
     return PickedSimulations(training_of(theta, rows, aimed), even, held_out, calibration, free)
 

@@ -25,7 +25,7 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
 from onedraw.model.coordinates import Support
 from onedraw.model.prior import Prior
-from onedraw.proposals.mixture import local_roots, moments
+from onedraw.proposals.mixture import MOST_ROOTS, local_roots, moments
 
 RIDGE, RIDGE_OF_FEW = 1e-3, 0.05
 """Penalty on coefficients of standardised summaries; the second is added if there are few draws per coefficient."""
@@ -139,8 +139,8 @@ class Ridge(NamedTuple):
 
     design: Array
     """(n, k)"""
-    weighted: Array
-    """The design times weights that sum to 1."""
+    share: Array
+    """(n,) weights that sum to 1."""
     gram: Array
     penalised: Array
     """(k, k), without and with the penalty."""
@@ -156,8 +156,9 @@ class Ridge(NamedTuple):
         >>> ridge(s, np.array([0.5]), np.full(50, 0.02)).moved(3.0 * s).round(1)[[0, -1]].tolist()
         [[1.5], [1.5]]
         """
-        coefficients = np.linalg.solve(self.penalised, self.weighted.T @ theta)
-        used = float(np.trace(np.linalg.solve(self.penalised, self.gram))) / self.effective
+        both = np.concatenate([self.gram, self.design.T @ (self.share[:, None] * theta)], axis=1)
+        solved = np.linalg.solve(self.penalised, both)
+        used, coefficients = float(np.trace(solved)) / self.effective, solved[:, len(self.gram) :]
         moved: Array = coefficients[0] + (theta - self.design @ coefficients) / math.sqrt(1.0 - min(used, 0.8))
         return moved
 
@@ -170,7 +171,7 @@ class Ridge(NamedTuple):
         >>> [round(effective(ridge(s, np.array([at]), np.full(50, 0.02)).influence())) for at in (0.0, 1.0)]
         [50, 13]
         """
-        found: Array = self.weighted @ np.linalg.solve(self.penalised, np.eye(len(self.gram))[0])
+        found: Array = self.share * (self.design @ np.linalg.solve(self.penalised, np.eye(len(self.gram))[0]))
         return found
 
 
@@ -180,11 +181,11 @@ def ridge(rows: Array, observed: Array, weights: Array, terms: str = "linear") -
     away = rows - observed
     spread = np.sqrt(share @ away**2)
     columns = design(away / np.where(spread > 0, spread, 1.0), terms)
-    number, weighted = effective(share), columns * share[:, None]
+    number, weighted = effective(share), columns * np.sqrt(share)[:, None]
     penalty = np.full(columns.shape[1], RIDGE + (RIDGE_OF_FEW if number < 3 * columns.shape[1] else 0.0))
     penalty[0] = 1e-10
-    gram = weighted.T @ columns
-    return Ridge(columns, weighted, gram, gram + np.diag(penalty), number)
+    gram = weighted.T @ weighted
+    return Ridge(columns, share, gram, gram + np.diag(penalty), number)
 
 
 def nearest(distances: Array, count: int) -> Array:
@@ -324,15 +325,23 @@ def smoothed(rng: np.random.Generator, found: AdjustedDraws, n: int, method: Met
     noise = rng.standard_normal((n, dim))
     if method.local:
         count = int(min(len(theta), max(2 * dim + 2, math.sqrt(len(theta)))))
-        centres, place = np.unique(pick, return_inverse=True)
-        root = local_roots(theta, weights, theta[centres], count)
-        drawn = theta[pick] + LOCAL_WIDTH * np.einsum("nij,nj->ni", root[place], noise)
+        drawn = theta[pick] + LOCAL_WIDTH * _shaped(theta, weights, pick, count, noise)
     else:
         (mean, whole), width = moments(theta, weights), min(0.5, kernel_width(effective(weights), dim))
         root = np.linalg.cholesky(whole + 1e-12 * np.diag(np.diag(whole)) + 1e-300 * np.eye(dim))
         drawn = mean + math.sqrt(1.0 - width**2) * (theta[pick] - mean) + width * noise @ root.T
     order = rng.permutation(n)
     return drawn[order], pick[order]
+
+
+def _shaped(theta: Array, weights: Array, pick: Array, count: int, noise: Array) -> Array:
+    """Noise (n, dim) with the shapes of the `count` neighbours of the draws that are picked (n,)."""
+    found, order = np.empty(noise.shape), np.argsort(pick, kind="stable")
+    for some in np.array_split(order, -(-noise.size * noise.shape[1] // MOST_ROOTS)):
+        centres, place = np.unique(pick[some], return_inverse=True)
+        root = local_roots(theta, weights, theta[centres], count)
+        found[some] = np.einsum("nij,nj->ni", root[place], noise[some])
+    return found
 
 
 def posterior_draws(

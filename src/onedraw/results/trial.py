@@ -9,17 +9,18 @@ Reference: Gneiting and Raftery (2007) for scores.
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from onedraw.engines.arrays import Array
+from onedraw.engines.clock import look
 from onedraw.estimators.weights import effective, systematic
 from onedraw.proposals.mixture import moments
 from onedraw.results.regression import (
     CLUSTERS,
     TERMS,
-    AdjustedDraws,
     Method,
     Neighbourhood,
     coefficient_count,
@@ -40,6 +41,8 @@ FEWEST_HELD_OUT = 6
 """Held-out simulations below which nothing is tried."""
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 """Its multiples, taken modulo 1, fill the unit interval evenly from the first few on."""
+MOST_WORK, MOST_BRIEF_WORK = 3e7, 5e6
+"""Operations of one round, per simulation, beyond which less is tried: with many parameters and summaries alone."""
 COUNTS = (60, 150, 400, 1000, 2500)
 """Numbers of nearest simulations that are tried, besides all."""
 MOST_SCORED = 1500
@@ -120,7 +123,8 @@ def choose_method(
         return TrialResult(Method(0, max(count, 1), "none"), 0, math.nan, math.nan, math.nan, none, np.empty(0))
     # Any first part of this order is spread over all of them.
     order = held_out[np.argsort(np.modf(np.arange(len(held_out)) * GOLDEN)[0], kind="stable")]
-    methods, scores, covered = _race(neighbourhoods, methods, order, ROUNDS if thorough else BRIEF_ROUNDS)
+    rounds, most = (ROUNDS, MOST_WORK) if thorough else (BRIEF_ROUNDS, MOST_BRIEF_WORK)
+    methods, scores, covered = _race(neighbourhoods, methods, order, rounds, n * most)
     mean = scores.mean(axis=1)
     best = int(mean.argmax())
     chosen = min(
@@ -143,13 +147,24 @@ def choose_method(
 
 
 def _race(
-    neighbourhoods: Sequence[Neighbourhood], methods: list[Method], order: Array, rounds: Sequence[tuple[int, int]]
+    neighbourhoods: Sequence[Neighbourhood],
+    methods: list[Method],
+    order: Array,
+    rounds: Sequence[tuple[int, int]],
+    most: float,
 ) -> tuple[list[Method], Array, Array]:
-    """The methods that are left after all rounds, with their scores and coverage (methods, held out)."""
-    scale = standardising(neighbourhoods[0], order)
+    """The methods that are left after all rounds, with their scores and coverage (methods, held out).
+
+    `most` is the work of a round: if that is less than is planned, methods are tried at fewer held-out simulations, and
+    only those that are preferred if even the fewest are too many.
+    """
+    scale, methods = standardising(neighbourhoods[0], order), affordable(neighbourhoods, methods, most)
     scores, covered = np.empty((2, len(methods), 0))
-    for upto, number in rounds:
-        more = score_methods(neighbourhoods, methods, order[scores.shape[1] : upto], scale)
+    for planned, number in rounds:
+        done = scores.shape[1]
+        paid = int(most / sum(work(neighbourhoods[one.summary], one) for one in methods))
+        upto = min(planned, done + (max(paid, FEWEST_HELD_OUT) if done == 0 else paid))
+        more = score_methods(neighbourhoods, methods, order[done:upto], scale)
         scores, covered = np.concatenate([scores, more[0]], axis=1), np.concatenate([covered, more[1]], axis=1)
         mean = scores.mean(axis=1)
         keep = set(np.argsort(mean, kind="stable")[::-1][:number].tolist())
@@ -157,6 +172,22 @@ def _race(
         some = sorted(keep | {k for k in _best_of_each_kind(methods, mean) if k is not None})
         methods, scores, covered = [methods[k] for k in some], scores[some], covered[some]
     return methods, scores, covered
+
+
+def work(near: Neighbourhood, method: Method) -> float:
+    """About how many operations a score of the method takes, shared with its other smoothing."""
+    (n, dim), width = near.theta.shape, coefficient_count(near.rows.shape[1], method.terms)
+    number = min(method.number, n)
+    fitted = number * width * (width + 4 * dim) if method.terms != "none" else 0
+    return 0.5 * fitted + 2.0 * min(number, MOST_SCORED) * dim * dim + near.rows.size
+
+
+def affordable(neighbourhoods: Sequence[Neighbourhood], methods: list[Method], most: float) -> list[Method]:
+    """The methods that can be tried at the fewest held-out simulations, the preferred ones first if not all can be."""
+    order = sorted(range(len(methods)), key=lambda k: preference(methods[k]))
+    total = np.cumsum([work(neighbourhoods[methods[k].summary], methods[k]) for k in order])
+    number = max(2, int(np.searchsorted(FEWEST_HELD_OUT * total, most, side="right")))
+    return [methods[k] for k in sorted(order[:number])]
 
 
 def _best_of_each_kind(methods: list[Method], mean: Array) -> tuple[int | None, int | None]:
@@ -198,51 +229,69 @@ def score_methods(
     for place, j in enumerate(held_out.tolist()):
         # The simulation that is taken as data must not be among the draws that its parameters score.
         order = {k: ordered(neighbourhoods[k], neighbourhoods[k].rows[j], most + 1, j) for k in summaries}
-        last: tuple[Method, AdjustedDraws] | None = None
-        for k, method in enumerate(methods):
-            near = neighbourhoods[method.summary]
-            same = method._replace(local=False)
-            if last is None or last[0] != same:
-                last = same, estimate(near, near.rows[j], method, order=order[method.summary])
-            found = last[1]
+        for same, some in groupby(range(len(methods)), key=lambda k: methods[k]._replace(local=False)):
+            look()
+            near, which = neighbourhoods[same.summary], list(some)
+            found = estimate(near, near.rows[j], same, order=order[same.summary])
             thin = slice(None, None, -(-len(found.theta) // MOST_SCORED))
             weights = found.weights[thin] / found.weights[thin].sum()
             theta, known = near.jittered(found.theta[thin], found.source[thin]), near.jittered(near.theta[j], j)
-            scores[k, place] = log_density(theta @ scale, weights, known @ scale, method.local)
+            local = [methods[k].local for k in which]
+            scores[which, place] = log_densities(theta @ scale, weights, known @ scale, local)
             below = weights @ (theta < known)
-            covered[k, place] = float(np.mean((below > 0.05) & (below < 0.95)))
+            covered[which, place] = float(np.mean((below > 0.05) & (below < 0.95)))
     return scores, covered
 
 
-def log_density(theta: Array, weights: Array, point: Array, local: bool) -> float:
-    """Log density that smoothed draws give to a point, up to a constant, mixed with that of a broad normal.
+def log_densities(theta: Array, weights: Array, point: Array, local: Sequence[bool]) -> list[float]:
+    """Log densities that smoothed draws give to a point, up to a constant, mixed with that of a broad normal.
 
     `local` smooths with a kernel shaped like the point's neighbours; otherwise draws are smoothed as a whole, with
     their variance kept.
     """
-    if local:
-        return log_with_broad(_log_local_density(theta - point, weights), theta, weights, point)
-    dim, (mean, spread) = theta.shape[1], moments(theta, weights)
-    root, width = _root(spread), min(0.5, kernel_width(effective(weights), dim))
-    shrunk = mean - point + math.sqrt(1 - width**2) * (theta - mean)
-    inside = _log_kernel_mean(shrunk, weights, root, width) - dim * math.log(width) - _log_det(root)
-    return log_with_broad(inside, theta, weights, point)
+    away = theta - point
+    whole = _moments(away, weights)
+    each = (_log_local_density(away, weights) if one else _log_density(away, weights, whole) for one in local)
+    return [_with_broad(one, whole) for one in each]
 
 
 def log_with_broad(inside: float, theta: Array, weights: Array, point: Array) -> float:
     """A log density at a point, mixed with that of a normal of twice the draws' deviations, up to the same constant."""
-    mean, spread = moments(theta, weights)
-    root = 2.0 * _root(spread)
-    broad = -0.5 * float(np.square(np.linalg.solve(root, point - mean)).sum()) - _log_det(root)
+    return _with_broad(inside, _moments(theta - point, weights))
+
+
+class _Moments(NamedTuple):
+    """Of draws around a point at the origin."""
+
+    mean: Array
+    inverse: Array
+    """Of the root of the covariance."""
+    log_det: float
+    """Of the root."""
+
+
+def _moments(away: Array, weights: Array) -> _Moments:
+    mean, spread = moments(away, weights)
+    return _Moments(mean, *_whitening(spread + 1e-9 * np.eye(len(spread))))
+
+
+def _whitening(spread: Array) -> tuple[Array, float]:
+    """The inverse of the root of a covariance, and the log determinant of the root."""
+    root = np.linalg.cholesky(spread)
+    return np.linalg.inv(root), float(np.log(np.diag(root)).sum())
+
+
+def _with_broad(inside: float, whole: _Moments) -> float:
+    log_det = whole.log_det + len(whole.mean) * math.log(2.0)
+    broad = -0.125 * float(np.square(whole.inverse @ whole.mean).sum()) - log_det
     return float(np.logaddexp(math.log1p(-BROAD) + inside, math.log(BROAD) + broad))
 
 
-def _root(spread: Array) -> Array:
-    return np.linalg.cholesky(spread + 1e-9 * np.eye(len(spread)))
-
-
-def _log_det(root: Array) -> float:
-    return float(np.log(np.diag(root)).sum())
+def _log_density(away: Array, weights: Array, whole: _Moments) -> float:
+    """Log density at the origin of draws that are smoothed as a whole."""
+    dim, width = away.shape[1], min(0.5, kernel_width(effective(weights), away.shape[1]))
+    shrunk = whole.mean + math.sqrt(1 - width**2) * (away - whole.mean)
+    return _log_kernel_mean(shrunk, weights, whole.inverse, width) - dim * math.log(width) - whole.log_det
 
 
 def _log_local_density(away: Array, weights: Array) -> float:
@@ -256,15 +305,16 @@ def _log_local_density(away: Array, weights: Array) -> float:
         return -math.inf
     share = weights[close] / mass
     _, there = moments(away[close], share)
-    root = np.linalg.cholesky(there + (BROAD * float(np.trace(there)) / dim + 1e-9) * np.eye(dim))
+    inverse, log_det = _whitening(there + (BROAD * float(np.trace(there)) / dim + 1e-9) * np.eye(dim))
     width = kernel_width(max(effective(share), 2.0), dim)
-    log_mean = math.log(mass) + _log_kernel_mean(away[close], share, root, width)
-    return log_mean - (dim * math.log(width) + _log_det(root))
+    log_mean = math.log(mass) + _log_kernel_mean(away[close], share, inverse, width)
+    return log_mean - (dim * math.log(width) + log_det)
 
 
-def _log_kernel_mean(away: Array, weights: Array, root: Array, width: float) -> float:
+def _log_kernel_mean(away: Array, weights: Array, inverse: Array, width: float) -> float:
     """Log of the weighted mean of normal kernels at draws this far away, without their constant."""
-    square = np.square(np.linalg.solve(root, away.T)).sum(axis=0) / width**2
+    z = away @ inverse.T
+    square = np.einsum("ij,ij->i", z, z) / width**2
     return math.log(max(float(weights @ np.exp(-0.5 * square)), 1e-300))
 
 

@@ -6,7 +6,7 @@ number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
+from onedraw.engines.clock import OutOfTime
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import Failure, first_failures, refuse_if_all_failed, warn_ignored_rng
 from onedraw.model.first_simulation import LooksAtFirst
@@ -106,10 +107,19 @@ class Driver:
             known = self._recorded(request.name, number)
         for record in known:
             return record.scalars, {name: array.copy(order="K") for name, array in record.arrays.items()}
-        with self._as_recorded():
-            scalars, arrays = request.make()
+        try:
+            with self._as_recorded():
+                scalars, arrays = self._made(request)
+        except OutOfTime:
+            raise Stopped("max_seconds") from None
         self.saver.put(request.name, {**scalars, "round": number}, arrays)
         return scalars, arrays
+
+    def _made(self, request: Decision) -> tuple[Mapping[str, Any], Mapping[str, Array]]:
+        def make(made: Decision) -> tuple[Mapping[str, Any], Mapping[str, Array]]:
+            return made.make()
+
+        return self.deadline.limiting(make)(request) if request.droppable else make(request)
 
     # --- independent items ---------------------------------------------------------------------------------
 

@@ -134,6 +134,8 @@ class Decision(NamedTuple):
 
     name: str
     make: Callable[[], tuple[Mapping[str, Any], Mapping[str, Array]]]
+    droppable: bool = False
+    """Whether it is given up when time is up: it takes long, and Stopped is raised at the `yield`."""
 
 
 class Limits(NamedTuple):

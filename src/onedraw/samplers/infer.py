@@ -197,10 +197,10 @@ def worthwhile_scale(run: Inference, bank: Bank, theta: Array, weights: Array, d
     training = np.setdiff1d(np.arange(n), validation)
     log_prior, share = bank.log_prior(theta[validation]), weights[validation] / weights[validation].sum()
     best: tuple[float, float | None] = (WORTHWHILE, None)
+    rng = run.rng(bank.stages, 1, Purpose.PRIOR)
+    trial = normals_around(theta[training], weights[training], 1.0, TRIAL_COMPONENTS, rng, discrete)
     for scale in SCALES:
-        rng = run.rng(bank.stages, 1, Purpose.PRIOR)
-        trial = normals_around(theta[training], weights[training], scale, TRIAL_COMPONENTS, rng, discrete)
-        log_density = trial.log_density(theta[validation]) + math.log1p(-1 / DEFENSIVE)
+        log_density = trial.widened(scale).log_density(theta[validation]) + math.log1p(-1 / DEFENSIVE)
         log_mixed = np.logaddexp(log_density, log_prior - math.log(DEFENSIVE))
         best = max(best, (1.0 / float(share @ np.exp(log_prior - log_mixed)), scale), key=lambda one: one[0])
     return best[1]
@@ -239,7 +239,10 @@ def given_simulations(run: Inference, fitted: Fitted) -> Round:
 def one_stage(run: Inference, bank: Bank, limit: int) -> Plan[tuple[Bank, str]]:
     """The simulations with one more stage, and why it ended before its time, if it did."""
     assessment = cache(lambda: assessed(run, bank, thorough=False))
-    scalars, arrays = yield Decision("stage", lambda: decide_stage(run, bank, limit, assessment))
+    try:
+        scalars, arrays = yield Decision("stage", lambda: decide_stage(run, bank, limit, assessment), droppable=True)
+    except Stopped as stopped:
+        return bank, stopped.reason
     mixture = mixture_of(arrays, run.model.prior)
     request = Round(
         ProposeAndSimulate(run, bank.stages, mixture),
@@ -276,7 +279,10 @@ def with_coverage(
     def measure() -> tuple[dict[str, Any], dict[str, Array]]:
         return measure_coverage(assessment(), run.model.prior.labels, number, run.rng(bank.stages, 3)), {}
 
-    scalars, _ = yield Decision(f"coverage.{budget}.{number}", measure)
+    try:
+        scalars, _ = yield Decision(f"coverage.{budget}.{number}", measure, droppable=True)
+    except Stopped as stopped:
+        return replace(result, reason=stopped.reason)
     coverage = {name: scalars[name] for name in ("number", "levels", "held", "se")}
     return replace(
         result,
@@ -296,11 +302,17 @@ def fulfil(
     if not bank.ends:
         note = "No simulation has succeeded: there is no posterior."
         return bank, replicates, nothing(model.prior.dim, reason or "budget", model=model, notes=(note,))
-    # Whoever stops a run does not want to wait for the thorough one.
-    assessment = cache(lambda: assessed(run, bank, thorough=not reason))
-    if reason:
-        return bank, replicates, run.estimated(bank, assessment(), draws, reason)
-    packed = yield Decision("estimate", lambda: run.estimated(bank, assessment(), draws, "budget").packed())
+    assessment = cache(lambda: assessed(run, bank, thorough=True))
+    try:
+        if reason:
+            raise Stopped(reason)
+        packed = yield Decision(
+            "estimate", lambda: run.estimated(bank, assessment(), draws, "budget").packed(), droppable=True
+        )
+    except Stopped as stopped:
+        # Whoever stops a run does not want to wait for the thorough one.
+        brief = assessed(run, bank, thorough=False)
+        return bank, replicates, run.estimated(bank, brief, draws, stopped.reason)
     result = replace(Result.unpacked(*packed), model=model, kept=bank)
     number = min(check_size(budget), budget - bank.cost.simulations, draws)
     # More draws of the same estimate need no other check.
@@ -410,6 +422,7 @@ def infer(
     start = starting_bank(bank, model, run.support)
     arguments = {
         "budget": budget, "draws": draws, "coverage": coverage, "bank": start.reused or None,
+        "replicates": model.replicates,
         **checked.identity(estimator),
     }  # fmt: skip
     parts: dict[str, Any] = {} if fitted is None else {"simulations of od.fit_summary": (fitted.theta, fitted.rows)}

@@ -103,12 +103,13 @@ def options(support: Support) -> list[Coordinates]:
 
 def choose_form(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
     """The form that describes simulations best; None if no summary varies."""
-    step = -(-len(training.rows) // (CHOSEN_FROM if thorough else BRIEFLY_FROM))
-    theta, rows, places, weights = training.some(slice(None, None, step))
+    most = CHOSEN_FROM if thorough else BRIEFLY_FROM
+    some = training.some(slice(None, None, -(-len(training.rows) // most)))
+    theta, rows, places, weights = some.single_rows(most)
     best = -math.inf
     for coordinates in options(support):
         there = coordinates(theta)
-        features = features_of(there, theta.shape[1], len(rows) // 3)
+        features = features_of(there, theta.shape[1], len(some.rows) // 3)
         columns, sets = features(there), features.sets()
         transform, score = choose_transform(columns, rows, places, observed, weights, sets)
         if score > best + LEAST_GAIN:

@@ -18,9 +18,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from onedraw.engines.arrays import Array
+from onedraw.engines.clock import look
 from onedraw.surrogate.features import Sets
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -92,21 +92,44 @@ def design(columns: Array, rows: Array, k: int, terms: Terms, sets: Sets) -> Arr
 
 def fit_factor(columns: Array, rows: Array, weights: Array, k: int, terms: Terms, sets: Sets) -> Fit:
     """The factor of summary k, from features (n, p) and standardised summaries (n, s) of simulations with weights."""
+    return _left_out(*_fitted(columns, rows, weights, k, terms, sets, leverage=True), weights)
+
+
+def only_factor(columns: Array, rows: Array, weights: Array, k: int, terms: Terms, sets: Sets) -> Factor:
+    """The same without what it says of simulations left out."""
+    factor, *_ = _fitted(columns, rows, weights, k, terms, sets, leverage=False)
+    return factor
+
+
+class ScaleFit(NamedTuple):
+    """The fit of a log scale at features (n, q)."""
+
+    features: Array
+    inverse: Array
+    """(q, q) of the penalised information."""
+    fitted: Array
+    """(n,) log scales."""
+
+
+def _fitted(
+    columns: Array, rows: Array, weights: Array, k: int, terms: Terms, sets: Sets, leverage: bool
+) -> tuple[Factor, MeanFit, ScaleFit]:
+    """The factor with its mean and its scale; whether the leverages of the mean are each simulation's own."""
+    look()
     x, y, z = design(columns, rows, k, terms, sets), rows[:, k], columns[:, sets[terms.scale]]
-    information = cho_factor(2.0 * (z * weights[:, None]).T @ z + np.diag(_penalty(z.shape[1], terms.ridge)))
-    scale = np.zeros(z.shape[1])
-    fit = _fit_mean(x, y, weights, terms.ridge, leverage=z.shape[1] == 1)
+    inverse = np.linalg.inv(2.0 * _gram(z, np.sqrt(weights)) + np.diag(_penalty(z.shape[1], terms.ridge)))
+    scale, constant = np.zeros(z.shape[1]), z.shape[1] == 1
+    fit = _fit_mean(x, y, weights, terms.ridge, leverage=constant)
     scale[0] = _log_deviation(_squares(fit), weights)
     log_scale = np.full(len(y), scale[0])
-    if z.shape[1] > 1:
-        for iteration in range(ITERATIONS):
-            scale = _fit_scale(z, _squares(fit), weights, scale, information, terms.ridge)
+    for iteration in range(1 if constant else ITERATIONS):
+        if not constant:
+            scale = _fit_scale(z, _squares(fit), weights, scale, inverse, terms.ridge)
             log_scale = _limited(z @ scale, weights)
-            fit = _fit_mean(x, y, weights * np.exp(-2.0 * log_scale), terms.ridge, iteration == ITERATIONS - 1)
-    else:
-        fit = _fit_mean(x, y, weights * math.exp(-2.0 * scale[0]), terms.ridge, leverage=True)
+        last = constant or iteration == ITERATIONS - 1
+        fit = _fit_mean(x, y, weights * np.exp(-2.0 * log_scale), terms.ridge, leverage and last)
     factor = _factor(terms, sets, columns.shape[1], k, fit.coefficients, scale, log_scale)
-    return _left_out(factor, fit, z, information, weights, log_scale)
+    return factor, fit, ScaleFit(z, inverse, log_scale)
 
 
 def better(scores: Array, others: Array, share: Array, errors: float = 0.0) -> bool:
@@ -125,13 +148,22 @@ def _penalty(size: int, ridge: float) -> Array:
     return found
 
 
+def _gram(x: Array, root_weights: Array) -> Array:
+    """Sums (q, q) of products of columns (n, q) over simulations with weights, given their roots."""
+    weighted = x * root_weights[:, None]
+    found: Array = weighted.T @ weighted
+    return found
+
+
 def _fit_mean(x: Array, y: Array, weights: Array, ridge: float, leverage: bool) -> MeanFit:
-    root = np.linalg.cholesky((x * weights[:, None]).T @ x + np.diag(_penalty(x.shape[1], ridge)))
-    coefficients = cho_solve((root, True), x.T @ (weights * y))
+    root = np.linalg.cholesky(_gram(x, np.sqrt(weights)) + np.diag(_penalty(x.shape[1], ridge)))
+    inverse = np.linalg.inv(root)
+    coefficients = inverse.T @ (inverse @ (x.T @ (weights * y)))
     if not leverage:
         # The mean leverage is good enough on the way.
         return MeanFit(coefficients, y - x @ coefficients, np.full(1, min(x.shape[1] / len(y), LARGEST_LEVERAGE)))
-    own = weights * np.square(solve_triangular(root, x.T, lower=True, check_finite=False)).sum(axis=0)
+    spread = x @ inverse.T
+    own = weights * np.einsum("ij,ij->i", spread, spread)
     return MeanFit(coefficients, y - x @ coefficients, np.minimum(own, LARGEST_LEVERAGE))
 
 
@@ -145,12 +177,15 @@ def _log_deviation(squares: Array, weights: Array) -> float:
     return 0.5 * math.log(max(float(weights @ squares) / float(weights.sum()), 1e-20))
 
 
-def _fit_scale(z: Array, squares: Array, weights: Array, scale: Array, information: object, ridge: float) -> Array:
+def _fit_scale(z: Array, squares: Array, weights: Array, scale: Array, inverse: Array, ridge: float) -> Array:
+    log_scale = z @ scale
     for _ in range(STEPS):
-        ratio = np.minimum(squares * np.exp(-2.0 * (z @ scale)), LARGEST_SQUARE)
+        ratio = np.minimum(squares * np.exp(-2.0 * log_scale), LARGEST_SQUARE)
         gradient = z.T @ (weights * (ratio - 1.0)) - _penalty(len(scale), ridge) * scale
-        step = cho_solve(information, gradient)
-        scale = scale + step * min(1.0, LARGEST_STEP / (float(np.abs(z @ step).max()) + 1e-12))
+        step = inverse @ gradient
+        change = z @ step
+        length = min(1.0, LARGEST_STEP / (float(np.abs(change).max()) + 1e-12))
+        scale, log_scale = scale + length * step, log_scale + length * change
     return scale
 
 
@@ -170,13 +205,14 @@ def _factor(terms: Terms, sets: Sets, p: int, k: int, coefficients: Array, scale
     return Factor(mean, earlier, of_scale, float(log_scale.min()), float(log_scale.max()))
 
 
-def _left_out(factor: Factor, fit: MeanFit, z: Array, information: object, weights: Array, log_scale: Array) -> Fit:
+def _left_out(factor: Factor, fit: MeanFit, scale: ScaleFit, weights: Array) -> Fit:
     """What the fit without a simulation says of it: exact for the mean, to first order for the log scale."""
     # A constant scale is the mean of all squares, as they are.
+    z, log_scale = scale.features, scale.fitted
     most = LARGEST_SQUARE if z.shape[1] > 1 else np.inf
     ratio = np.minimum(_squares(fit) * np.exp(-2.0 * log_scale), most)
     # The information has each simulation twice its weight.
-    own = np.minimum(2.0 * weights * np.einsum("ij,ji->i", z, cho_solve(information, z.T)), LARGEST_LEVERAGE)
+    own = np.minimum(2.0 * weights * np.einsum("ij,ij->i", z, z @ scale.inverse), LARGEST_LEVERAGE)
     without = log_scale - 0.5 * own * (ratio - 1.0) / (1.0 - own)
     residuals = fit.residuals / (1.0 - fit.leverage) * np.exp(-without)
     return Fit(factor, residuals, -0.5 * np.square(residuals) - without - HALF_LOG_2PI)

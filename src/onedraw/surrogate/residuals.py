@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
+from onedraw.engines.clock import look
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective
 from onedraw.proposals.mixture import moments
@@ -219,6 +220,7 @@ def _best(residuals: Array, weights: Array, fits: list[Fitting], first: Array | 
     share, even = weights / weights.sum(), np.arange(len(residuals)) % 2 == 0
     best, chosen = np.full(len(residuals), -np.inf), fits[0]
     for fit in fits:
+        look()
         scores = np.empty(len(residuals))
         if first is not None and fit is fits[0]:
             scores = first

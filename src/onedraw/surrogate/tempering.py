@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onedraw.engines.arrays import Array
+from onedraw.engines.clock import look
 from onedraw.estimators.weights import effective, systematic
 
 KEEP = 0.5
@@ -53,6 +54,7 @@ def tempered_draws(
         pick = systematic(weights, len(points), rng.random())
         points, prior, likelihood, power = points[pick], prior[pick], likelihood[pick], new
         for move in range(LAST_MOVES if power == 1.0 else MOVES):
+            look()
             proposed = proposals(points, move, discrete, rng)
             log_p = log_prior(proposed)
             inside = np.flatnonzero(log_p > -np.inf)

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 
@@ -15,15 +17,28 @@ class Training(NamedTuple):
     theta: Array
     """(n, dim) in unbounded coordinates."""
     rows: Array
-    """(n, s) summaries."""
+    """(n, s) summaries; or (n, rows, s), if a data set has rows that are independent and identically distributed."""
     places: Array
-    """(n, s) places of whole numbers in their cells."""
+    """Places of whole numbers in their cells, of the same shape."""
     weights: Array
     """(n,)"""
 
     def some(self, index: Array | slice) -> "Training":
         """Some of them."""
         return Training(*(one[index] for one in self))
+
+    def single_rows(self, most: int) -> "Training":
+        """Single rows of summaries: some of each data set if it has several, about `most` in all.
+
+        >>> several = training_of(np.zeros((2, 1)), np.arange(12.0).reshape(2, 3, 2), np.ones(2))
+        >>> several.single_rows(5).rows.tolist(), several.single_rows(1).theta.shape
+        ([[0.0, 1.0], [2.0, 3.0], [6.0, 7.0], [8.0, 9.0]], (2, 1))
+        """
+        if self.rows.ndim == 2:
+            return self
+        number = max(1, min(self.rows.shape[1], most // max(len(self.rows), 1)))
+        rows, places = (one[:, :number].reshape(-1, one.shape[2]) for one in (self.rows, self.places))
+        return Training(np.repeat(self.theta, number, axis=0), rows, places, np.repeat(self.weights, number))
 
 
 def training_of(theta: Array, rows: Array, weights: Array) -> Training:

@@ -86,14 +86,16 @@ def choose_transform(
 ) -> tuple[Transform, float]:
     """The transform of each summary by the log score of its regression on features (n, p) of the parameters.
 
-    Scores count by the relevance (n,) of the simulations. Given with the sum of the mean scores; minus infinity if no
-    summary varies.
+    The data are one row or several. Scores count by the relevance (n,) of the simulations. Given with the sum of the
+    mean scores; minus infinity if no summary varies.
     """
+    observed = np.atleast_2d(observed)
     varied = np.mean(rows != np.median(rows, axis=0), axis=0)
     kept = np.flatnonzero((varied > LEAST_VARIED) & (rows.std(axis=0) > 0))
-    whole = np.all(rows[:, kept] == np.rint(rows[:, kept]), axis=0) & (observed[kept] == np.rint(observed[kept]))
+    whole = np.all(rows[:, kept] == np.rint(rows[:, kept]), axis=0)
+    whole &= np.all(observed[:, kept] == np.rint(observed[:, kept]), axis=0)
     some = rows[:, kept] + np.where(whole, places[:, kept], 0.0)
-    low = np.minimum(rows[:, kept].min(axis=0), observed[kept])
+    low = np.minimum(rows[:, kept].min(axis=0), observed[:, kept].min(axis=0))
     best = [
         _best_warp(columns, values, float(least), bool(counts), relevance, sets)
         for values, least, counts in zip(some.T, low, whole, strict=True)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
+from onedraw.engines.clock import look
 from onedraw.surrogate.choice import Form, choose_form
 from onedraw.surrogate.likelihood import better
 from onedraw.surrogate.success import Success
@@ -113,6 +114,7 @@ def held_out_likelihoods(
         kept[held_out[part]] = False
         surrogate, some = fit_surrogate(form, training.some(kept), success), training.some(held_out[part])
         for place, given in zip(part, surrogate.at(some.rows, some.places), strict=True):
+            look()
             at_known[place] = surrogate.log_likelihood(columns[place : place + 1], given)[0]
             at_draws[place] = surrogate.log_likelihood(of_free, given)
     return HeldOut(at_known, at_draws)
