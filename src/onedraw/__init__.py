@@ -13,6 +13,7 @@ from onedraw.model.distance import euclidean, mahalanobis, scaled
 from onedraw.model.external import command
 from onedraw.model.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
 from onedraw.model.model import Model
+from onedraw.model.pair import multifidelity, stages
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import batched, jax_simulator, staged
 from onedraw.proposals.independence import independence
@@ -119,6 +120,7 @@ __all__ = [
     "lazy",
     "load",
     "mahalanobis",
+    "multifidelity",
     "particle_filter",
     "plots",
     "pseudo_marginal",
@@ -132,6 +134,7 @@ __all__ = [
     "scaled",
     "smc",
     "staged",
+    "stages",
     "tolerance_for",
     "triangular",
     "unbiased",
