@@ -179,8 +179,9 @@ def learnt_rule(pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: A
     edges = rule_edges(signal, change, kernel.eps if pair.signed else None)
     part = np.searchsorted(edges, signal, side="right")
     count = np.bincount(part, minlength=edges.size + 1)
-    # Half a simulation more with the mean of all: a part without any change has it rarely, not never.
-    mean = (np.bincount(part, change, minlength=edges.size + 1) + 0.5 * change.mean()) / (count + 0.5)
+    # Half a change more in each part, as Jeffreys has it: where there was none, changes are rare, and count 1/alpha.
+    typical = float(change[change > 0].mean()) if change.any() else 0.0
+    mean = (np.bincount(part, change, minlength=edges.size + 1) + 0.5 * typical) / (count + 1.0)
     assert pair.price is not None
     rest = float((of_dear**2).mean() - change.mean())
     return ContinuationRule(edges, best_alpha(count / count.sum(), mean, rest, pair.price, pair.floor)), kernel.eps

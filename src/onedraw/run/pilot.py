@@ -50,7 +50,7 @@ class PairsFromPrior:
         rng = Rng(self.seed, Phase.PILOT, block.first, 1)
         theta = self.model.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
         found = draw_pairs(self.model, rng, theta, None, self.on_error, certain=True)
-        arrays = {"signal": found.signal, "cheap": found.cheap, "dear": found.distances}
+        arrays = {"theta": theta, "signal": found.signal, "cheap": found.cheap, "dear": found.distances}
         return Outcome(arrays, found.cost, found.failures, found.ignored_rng)
 
 
