@@ -12,7 +12,7 @@ from onedraw.estimators import particle_filter
 from onedraw.estimators.handicapped import Handicapped
 from onedraw.model.kernels import Kernel
 from onedraw.paper import finite_chains as exact
-from onedraw.paper import frequencies, rerun, verify
+from onedraw.paper import frequencies, rerun, two_parts, verify
 from onedraw.paper import verification as module
 from onedraw.paper.frequencies import RUNS
 from onedraw.proposals.lazy import Lazy
@@ -86,6 +86,39 @@ def test_a_bound_too_small_by_five_per_cent_is_found(monkeypatch, bound, rows):
     assert not table.ok
     for row in table.rows:
         assert not row.ok, row.name
+
+
+@pytest.mark.parametrize(("bound", "row"), [("stopping_bound", "stop-bound"), ("fewer_bound", "fewer")])
+def test_a_bound_on_parts_too_small_by_five_per_cent_is_found(monkeypatch, bound, row):
+    true = getattr(two_parts, bound)
+    monkeypatch.setattr(two_parts, bound, lambda *args: 0.95 * true(*args))
+    assert not verify(TRIALS, statements=[row], search_steps=0).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "row"),
+    [
+        ("combined", lambda dear, cheap, factor: cheap + factor * dear, "parts-mean"),
+        ("stopped", lambda law, stop: exact.Law(0.9 * law.values, law.probabilities), "parts-mean"),
+        ("best_alpha", lambda share, *rest: np.full(len(share), 0.5), "best-α"),
+        ("best_alpha", lambda share, *rest: np.ones(len(share)), "always"),
+    ],
+)
+def test_errors_in_two_parts_are_found(monkeypatch, name, wrong, row):
+    monkeypatch.setattr(two_parts, name, wrong)
+    assert not verify(60, statements=[row], search_steps=0).ok
+
+
+@pytest.mark.parametrize(("few", "many", "ratio"), [(1, 2, 1.495), (2, 3, 1.328), (4, 16, 1.683)])
+def test_fewer_draws_may_be_worse_than_their_share(few, many, ratio):
+    """v(f, Q_s) ≤ (M/s) v(f, Q_M) fails in discrete time, and holds with v(f) added to both."""
+    tau = 1e-3
+    prior = np.array([1.0, many / (1 - 2 * many * tau)])
+    problem = exact.Problem(prior, np.array([[0.0, 1.0], [1.0, 0.0]]), exact.bernoulli(np.array([1.0, tau])))
+    f, chains = np.array([0.0, 1.0]), [exact.pseudo_marginal(problem, m) for m in (few, many)]
+    v, (of_few, of_many) = exact.variance(f, chains[0]), (exact.asymptotic_variance(f, chain) for chain in chains)
+    assert of_few / (many / few * of_many) == pytest.approx(ratio, abs=5e-4)
+    assert few * (of_few + v) <= many * (of_many + v)
 
 
 def redrawn(problem, pseudo_samples=1):

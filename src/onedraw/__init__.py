@@ -14,6 +14,7 @@ from onedraw.model.external import command
 from onedraw.model.hierarchy import vector
 from onedraw.model.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
 from onedraw.model.model import Model
+from onedraw.model.pair import multifidelity, stages
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import batched, jax_simulator, staged
 from onedraw.proposals.independence import independence
@@ -120,6 +121,7 @@ __all__ = [
     "lazy",
     "load",
     "mahalanobis",
+    "multifidelity",
     "particle_filter",
     "plots",
     "pseudo_marginal",
@@ -133,6 +135,7 @@ __all__ = [
     "scaled",
     "smc",
     "staged",
+    "stages",
     "tolerance_for",
     "triangular",
     "unbiased",

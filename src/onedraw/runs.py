@@ -320,6 +320,11 @@ def replay(path: File, failure: int = 0, *, model: Model) -> Any:
     if set(one.theta) != set(model.prior.names):
         raise ValueError(f"the failure was at {one.theta}, the model has {list(model.prior.names)}")
     simulate = model.simulate
+    if model.pair is not None:
+        raise ValueError(
+            "which part of a simulator in two parts has failed is not in the file, so it cannot be run again: call "
+            f"them yourself at {one.theta}"
+        )
     if isinstance(simulate, Batched | Compiled):
         kind = "batched" if isinstance(simulate, Batched) else "compiled"
         raise ValueError(

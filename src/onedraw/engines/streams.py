@@ -56,6 +56,7 @@ class Purpose(IntEnum):
     SIMULATE = 3
     ACCEPT = 4
     HANDICAP = 5
+    CONTINUE = 6
 
 
 class Rng:

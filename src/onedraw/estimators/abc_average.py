@@ -6,7 +6,7 @@ At one theta it is T_M / pi(theta) = (1/M) sum_i K(distance_i); its expectation 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from onedraw.engines.clock import look
 from onedraw.engines.numba import CHUNK_ROWS as COMPILED_ROWS
 from onedraw.engines.numba import averages, fusible
 from onedraw.engines.streams import Rng
+from onedraw.estimators.pairs import evaluate_pairs
 from onedraw.estimators.protocol import Evaluation, from_device, joined, public_estimate
 from onedraw.failures import first_failures
 from onedraw.model.kernels import Kernel, log_share
@@ -42,13 +43,24 @@ class AbcAverage:
     """Given by a run whose workers share the M draws of one estimate: the task done for each item, in their order."""
     keep_rows: bool = False
     """Whether evaluations without a threshold return the summaries of all pseudo-samples."""
-    log_bound: float | None = field(default=0.0, init=False)
+    certain: bool = False
+    """Whether the second part of a simulator in two parts is run whatever its probability."""
     # What a program does not depend on is left out, so that it is not compiled again for it.
     device_parts = DeviceParts(("model", "kernel"), ("pseudo_samples", "keep_distances", "keep_rows"))
 
     @property
     def prior(self) -> Prior:
         return self.model.prior
+
+    @property
+    def log_bound(self) -> float | None:
+        """No average of K is above 1, and no simulation counts more than 1 / floor."""
+        return 0.0 if self.model.pair is None else -math.log(self.model.pair.floor)
+
+    @property
+    def worst(self) -> float:
+        """What one estimate costs at most, in the unit of the budget."""
+        return self.pseudo_samples * self.model.worst
 
     @property
     def simulations(self) -> int:
@@ -65,13 +77,13 @@ class AbcAverage:
         return replace(self, model=model)
 
     def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
-        """The average at each row of theta (n, dim) at which an estimate of at most 1 could still be accepted.
+        """The average at each row of theta (n, dim) at which an estimate could still be accepted.
 
         `log_needed` (n,) is the least log estimate that would be accepted; None if every estimate is wanted.
         """
         if log_needed is None or self.engine is not None:
             return self._evaluate(rng, theta, None, log_needed)
-        worth = log_needed <= 0.0
+        worth = log_needed <= self.log_bound
         if np.count_nonzero(worth) == len(worth):
             return self._evaluate(rng, theta, None, log_needed)
         rows = np.flatnonzero(worth)
@@ -83,6 +95,10 @@ class AbcAverage:
         distances = self._no_distances(len(theta))
         if self.keep_distances:
             distances[rows] = part.distances
+        if part.counted is not None:
+            counted = np.tile([0.0, np.inf], (len(theta), 1))
+            counted[rows] = part.counted
+            part = part._replace(counted=counted)
         return part._replace(log_estimate=log_estimate, distances=distances)
 
     def _no_distances(self, n: int) -> Array:
@@ -140,6 +156,8 @@ class AbcAverage:
     def _evaluate(self, rng: Rng, theta: Array, rows: Array | None, log_needed: Array | None) -> Evaluation:
         if self.engine is not None:
             return from_device(self, rng, theta, log_needed)
+        if self.model.pair is not None:
+            return evaluate_pairs(self.model, self.kernel, rng, theta, rows, self.on_error, self.certain)
         if self.map_draws is not None and self.model.plain and log_needed is not None:
             return self._mapped(rng, theta, rows)
         if log_needed is not None and self.early and self.pseudo_samples > 1 and self.model.plain:
@@ -302,6 +320,8 @@ def abc_average(model: Model, kernel: Kernel, *, pseudo_samples: int = 1, on_err
     ((2,), 8)
     """
     check_model_and_kernel(model, kernel)
+    if model.pair is not None and model.pair.learns:
+        raise ValueError("the continuation probability is learnt in a run: give continuation= to od.stages for this")
     return AbcAverage(
         model,
         kernel,

@@ -34,6 +34,8 @@ class Evaluation(NamedTuple):
     ignored_rng: bool = False
     rows: Array | None = None
     """Summaries (n, M, s) if they are asked for."""
+    counted: Array | None = None
+    """Of simulators in two parts, (n, 2): what each simulation counts, see `estimators.pairs`."""
 
 
 @runtime_checkable

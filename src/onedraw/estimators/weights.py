@@ -15,6 +15,16 @@ def effective(weights: Array) -> float:
     return total * total / float(np.square(weights).sum()) if total > 0 else 0.0
 
 
+def cumulated(weights: Array) -> Array:
+    """Sums of the weights (n,) up to each; where some are negative, the largest so far, and never above the total.
+
+    >>> cumulated(np.array([0.5, 0.75, -0.5, 0.25])).tolist()
+    [0.5, 1.0, 1.0, 1.0]
+    """
+    sums = np.cumsum(weights)
+    return sums if weights.min(initial=0.0) >= 0 else np.minimum(np.maximum.accumulate(sums), sums[-1])
+
+
 def systematic(weights: Array, count: int, u: float) -> Array:
     """Indices of `count` draws by weight, at equal distances along the sum of the weights from a uniform u on.
 

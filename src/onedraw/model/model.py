@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from onedraw.arguments import LONGEST, positive, shown
+from onedraw.cost import Cost
 from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import Limited
 from onedraw.engines.numba import BLOCK_ROWS, Compiled, distances_of
@@ -19,6 +20,7 @@ from onedraw.failures import FAULTS, told
 from onedraw.model.distance import Distance, Euclidean, Mahalanobis, Scaled, euclidean, mahalanobis, scaled
 from onedraw.model.external import Command
 from onedraw.model.layout import Layout, key_of, numbers, read_only, refuse_masked
+from onedraw.model.pair import Pair, check_pair
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import (
     CHUNK_ROWS,
@@ -53,7 +55,8 @@ class Model:
         `od.Prior(...)`.
     simulate
         A function `simulate(rng, **parameters)` that draws one pseudo-sample (a number, an array, or a dict of
-        arrays); or one marked `@od.batched` or `@od.compiled`; or `od.staged(prepare, draw)`; or `od.command([...])`.
+        arrays); or one marked `@od.batched` or `@od.compiled`; or `od.staged(prepare, draw)`; or `od.command([...])`;
+        or one in two parts, `od.stages(...)` or `od.multifidelity(...)`.
     observed
         The data, in the form the simulator returns. Of a dict, the keys and their order count.
     summary
@@ -127,8 +130,9 @@ class Model:
         object.__setattr__(self, "observed", observed)
         object.__setattr__(self, "observed_row", row)
         width = max(_width(observed), row.size)
+        whole = self.simulate.whole if isinstance(self.simulate, Pair) else self.simulate
         raw = Layout(None, (observed.shape,)) if isinstance(observed, np.ndarray) else None
-        object.__setattr__(self, "recipe", Recipe(self.prior, self.simulate, self.summary, layout, width, raw))
+        object.__setattr__(self, "recipe", Recipe(self.prior, whole, self.summary, layout, width, raw))
         if self.names is not None:
             object.__setattr__(self, "names", _checked_names(self.names, layout))
         if self.replicates is not None:
@@ -142,17 +146,17 @@ class Model:
     @property
     def plain(self) -> bool:
         """Whether the simulator draws one pseudo-sample per call."""
-        return not isinstance(self.simulate, Batched | Compiled | Staged | JaxSimulator)
+        return not isinstance(self.recipe.simulator, Batched | Compiled | Staged | JaxSimulator)
 
     @property
     def batched(self) -> bool:
         """Whether the simulator draws a batch per call."""
-        return isinstance(self.simulate, Batched | Compiled | JaxSimulator)
+        return isinstance(self.recipe.simulator, Batched | Compiled | JaxSimulator)
 
     @property
     def compiled(self) -> bool:
         """Whether the simulator is compiled: its workers are threads then."""
-        return isinstance(self.simulate, Compiled)
+        return isinstance(self.recipe.simulator, Compiled)
 
     @property
     def block(self) -> int | None:
@@ -165,6 +169,31 @@ class Model:
     def pilot(self) -> int:
         """Simulations the distance needs before it can be used."""
         return int(getattr(self.distance, "pilot", 0))
+
+    @property
+    def pair(self) -> Pair | None:
+        """The simulator's two parts, if it has two."""
+        return self.simulate if isinstance(self.simulate, Pair) else None
+
+    @property
+    def worst(self) -> float:
+        """What one simulation costs at most, in the unit of the budget."""
+        return 1 if self.pair is None else self.pair.worst
+
+    @property
+    def priced(self) -> bool:
+        """Whether simulations differ in what they cost."""
+        return self.pair is not None and self.pair.price is not None
+
+    @property
+    def ahead(self) -> float:
+        """What is spent on pilots before a run, in the unit of the budget."""
+        learns = self.pair is not None and self.pair.learns
+        return (self.pilot + (self.pair.pilot if self.pair is not None and learns else 0)) * self.worst
+
+    def units(self, cost: Cost) -> float:
+        """What was spent, in the unit of the budget: simulations, or what the two parts of a simulation cost."""
+        return cost.simulations if self.pair is None else self.pair.units(cost)
 
     def placed(self, engine: Any) -> "Model":
         """The model with its simulator on the engine of a run."""
@@ -180,10 +209,10 @@ class Model:
         if timeout is None:
             return self
         timeout = positive("timeout", timeout, "the number of seconds that one simulation may take", LONGEST)
-        if not self.plain:
+        if not self.plain or self.pair is not None:
             raise ValueError(
                 f"timeout = {timeout:g} is for plain simulators and od.command, which draw one pseudo-sample per call: "
-                "limit the time inside a batched, compiled or staged simulator, and return NaN"
+                "limit the time inside a batched, compiled or staged simulator or one in two parts, and return NaN"
             )
         if isinstance(self.simulate, Command):
             return replace(self, simulate=replace(self.simulate, timeout=timeout))
@@ -218,7 +247,8 @@ class Model:
         on_error: str = "reject",
     ) -> Simulated:
         """Summaries of pseudo-samples at rows of theta: see `onedraw.model.simulator.simulate_rows`."""
-        return simulate_rows(self.recipe, rng, theta, index, pseudo_samples, first_pseudo_sample, chunk, on_error)
+        found = simulate_rows(self.recipe, rng, theta, index, pseudo_samples, first_pseudo_sample, chunk, on_error)
+        return found if self.pair is None else found._replace(cost=found.cost._replace(dear=found.cost.simulations))
 
     def measured(
         self,
@@ -352,6 +382,9 @@ def _together_or_one_by_one(distances: Callable[[Array], Array], rows: Array) ->
 
 
 def _check_simulator(simulate: Any, prior: Prior, observed: Any) -> None:
+    if isinstance(simulate, Pair):
+        check_pair(simulate, prior)
+        return
     function = simulate.prepare if isinstance(simulate, Staged) else simulate
     if isinstance(simulate, JaxSimulator):
         function = simulate.function

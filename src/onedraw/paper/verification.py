@@ -27,6 +27,7 @@ import numpy as np
 from onedraw.arguments import whole_number
 from onedraw.engines.arrays import Array
 from onedraw.paper import finite_chains as exact
+from onedraw.paper import two_parts
 from onedraw.paper.frequencies import RUNS, models
 from onedraw.results.certificate import (
     gain_bound,
@@ -623,6 +624,15 @@ STATEMENTS = tuple(itertools.starmap(Statement, (
     ("gain-2δ", "gain(M) ≤ 2δ at nominal cost", "bound", certificate_discount),
     ("between", "c_M·v(f,Q_M) ≥ v(f,Q_N) for 1 < M < N", "bound",
      lambda w: [w.worst(w.v(w.n), order_bound(w.cost * w.v(w.m)), 1e-3)]),
+    ("parts-mean", "stopped and corrected estimates have the mean of K", "equality", two_parts.unbiased),
+    ("stop-order", "v(f,Q_1) ≤ v(f,stopped)", "bound", two_parts.stopping_costs_variance),
+    ("stop-bound", "v(f,stopped) ≤ (v(f,Q_1) + (1−α)v(f))/α, least α", "bound", two_parts.stopping_is_bounded),
+    ("stop-one-draw", "v(f,stopped) ≤ M·v(f,stopped_M) + (M−1)·v(f)", "bound", two_parts.stopping_one_draw),
+    ("best-α", "cost × E T² is least at the closed form", "bound", two_parts.best_is_best),
+    ("always", "α = 1 is best just if all changes are large", "equality", two_parts.always_or_not),
+    ("weighted-one-draw", "weighted draws: cost × E T_M² ≥ cost × E T²", "bound", two_parts.weighted_one_draw),
+    ("fewer", "s(v(f,Q_s)+v(f)) ≤ M(v(f,Q_M)+v(f)) for s ≤ M", "bound", two_parts.fewer_draws),
+    ("exchangeable", "(★) for exchangeable draws", "bound", two_parts.exchangeable),
 )))
 # fmt: on
 

@@ -32,6 +32,11 @@ AXES = ("chain", "draw")
 def resampled(post: Posterior, draws: int | None = None, seed: int | None = None) -> Posterior:
     """Independent draws of equal weight (see `Posterior.resample`)."""
     worth = worth_of(post)
+    if post.weights is not None and post.weights.min() < 0:
+        raise ValueError(
+            "some of the weights are negative (od.multifidelity), and draws of equal weight cannot stand for them: use "
+            "post.summary(), post.estimate(), or to_dataframe(weighted=True)"
+        )
     size = max(1, int(worth)) if draws is None else whole_number("draws", draws, "the number of draws")
     weights = np.full(math.prod(post.shape), 1.0) if post.weights is None else post.weights.reshape(-1)
     rng = Rng(seed_or_fresh(post.seed if seed is None else seed), Phase.RESAMPLE, 2).bulk(Purpose.MOVE)

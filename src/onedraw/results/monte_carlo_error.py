@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
+from onedraw.estimators.weights import cumulated
 
 MANY = 64
 """From so many chains on, the spread of their means gives the error: with 63 degrees of freedom, known to 9 %."""
@@ -158,7 +159,7 @@ def monte_carlo(values: Array, draws: Draws | None = None, of: str | float = "me
     if draws.weights is None and not of_mean.reason:
         # The mean of the draws lies nearer to them than the mean of the target; for independent draws this is n - 1.
         variance += of_mean.squared_error
-    found = _limited(math.sqrt(variance), _of_mean(spread, weights, draws), draws.effective)
+    found = _limited(math.sqrt(max(variance, 0.0)), _of_mean(spread, weights, draws), draws.effective)
     if found.reason:
         return found
     away = spread - (weights * spread).sum()
@@ -177,7 +178,7 @@ def checked_probability(of: str | float) -> float:
 def _quantile(values: Array, weights: Array, draws: Draws, probability: float) -> MonteCarlo:
     """The error is that of the probability over the density, which is the slope of the quantiles within two errors."""
     order = np.argsort(values, axis=None, kind="stable")
-    ordered, mass = values.reshape(-1)[order], np.cumsum(weights.reshape(-1)[order])
+    ordered, mass = values.reshape(-1)[order], cumulated(weights.reshape(-1)[order])
 
     def quantile(at: float) -> float:
         return float(ordered[min(int(np.searchsorted(mass, at * mass[-1] * (1 - 1e-9))), mass.size - 1)])
@@ -235,6 +236,8 @@ def _of_mean(values: Array, weights: Array, draws: Draws) -> OfMean:
         return OfMean(reason=f"{equal}: nothing is known of the error")
     (chains, n), size = values.shape, values.size
     spread = float((influence * away).sum())
+    if spread <= 0:
+        return OfMean(reason="negative weights outweigh the others: nothing is known of the error; run longer")
     if draws.groups is not None:
         return _over_units(spread, influence, weights, draws.groups)
     if draws.independent and draws.weights is None:
@@ -255,7 +258,7 @@ def _over_units(spread: float, influence: Array, weights: Array, units: Array) -
     _, member = np.unique(units, return_inverse=True)
     member = member.reshape(-1)
     weight = np.bincount(member, weights.reshape(-1))
-    moved, weight = np.bincount(member, influence.reshape(-1))[weight > 0], weight[weight > 0]
+    moved, weight = np.bincount(member, influence.reshape(-1))[weight != 0], weight[weight != 0]
     size = weight.size
     if size < 2:
         return OfMean(spread, reason="all draws belong to one group: nothing is known of their error")

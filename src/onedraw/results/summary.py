@@ -13,6 +13,7 @@ import numpy as np
 
 from onedraw import markup
 from onedraw.engines.arrays import Array
+from onedraw.estimators.weights import cumulated
 from onedraw.results.monte_carlo_error import Draws, Interval, Variances, monte_carlo
 
 GROUPS = 8
@@ -261,7 +262,7 @@ def weighted_interval(values: Array, weights: Array, probability: float) -> tupl
     """
     keep = np.flatnonzero(weights)
     order = keep[np.argsort(values[keep], kind="stable")]
-    values, mass = values[order], np.concatenate([[0.0], np.cumsum(weights[order])])
+    values, mass = values[order], np.concatenate([[0.0], cumulated(weights[order])])
     last = np.searchsorted(mass, mass[:-1] + probability * mass[-1] * (1 - 1e-12)) - 1
     starts = np.flatnonzero(last < values.size)
     best = starts[int((values[last[starts]] - values[starts]).argmin())]

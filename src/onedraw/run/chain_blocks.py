@@ -57,7 +57,7 @@ class ChainRound:
     """Of each block, at the round's first step."""
     first_step: int
     steps: int
-    worst: int
+    worst: float
     """The most simulations of one step of one chain."""
     label: str
     wanted: int | None

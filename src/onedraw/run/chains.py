@@ -30,8 +30,8 @@ from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import cut
 from onedraw.run.chain_blocks import ChainDraws, ChainRound, recorded_draws
 from onedraw.run.lockstep import Advance, Sampler
-from onedraw.run.options import Options, checked_ends, on_engine
-from onedraw.run.pilot import pilot
+from onedraw.run.options import Options, check_parts, checked_ends, on_engine
+from onedraw.run.pilot import continuation_setting, pilot
 from onedraw.run.plan import Decision, Limits, Plan
 from onedraw.run.recorded import Recorded
 from onedraw.run.result import Result
@@ -39,7 +39,15 @@ from onedraw.run.saving import Specification
 from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
 from onedraw.run.specification import specify
-from onedraw.run.starts import Start, chains_per_block, check_start, keeps_distances, points_in, starting_states
+from onedraw.run.starts import (
+    Start,
+    chains_per_block,
+    check_start,
+    keeps_distances,
+    points_in,
+    pseudo_samples_of,
+    starting_states,
+)
 
 PLAIN_CHAINS, BATCHED_CHAINS = 4, 1024
 STEPS_PER_SIMULATION = 200
@@ -59,8 +67,8 @@ class Chains:
     """From the estimator with its distance ready and the proposal with its scale."""
     make_state: Callable[[Start, Array], Any]
     """From the starting draws of a block and their log prior densities."""
-    worst: int
-    """The most simulations of one step of one chain."""
+    worst: float
+    """What one step of one chain costs at most, in the unit of the budget."""
     draws: int | None
     chains: int
     budget: int | None
@@ -104,7 +112,7 @@ def run_chains(
     make_sampler: Callable[[Any, Any], Sampler],
     make_state: Callable[[Start, Array], Any],
     *,
-    worst: int,
+    worst: float,
     arguments: Mapping[str, Any],
     draws: Any,
     budget: Any,
@@ -117,6 +125,8 @@ def run_chains(
     """Check what every chain sampler takes, and run it: see `Chains`."""
     draws, budget = checked_ends(draws, budget, "the number of draws kept of each chain")
     model, _ = _model_and_kernel(estimator)
+    if model is not None:
+        check_parts(model, algorithm, pseudo_samples=pseudo_samples_of(estimator))
     estimator = on_engine(_in_time(estimator, options.timeout), options)
     number = chains_for(start, chains, estimator.prior, model)
     thin = whole_number("thin", thin, "the number of steps between kept draws")
@@ -134,14 +144,15 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
     rounds: list[ChainDraws] = []
     notes: list[str] = []
     resolved: dict[str, Any] = {"proposal": None, "start": _start_setting(run.start)}
-    estimator, reason, spent, done = run.estimator, "budget", Cost(), 0
+    estimator, reason, spent, ahead, done = run.estimator, "budget", Cost(), 0.0, 0
     try:
-        model, _ = _model_and_kernel(estimator)
-        if model is not None and model.pilot:
-            spent = Cost(simulations=model.pilot)
-            ready = yield from pilot(model, run.options.seed, limits[-1].budget, run.options.on_error)
+        model, kernel = _model_and_kernel(estimator)
+        if model is not None and model.ahead:
+            ahead = model.ahead
+            ready = yield from pilot(model, run.options.seed, limits[-1].budget, run.options.on_error, kernel)
             estimator = estimator.with_model(ready)
-        left = None if limits[-1].budget is None else limits[-1].budget - spent.simulations
+        resolved |= {} if model is None else continuation_setting(_model_and_kernel(estimator)[0] or model)
+        left = None if limits[-1].budget is None else limits[-1].budget - ahead
         start = yield from starting_states(run.start, estimator, run.chains, run.options.seed, left)
         notes += [start.note] if start.note else []
         if len(start.theta) < run.chains:
@@ -157,7 +168,7 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
             sampler = run.make_sampler(estimator, proposal)
             for limit in limits:
                 while True:
-                    steps, reason = affordable(run, limit, done, spent.simulations)
+                    steps, reason = affordable(run, limit, done, ahead + _units(estimator, spent))
                     if steps == 0:
                         break
                     task = Advance(
@@ -184,8 +195,8 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
     budget = limits[-1].budget
     if budget is not None and done > STEPS_PER_SIMULATION * budget // run.chains - run.thin:
         notes.append(
-            f"stopped with {budget - spent.simulations:,} simulations unspent: hardly any of {done:,} steps proposed "
-            "what was worth simulating; use smaller steps"
+            f"stopped with {budget - ahead - _units(estimator, spent):,.0f} simulations unspent: hardly any of "
+            f"{done:,} steps proposed what was worth simulating; use smaller steps"
         )
     model, kernel = _model_and_kernel(estimator)
     keep = keeps_distances(estimator) and kernel is not None
@@ -200,7 +211,7 @@ def _too_few(found: int, chains: int, cost: Cost) -> str:
     )
 
 
-def affordable(run: Chains, limit: Limits, done: int, spent: int) -> tuple[int, str]:
+def affordable(run: Chains, limit: Limits, done: int, spent: float) -> tuple[int, str]:
     """Steps that can be taken for certain, a multiple of thin, and why the run ends if there are none."""
     wanted = None if limit.draws is None else limit.draws * run.thin
     if wanted is not None and done >= wanted:
@@ -208,7 +219,7 @@ def affordable(run: Chains, limit: Limits, done: int, spent: int) -> tuple[int, 
     if limit.budget is None:
         assert wanted is not None
         return wanted - done, "finished"
-    steps = (limit.budget - spent) // (run.chains * run.worst)
+    steps = int((limit.budget - spent) // (run.chains * run.worst))
     # Proposals that are all rejected unseen spend nothing, and would go on for ever.
     steps = min(steps, STEPS_PER_SIMULATION * limit.budget // run.chains - done)
     steps -= steps % run.thin
@@ -327,6 +338,12 @@ def check_proposal(proposal: Any, estimator: Any, chains: int) -> None:
             f"engine='{estimator.engine}' has no JAX form of the proposal's distribution {inner.distribution!r}: it "
             f"takes {', '.join(FAMILIES)} with bounded densities, or write the proposal as a function with jax.numpy"
         )
+
+
+def _units(estimator: Any, cost: Cost) -> float:
+    """What was spent, in the unit of the budget."""
+    model, _ = _model_and_kernel(estimator)
+    return cost.simulations if model is None else model.units(cost)
 
 
 def _model_and_kernel(estimator: Any) -> tuple[Model | None, Kernel | None]:

@@ -9,6 +9,7 @@ from numpy.random import SeedSequence
 
 from onedraw.arguments import LONGEST, one_of, optional_whole_number, positive, seed_or_fresh
 from onedraw.estimators.placement import placed
+from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.run.progress import Progress, Show
 from onedraw.run.saving import Continue, Part, checked_segment, recorded_seed
@@ -156,6 +157,43 @@ def check_model(model: Any) -> None:
         raise ValueError(f"model must be an od.Model, got {type(model).__name__}")
 
 
+def check_parts(
+    model: Model, algorithm: str, *, signed: bool = False, pseudo_samples: int = 1, kernel: Kernel | None = None
+) -> None:
+    """A ValueError if this is no model, or if a sampler cannot run its simulator in two parts with this M and kernel.
+
+    `signed` says whether it can use estimates that may be negative.
+    """
+    check_model(model)
+    pair = model.pair
+    if pair is None:
+        return
+    maker = "multifidelity" if pair.signed else "stages"
+    if algorithm in ("wilkinson", "r_hit", "infer"):
+        raise ValueError(
+            f"od.{algorithm} runs whole simulations and cannot leave out a part of them, and the simulator is made by "
+            f"od.{maker}: give od.Model the whole simulator, or use od.rejection or od.importance"
+        )
+    if pair.signed and not signed:
+        raise ValueError(
+            f"the estimates of od.multifidelity may be negative, and od.{algorithm} needs an estimate of at least 0 to "
+            "carry along or to move by: use od.rejection or od.importance, or od.stages, whose estimates are not "
+            "negative"
+        )
+    if pseudo_samples > 1:
+        raise ValueError(
+            f"pseudo_samples = {pseudo_samples} with od.{maker}: a simulator in two parts takes 1, since further ones "
+            "are better spent at other parameters"
+        )
+    if getattr(model.distance, "adapt", False):
+        raise ValueError(f"od.scaled(adapt=True) does not go with od.{maker}: the continuation probability is fixed")
+    if kernel is not None and kernel.eps is None and (pair.learns or pair.signed):
+        raise ValueError(
+            f"kernel = od.{kernel.name}() has no tolerance, and the parts of od.{maker} are used for one: give it, as "
+            f"in od.{kernel.name}(0.1)" + ("" if pair.signed else ", or give continuation=")
+        )
+
+
 def checked_ends(draws: Any, budget: Any, meaning: str) -> tuple[int | None, int | None]:
     """`draws` and `budget` as whole numbers, one of which may be None; `meaning` says what draws are."""
     draws = optional_whole_number("draws", draws, meaning)
@@ -165,7 +203,7 @@ def checked_ends(draws: Any, budget: Any, meaning: str) -> tuple[int | None, int
     return draws, budget
 
 
-def check_pays(budget: int | None, pseudo_samples: int, pilot: int = 0) -> None:
+def check_pays(budget: int | None, pseudo_samples: int, pilot: float = 0, worst: float = 1) -> None:
     """A ValueError if a budget does not pay for one proposal, after so many simulations of a pilot.
 
     >>> check_pays(12, 3, 10)
@@ -173,8 +211,10 @@ def check_pays(budget: int | None, pseudo_samples: int, pilot: int = 0) -> None:
     ...
     ValueError: budget = 12 does not pay for one proposal of pseudo_samples = 3 simulations after 10 pilot simulations
     """
-    if budget is not None and budget - pilot < pseudo_samples:
-        after = f" after {pilot} pilot simulations" if pilot else ""
+    if budget is not None and budget - pilot < pseudo_samples * worst:
+        if worst != 1:
+            raise ValueError(f"budget = {budget} does not pay for one simulation, which may cost {worst:g}: raise it")
+        after = f" after {pilot:g} pilot simulations" if pilot else ""
         raise ValueError(
             f"budget = {budget} does not pay for one proposal of pseudo_samples = {pseudo_samples} simulations{after}"
         )

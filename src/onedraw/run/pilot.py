@@ -1,4 +1,4 @@
-"""Pilot simulations: what a distance must learn before a run can begin.
+"""Pilot simulations: what a distance and a continuation probability must learn before a run can begin.
 
 They are drawn from the prior with streams of their own and are not used again: a scale learned from draws that are then
 accepted would bias the posterior (docs/theory.md).
@@ -11,7 +11,10 @@ import numpy as np
 
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.estimators.pairs import draw_pairs, learnt_rule
+from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
+from onedraw.model.pair import ContinuationRule
 from onedraw.run.blocks import Block, cut
 from onedraw.run.plan import Bar, Decision, Outcome, Plan, Round
 
@@ -35,19 +38,70 @@ class FromPrior:
         return Outcome(arrays, found.cost, tuple(found.failures), found.ignored_rng)
 
 
-def pilot(model: Model, seed: int, budget: int | None, on_error: str) -> Plan[Model]:
-    """The model with its distance ready for use."""
-    if model.pilot == 0:
-        return model
-    if budget is not None and budget <= model.pilot:
+@dataclass(frozen=True, eq=False)
+class PairsFromPrior:
+    """The pure task of the pilot of a simulator in two parts: run both parts at draws from the prior."""
+
+    model: Model
+    seed: int
+    on_error: str
+
+    def __call__(self, block: Block) -> Outcome:
+        rng = Rng(self.seed, Phase.PILOT, block.first, 1)
+        theta = self.model.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
+        found = draw_pairs(self.model, rng, theta, None, self.on_error, certain=True)
+        arrays = {"theta": theta, "signal": found.signal, "cheap": found.cheap, "dear": found.distances}
+        return Outcome(arrays, found.cost, found.failures, found.ignored_rng)
+
+
+def pilot(model: Model, seed: int, budget: int | None, on_error: str, kernel: Kernel | None = None) -> Plan[Model]:
+    """The model with its distance ready for use, and its continuation probability, which is for a kernel."""
+    if budget is not None and 0 < model.ahead >= budget:
+        left = f"budget = {budget} leaves nothing after the"
+        if model.pair is not None and model.pair.learns:
+            raise ValueError(
+                f"{left} pilot of the continuation probability, which costs {model.ahead:g}: raise it, lower the pilot "
+                f"(pilot = {model.pair.pilot}), or give continuation="
+            )
         raise ValueError(
-            f"budget = {budget} leaves nothing after the {model.pilot} pilot simulations of the distance: raise it, "
-            f"or lower the pilot, as in od.scaled(pilot={max(10, budget // 10)})"
+            f"{left} {model.pilot} pilot simulations of the distance: raise it, or lower the pilot, as in "
+            f"od.scaled(pilot={max(10, budget // 10)})"
         )
-    outcome = yield pilot_round(model, seed, on_error)
-    ready = learned(model, outcome.arrays["rows"])
-    yield Decision("distance", lambda: ({}, learned_arrays(ready.distance)))
-    return ready
+    if model.pilot:
+        outcome = yield pilot_round(model, seed, on_error)
+        model = learned(model, outcome.arrays["rows"])
+        arrays = learned_arrays(model.distance)
+        yield Decision("distance", lambda: ({}, arrays))
+    if model.pair is not None and model.pair.learns:
+        assert kernel is not None and kernel.eps is not None
+        outcome = yield pair_round(model, seed, on_error)
+        seen = (outcome.arrays[name] for name in ("signal", "cheap", "dear"))
+        rule, eps = learnt_rule(model.pair, kernel, *seen)
+        yield Decision("continuation", lambda: ({"eps": repr(eps)}, rule._asdict()))
+        model = replace(model, simulate=model.pair.with_rule(rule))
+    return model
+
+
+def pair_round(model: Model, seed: int, on_error: str) -> Round:
+    """The simulations from which a continuation probability is learnt."""
+    assert model.pair is not None
+    count = model.pair.pilot
+    return Round(
+        PairsFromPrior(model, seed, on_error),
+        lambda gathered: cut(count, model.block or PLAIN_BLOCK, gathered.done),
+        phase="pilot",
+        bar=Bar("pilot", count, "simulations"),
+    )
+
+
+def continuation_setting(model: Model) -> dict[str, Any]:
+    """The continuation probability as a run's settings have it, with what was learnt; nothing without one."""
+    if model.pair is None:
+        return {}
+    rule = model.pair.continuation
+    if isinstance(rule, ContinuationRule):
+        return {"continuation": {"edges": rule.edges.tolist(), "alpha": rule.alpha.tolist()}}
+    return {"continuation": "your own" if callable(rule) else rule}
 
 
 def pilot_round(model: Model, seed: int, on_error: str) -> Round:

@@ -14,15 +14,17 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.numba import chains_per_block
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
+from onedraw.estimators.pairs import WithFactors
 from onedraw.estimators.tolerances import reweighted
 from onedraw.estimators.weights import effective, systematic
-from onedraw.estimators.with_rows import is_adaptive
+from onedraw.estimators.with_rows import WithRows, is_adaptive
 from onedraw.failures import Failure
 from onedraw.model.model import Model
 from onedraw.model.prior import Prior
 from onedraw.proposals.mixture import moments
 from onedraw.proposals.random_walk import random_walk
 from onedraw.run.lockstep import Sampler
+from onedraw.run.pilot import continuation_setting
 from onedraw.run.plan import Outcome
 from onedraw.run.result import Result, Stage, nothing
 from onedraw.run.specification import distance_setting
@@ -59,7 +61,8 @@ class Particles(NamedTuple):
     """(n, dim)"""
     log_prior: Array
     distances: Array
-    """(n, M), followed by the summaries if the distance adapts: (n, M + M s)."""
+    """(n, M), followed by the summaries if the distance adapts: (n, M + M s); by what the simulation counts if it is
+    one in stages: (n, 2)."""
     weight: Array
     """(n,), summing to 1."""
     group: Array
@@ -85,6 +88,8 @@ class StageChains(NamedTuple):
     """Accepted moves: chain, time, and what is kept of the states."""
     steps: int = 0
     simulations: int = 0
+    units: float = 0.0
+    """What they have cost, in the unit of the budget."""
 
     @property
     def accepted(self) -> int:
@@ -112,8 +117,8 @@ class Population(NamedTuple):
     estimator: AbcAverage
     """With the distance as it was learned last."""
     particles: Particles
-    spent: int
-    """Simulations of the whole run."""
+    spent: float
+    """By the whole run, in the unit of the budget."""
     eps: float = math.inf
     chains: StageChains | None = None
     step: int = 1
@@ -126,7 +131,7 @@ class Population(NamedTuple):
     rate: float = 1.0
     """Acceptance rate of the last stage."""
     simulated: float = 1.0
-    """Share of its proposals that were simulated."""
+    """What one of its proposals has cost, in the unit of the budget: the share that was simulated if that is 1."""
 
     @property
     def distances(self) -> Array:
@@ -194,6 +199,13 @@ def spread(particles: Particles, prior: Prior) -> Array:
     return covariance + np.diag(np.maximum(smallest - np.diag(covariance), 0.0))
 
 
+def carried(estimator: AbcAverage) -> Any:
+    """The estimator, with what its states must carry besides their distances."""
+    if is_adaptive(estimator.model):
+        return WithRows(estimator)
+    return estimator if estimator.model.pair is None else WithFactors(estimator, estimator.log_bound)
+
+
 def default_particles(budget: int | None, pseudo_samples: int, batched: bool) -> int:
     """Chains that fit a budget: about twice its root, so that more simulations also mean a smaller tolerance.
 
@@ -211,15 +223,17 @@ def block_size(model: Model, chains: int) -> int:
     return chains_per_block(chains) if model.compiled else BATCHED_BLOCK if model.batched else PLAIN_BLOCK
 
 
-def first_population(schedule: Schedule, estimator: AbcAverage, outcome: Outcome, spent: int) -> Population:
+def first_population(schedule: Schedule, estimator: AbcAverage, outcome: Outcome, spent: float) -> Population:
     """Particles from the prior, at a tolerance beyond every distance."""
     theta, distances = (np.asfortranarray(outcome.arrays[name]) for name in ("theta", "distances"))
     weight = np.where(np.isfinite(distances[:, : estimator.pseudo_samples]).any(axis=1), 1.0, 0.0)
+    if estimator.model.pair is not None:
+        weight *= distances[:, 1]
     if not weight.any():
         weight[:] = 1.0
     number = np.arange(len(theta))
     particles = Particles(theta, estimator.prior.logpdf(theta), distances, weight / weight.sum(), number, number)
-    return Population(schedule, estimator, particles, spent + outcome.cost.simulations)
+    return Population(schedule, estimator, particles, spent + estimator.model.units(outcome.cost))
 
 
 def moved(now: Population, steps: int, outcome: Outcome) -> Population:
@@ -231,8 +245,10 @@ def moved(now: Population, steps: int, outcome: Outcome) -> Population:
         moves={name: np.concatenate([part, arrays[name]]) for name, part in chains.moves.items()},
         steps=chains.steps + steps,
         simulations=chains.simulations + outcome.cost.simulations,
+        units=chains.units + now.estimator.model.units(outcome.cost),
     )
-    return now._replace(chains=chains, step=now.step + steps, spent=now.spent + outcome.cost.simulations)
+    spent = now.spent + now.estimator.model.units(outcome.cost)
+    return now._replace(chains=chains, step=now.step + steps, spent=spent)
 
 
 def lowered(now: Population, eps: float) -> Population:
@@ -253,6 +269,8 @@ def resampled(now: Population) -> Population:
     ancestor = picked(now, number, 0)
     states = {name: getattr(particles, name)[ancestor] for name in VISITED}
     states["log_estimate"] = now.estimator.kernel.with_eps(now.eps).log_average(now.distances[ancestor])
+    if now.estimator.model.pair is not None:
+        states["log_estimate"] += np.log(particles.distances[ancestor, 1])
     walk = random_walk().resolved(prior, lambda: spread(particles, prior))
     assert walk.root is not None
     none = np.empty(0, dtype=np.int64)
@@ -283,7 +301,7 @@ def stage_ended(now: Population) -> Population:
         return now._replace(path=(*before, Stage(now.eps, math.nan, 0, 0, effective(particles.weight))))
     proposals = len(chains.ancestor) * chains.steps
     rate = chains.accepted / proposals
-    simulated = max(chains.simulations, 1) / (proposals * now.estimator.pseudo_samples)
+    simulated = max(chains.units, 1) / (proposals * now.estimator.pseudo_samples)
     found = collected(chains)
     if effective(found.weight) >= effective(particles.weight):
         particles = found
@@ -327,6 +345,7 @@ def result_of(now: Population, reason: str) -> Result:
     """What a run has found, wherever it is stopped."""
     model = now.estimator.model
     settings = {"distance": distance_setting(model), **({"scales": list(now.scales)} if now.scales else {})}
+    settings |= continuation_setting(model)
     why = "finished" if reason in REACHED else reason
     if math.isinf(now.eps):
         notes = ("every simulation failed: there are no draws",)

@@ -9,6 +9,7 @@ import numpy as np
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Purpose, Rng
+from onedraw.estimators.pairs import hits
 from onedraw.estimators.protocol import evaluate
 from onedraw.model.model import Model
 from onedraw.run.blocks import Block
@@ -20,7 +21,10 @@ NEAR = ("near_theta", "near_distance")
 
 @dataclass(frozen=True, eq=False)
 class PriorDraws:
-    """The pure task: propose from the prior, simulate, and accept when u < estimate / bound, in one block."""
+    """The pure task: propose from the prior, simulate, and accept when u < estimate / bound, in one block.
+
+    Of a simulator in two parts, accepted is what counts with K replaced by whether u < K, and it has a weight.
+    """
 
     estimator: Any
     seed: int
@@ -37,9 +41,17 @@ class PriorDraws:
             return self._on_device(engine, rng, block)
         theta = self.estimator.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
         result = evaluate(self.estimator, rng, theta, None)
-        chosen = choose(rng, result.log_estimate, self.estimator.log_bound)
+        weight = None
+        if result.counted is None:
+            chosen = choose(rng, result.log_estimate, self.estimator.log_bound)
+        else:
+            log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(block.size)
+            weight = hits(self.estimator.kernel, log_u, result.distances[:, 0], result.counted)
+            chosen = np.flatnonzero(weight)
         distances = result.distances[chosen] if result.distances.size else np.empty((chosen.size, 0))
         arrays = {"theta": theta[chosen], "log_estimate": result.log_estimate[chosen], "distances": distances}
+        if weight is not None:
+            arrays["weight"] = weight[chosen]
         if result.rows is not None and self.keep == "summaries":
             arrays["rows"] = result.rows[chosen]
         if self.neighbours:
@@ -90,11 +102,11 @@ def _size(block: Block) -> Array:
 def choose(rng: Rng, log_estimate: Array, log_bound: float) -> Array:
     """Which proposals of a block are accepted: u < estimate, decided on the log scale."""
     # A uniform is needed only if the estimate is above zero.
-    hits = np.flatnonzero(log_estimate > -np.inf)
-    if hits.size == 0:
-        return hits
-    log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(hits.size)
-    return hits[passes(log_u, log_estimate[hits], log_bound)]
+    some = np.flatnonzero(log_estimate > -np.inf)
+    if some.size == 0:
+        return some
+    log_u = -rng.bulk(Purpose.ACCEPT).standard_exponential(some.size)
+    return some[passes(log_u, log_estimate[some], log_bound)]
 
 
 def passes(log_u: Array, log_estimate: Array, log_bound: float) -> Array:
@@ -111,10 +123,12 @@ def accepted(
     phase: str,
     label: str,
     unit: str,
+    begin: int = 0,
 ) -> Plan[Outcome]:
     """Run Algorithm 1 until there are `draws` acceptances or `proposals` proposals were made.
 
-    `block` gives the size of the next block from the numbers of proposals made and accepted so far.
+    `block` gives the size of the next block from the numbers of proposals made and accepted so far; `begin` is the
+    number of the first proposal.
     """
     neighbours = task.neighbours
 
@@ -130,7 +144,7 @@ def accepted(
 
     outcome: Outcome = yield Round(
         task,
-        lambda gathered: _blocks(gathered, proposals, block),
+        lambda gathered: _blocks(gathered, proposals, block, begin),
         phase=phase,
         enough=enough,
         condense=Condense(NEAR, nearest) if neighbours else None,
@@ -140,12 +154,12 @@ def accepted(
     return outcome
 
 
-def _blocks(gathered: Gathered, proposals: int | None, size: Callable[[int, int], int]) -> Iterator[Block]:
+def _blocks(gathered: Gathered, proposals: int | None, size: Callable[[int, int], int], begin: int) -> Iterator[Block]:
     """Blocks behind those gathered; only a device's sizes follow what was found, and it has one block at a time."""
     first = gathered.done
     while proposals is None or first < proposals:
         some = size(first, gathered.rows("theta"))
-        yield Block(first, some if proposals is None else min(some, proposals - first))
+        yield Block(begin + first, some if proposals is None else min(some, proposals - first))
         first += some
 
 

@@ -82,8 +82,8 @@ class Result:
         """As it was packed."""
         known = {name: arrays[name].copy(order="K") if name in arrays else None for name in ARRAYS[1:-1]}
         theta, weights = arrays["theta"].copy(order="K"), known["weights"]
-        if weights is not None and not (np.all(weights >= 0) and 0 < float(weights.sum()) < math.inf):
-            raise ValueError("weights of draws must not be negative, and at least one must be positive")
+        if weights is not None and not 0 < float(weights.sum()) < math.inf:
+            raise ValueError("weights of draws must be finite and add up to more than 0")
         path = tuple(Stage(a, b, int(c), int(d), e) for a, b, c, d, e in arrays["path"].tolist())
         numbers = {name: None if scalars[name] == "None" else float(scalars[name]) for name in NUMBERS}
         eps = None if scalars["eps"] is None else float(scalars["eps"])

@@ -15,6 +15,7 @@ from onedraw.estimators.handicapped import Handicapped
 from onedraw.model import kernels
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
+from onedraw.model.pair import ContinuationRule, Pair
 from onedraw.model.prior import Prior
 from onedraw.proposals.independence import Independence
 from onedraw.proposals.lazy import Lazy
@@ -80,7 +81,16 @@ def model_parts(model: Model) -> dict[str, dict[str, str]]:
     simulate = model.simulate
     if isinstance(simulate, Limited):
         simulate = simulate.function
-    if hasattr(simulate, "prepare"):
+    if isinstance(simulate, Pair):
+        # What was learnt follows from the rest.
+        rule = None if isinstance(simulate.continuation, ContinuationRule) else simulate.continuation
+        said = (simulate.signed, simulate.price, simulate.floor, simulate.pilot, simulate.common)
+        simulators = {
+            "model.simulate (first part)": simulate.first, "model.simulate (second part)": simulate.second,
+            "model.simulate (signal)": simulate.signal, "model.simulate (continuation)": rule,
+            "model.simulate (price, floor, pilot, common)": said,
+        }  # fmt: skip
+    elif hasattr(simulate, "prepare"):
         simulators = {"model.simulate (prepare)": simulate.prepare, "model.simulate (draw)": simulate.draw}
     else:
         simulators = {"model.simulate": simulate}

@@ -73,13 +73,18 @@ def check_start(start: Any, estimator: Any, chains: int) -> None:
             raise ValueError(
                 f"start holds draws of {list(start.columns)}, the model has {list(estimator.prior.labels)}"
             )
+        if start.weights is not None and start.weights.min(initial=0.0) < 0:
+            raise ValueError(
+                "start is a Posterior with negative weights, by which chains cannot start: run od.rejection with"
+                " the dear simulator alone, and start from that"
+            )
         if not math.prod(start.shape):
             raise ValueError(f"start is a Posterior without draws ({start.status.message}): chains cannot start there")
     else:
         given_points(start, estimator.prior, chains)
 
 
-def starting_states(start: Any, estimator: Any, chains: int, seed: int, budget: int | None) -> Plan[Start]:
+def starting_states(start: Any, estimator: Any, chains: int, seed: int, budget: float | None) -> Plan[Start]:
     """The starting states asked for, of a start that `check_start` has let through."""
     if isinstance(start, str):
         return (yield from _by_rejection(estimator, chains, seed, budget))
@@ -89,13 +94,13 @@ def starting_states(start: Any, estimator: Any, chains: int, seed: int, budget: 
     return (yield from _at_points(points, points, estimator, seed, budget, "given"))
 
 
-def _by_rejection(estimator: Any, chains: int, seed: int, budget: int | None) -> Plan[Start]:
+def _by_rejection(estimator: Any, chains: int, seed: int, budget: float | None) -> Plan[Start]:
     abc = isinstance(estimator, AbcAverage)
-    cheap = replace(estimator, pseudo_samples=1, early=False, keep_distances=True) if abc else estimator
-    cost_each = 1 if abc else pseudo_samples_of(estimator)
+    cheap = replace(estimator, pseudo_samples=1, early=False, keep_distances=True, certain=True) if abc else estimator
+    cost_each = estimator.model.worst if abc else pseudo_samples_of(estimator)
     later = estimator.pseudo_samples - 1 if abc else 0
     # The fresh draws that complete M are set aside beforehand, so that the budget is not passed.
-    proposals = None if budget is None else max(0, (budget - later * chains) // cost_each)
+    proposals = None if budget is None else max(0, int((budget - later * chains) // cost_each))
     # Few, since among few proposals the nearest many would be most of the prior.
     neighbours = max(12, 5 * estimator.prior.dim)
     # Whole blocks are paid for, so few chains are looked for in small ones.
@@ -171,12 +176,14 @@ def _completed(estimator: Any, start: Start, chains: int, seed: int) -> Plan[Sta
     return start._replace(log_estimate=log_estimate, distances=distances, cost=cost)
 
 
-def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, budget: int | None) -> Plan[Start]:
+def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, budget: float | None) -> Plan[Start]:
     """Draws of an earlier run, each with its own pseudo-sample if that is known and counts at the new kernel."""
     every = points(start.columns)
     rng = Rng(seed, Phase.RESAMPLE).bulk(Purpose.MOVE)
     given = np.full(len(every), 1.0) if start.weights is None else start.weights.reshape(-1)
     known = isinstance(estimator, AbcAverage) and _same(start.model, estimator.model) and start.distances is not None
+    # What a simulation in two parts counts is not kept with its distance.
+    known = known and estimator.model.pair is None
     if not known or start.distances is None or start.distances.ndim != 2 or start.kernel is None:
         pool = every[rng.choice(len(every), max(chains, 1000), p=given / given.sum())]
         return (yield from _at_points(pool[:chains], pool, estimator, seed, budget, "the earlier posterior's"))
@@ -362,10 +369,11 @@ def given_points(start: Any, prior: Prior, chains: int) -> Array:
     return np.asfortranarray(points)
 
 
-def _at_points(points: Array, pool: Array, estimator: Any, seed: int, budget: int | None, whose: str) -> Plan[Start]:
+def _at_points(points: Array, pool: Array, estimator: Any, seed: int, budget: float | None, whose: str) -> Plan[Start]:
     """Estimates above zero at given points, tried for until each has one."""
     chains, draws = len(points), pseudo_samples_of(estimator)
-    tries = TRIES if budget is None else min(TRIES, budget // (chains * draws))
+    worst = getattr(estimator, "worst", draws)
+    tries = TRIES if budget is None else min(TRIES, int(budget // (chains * worst)))
     found = yield _estimates(Estimates(estimator, seed, Phase.START, tries), points, "start")
     distances = found.arrays["distances"] if keeps_distances(estimator) else np.empty((chains, 0))
     note = (

@@ -12,11 +12,13 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
 from onedraw.estimators.abc_average import AbcAverage
+from onedraw.estimators.pairs import estimates
 from onedraw.estimators.tolerances import tolerance_with
 from onedraw.estimators.weights import effective
 from onedraw.proposals.mixture import Mixture, log_weights
 from onedraw.results.posterior import Simulations
 from onedraw.run.fitted_mixture import GivenProposal
+from onedraw.run.pilot import continuation_setting
 from onedraw.run.plan import Outcome
 from onedraw.run.result import Result, Stage, nothing
 from onedraw.run.specification import distance_setting
@@ -88,8 +90,10 @@ class WeightedDraws(NamedTuple):
     distances: Array
     rows: Array | None
     """Summaries (n, M, s) if they are kept."""
-    spent: int
-    """Simulations of the whole run."""
+    spent: float
+    """By the whole run, in the unit of the budget."""
+    counted: Array | None = None
+    """Of a simulator in two parts, (n, 2): what each simulation counts, see `estimators.pairs`."""
     proposals: int = 0
     of_prior: int = 0
     sources: tuple[UsedMixture, ...] = ()
@@ -112,19 +116,21 @@ class Simulate:
 
     def __call__(self, item: ProposalBlock) -> Outcome:
         result = self.estimator.evaluate(Rng(self.seed, Phase.IMPORTANCE, item.first), item.theta, None)
-        arrays = {"distances": result.distances, **({} if result.rows is None else {"rows": result.rows})}
+        more = {"rows": result.rows, "counted": result.counted}
+        arrays = {"distances": result.distances, **{name: part for name, part in more.items() if part is not None}}
         skipped = (item.proposals - item.size) * self.estimator.pseudo_samples
         cost = result.cost._replace(proposals=item.proposals, skipped=skipped)
         return Outcome(arrays, cost, result.failures, result.ignored_rng)
 
 
-def first_draws(design: Design, estimator: AbcAverage, spent: int) -> WeightedDraws:
+def first_draws(design: Design, estimator: AbcAverage, spent: float) -> WeightedDraws:
     """No proposals yet."""
     draws, width = estimator.pseudo_samples, estimator.model.observed_row.size
     rows = np.empty((0, draws, width)) if estimator.keep_rows else None
     empty = np.empty((0, estimator.prior.dim), order="F"), np.empty(0), np.empty((0, draws))
     constant = None if design.proposal is None else design.proposal.constant
-    return WeightedDraws(design, estimator, *empty, rows, spent, constant=constant)
+    counted = None if estimator.model.pair is None else np.empty((0, 2))
+    return WeightedDraws(design, estimator, *empty, rows, spent, counted, constant=constant)
 
 
 def log_weight(now: WeightedDraws, some: Array) -> Array:
@@ -153,11 +159,33 @@ def nearest(now: WeightedDraws, target: float) -> tuple[float, Array, Array]:
         beyond = math.inf if count == alive else float(np.partition(distance, count)[count])
         some = np.flatnonzero(distance < beyond)
         weight = np.exp(log_weight(now, some))
+        if now.counted is not None and not signed(now):
+            weight *= now.counted[some, 0]
         eps = max(tolerance_with(kernel, math.inf, now.distances[some], weight, target), least)
         weight = weight * np.exp(kernel.with_eps(eps).log_average(now.distances[some]))
         if count == alive or (effective(weight) >= target and eps * kernel.support <= beyond):
             return eps, some, weight
         count = min(alive, 2 * count)
+
+
+def signed(now: WeightedDraws) -> bool:
+    """Whether weights may be negative."""
+    pair = now.estimator.model.pair
+    return pair is not None and pair.signed
+
+
+def final(now: WeightedDraws) -> tuple[float, Array, Array]:
+    """The tolerance of the draws that are returned, which they are, and their weights.
+
+    If these may be negative, the tolerance is the one asked for: a larger one would be chosen by what is random.
+    """
+    if not signed(now):
+        return nearest(now, wanted(now))
+    eps = now.design.least
+    assert now.counted is not None
+    estimate = estimates(now.estimator.kernel.with_eps(eps), now.distances[:, 0], now.counted)
+    some = np.flatnonzero(estimate)
+    return eps, some, np.exp(log_weight(now, some)) * estimate[some]
 
 
 def taken(now: WeightedDraws, new: RoundProposals, outcome: Outcome) -> WeightedDraws:
@@ -176,7 +204,8 @@ def taken(now: WeightedDraws, new: RoundProposals, outcome: Outcome) -> Weighted
         log_prior=np.concatenate([now.log_prior, new.log_prior[inside]]),
         distances=np.asfortranarray(np.concatenate([now.distances, distances])),
         rows=None if now.rows is None else np.concatenate([now.rows, outcome.arrays["rows"]]),
-        spent=now.spent + outcome.cost.simulations,
+        counted=None if now.counted is None else np.concatenate([now.counted, outcome.arrays["counted"]]),
+        spent=now.spent + now.estimator.model.units(outcome.cost),
         proposals=now.proposals + count,
         of_prior=now.of_prior + of_prior,
         sources=tuple(one._replace(log_density=np.concatenate([one.log_density, unknown])) for one in sources),
@@ -210,7 +239,19 @@ def settings_of(now: WeightedDraws) -> dict[str, Any]:
     return {
         "distance": distance_setting(now.estimator.model),
         "proposal": None if given is None else given.source,
+        **continuation_setting(now.estimator.model),
     }
+
+
+def accepted_share(now: WeightedDraws, eps: float) -> tuple[float, float]:
+    """The mean of the estimates at a tolerance over all proposals, and its error."""
+    kernel = now.estimator.kernel.with_eps(eps)
+    if now.counted is None:
+        rate = float(np.exp(kernel.log_average(now.distances)).sum()) / now.proposals
+        return rate, math.sqrt(rate * max(1 - rate, 0.0) / now.proposals)
+    estimate = estimates(kernel, now.distances[:, 0], now.counted)
+    rate = float(estimate.sum()) / now.proposals
+    return rate, math.sqrt(max(float(np.square(estimate).sum()) / now.proposals - rate * rate, 0.0) / now.proposals)
 
 
 def unseen_note(now: WeightedDraws, evidence: float) -> list[str]:
@@ -235,7 +276,7 @@ def unseen_note(now: WeightedDraws, evidence: float) -> list[str]:
 def result_of(now: WeightedDraws, reason: str) -> Result:
     """The draws at the final tolerance, wherever a run is stopped."""
     design, model = now.design, now.estimator.model
-    eps, some, weight = nearest(now, wanted(now))
+    eps, some, weight = final(now)
     settings = settings_of(now)
     if now.scales:
         settings["scales"] = list(now.scales)
@@ -247,8 +288,9 @@ def result_of(now: WeightedDraws, reason: str) -> Result:
             "the constraint where= holds with prior probability"
         )  # fmt: skip
         notes.append(f"{what} {constant:.4g} ± {constant * now.constant[1]:.1g} (estimated); the weights rest on it")
-    if math.isinf(eps) or not weight.any():
-        notes.append("no simulation gave a distance: there are no draws")
+    if math.isinf(eps) or not weight.any() or not weight.sum() > 0:
+        few = "no simulation gave a distance" if not weight.any() else "the weights do not add up to more than 0"
+        notes.append(f"{few}: there are no draws")
         return nothing(model.prior.dim, reason, notes=tuple(notes), settings=settings, eps=math.nan, model=model)
     if design.target is not None and eps > design.target:
         notes.append(
@@ -256,14 +298,15 @@ def result_of(now: WeightedDraws, reason: str) -> Result:
             f"{eps:.4g}; raise the budget"
         )
     notes += unseen_note(now, float(weight.sum()) / now.proposals)
-    some, weight = some[weight > 0], weight[weight > 0] / weight.sum()
-    rate = float(np.exp(now.estimator.kernel.with_eps(eps).log_average(now.distances)).sum()) / now.proposals
+    some, weight = some[weight != 0], weight[weight != 0] / weight.sum()
+    rate, rate_se = accepted_share(now, eps)
     bank = None
     if design.keep == "all" and reason != "unfinished":
         bank = Simulations(now.theta, now.distances, log_weight(now, np.arange(len(now.theta))), now.rows)
     return Result(
-        now.theta[some][None], now.distances[some][None], "finished" if reason == "ess" else reason,
-        f"eps = {eps:.4g}, effective sample size {effective(weight):,.0f}", rate,
-        math.sqrt(rate * max(1 - rate, 0.0) / now.proposals), settings, tuple(notes), weight[None], path=now.path,
+        now.theta[some][None], None if signed(now) else now.distances[some][None],
+        "finished" if reason == "ess" else reason,
+        f"eps = {eps:.4g}, effective sample size {effective(weight):,.0f}", rate, rate_se, settings, tuple(notes),
+        weight[None], path=now.path,
         eps=eps, model=model, bank=bank,
     )  # fmt: skip

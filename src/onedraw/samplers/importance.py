@@ -36,7 +36,7 @@ from onedraw.proposals.mixture import Mixture
 from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import cut
 from onedraw.run.fitted_mixture import MOST_NEAR, around, check_proposal, given_proposal, prior_constant, widened
-from onedraw.run.options import Options, RunOptions, check_model, check_pays, on_engine
+from onedraw.run.options import Options, RunOptions, check_parts, check_pays, on_engine
 from onedraw.run.pilot import PLAIN_BLOCK, pilot
 from onedraw.run.plan import Gathered, Limits, Plan, Round
 from onedraw.run.registry import sampler
@@ -50,13 +50,13 @@ from onedraw.run.weighted_draws import (
     RoundProposals,
     Simulate,
     WeightedDraws,
+    final,
     first_draws,
     nearest,
     relearned,
     result_of,
     settings_of,
     taken,
-    wanted,
 )
 
 DEFENSIVE = 0.1
@@ -121,11 +121,12 @@ def ended(now: WeightedDraws, before: WeightedDraws, mixture: Mixture | None) ->
     begin, design = len(before.theta), now.design
     if mixture is not None and is_adaptive(now.estimator.model):
         now = relearned(now, begin)
-    eps, _, weight = nearest(now, wanted(now))
+    eps, _, weight = final(now)
     if math.isfinite(eps):
         average = np.exp(now.estimator.kernel.with_eps(eps).log_average(now.distances[begin:]))
         proposals = now.proposals - before.proposals
-        stage = Stage(eps, float(average.sum()) / proposals, proposals, now.spent - before.spent, effective(weight))
+        rate, spent = float(average.sum()) / proposals, int(now.spent - before.spent)
+        stage = Stage(eps, rate, proposals, spent, effective(weight))
         now = now._replace(path=(*now.path, stage))
     reached = design.ess is not None and effective(weight) >= design.ess
     return now, reached and design.target is not None and eps <= design.target
@@ -148,17 +149,19 @@ def round_sizes(total: int, dim: int) -> list[int]:
 
 def plan(estimator: AbcAverage, design: Design, limits: list[Limits]) -> Plan[Result]:
     """Rounds until each budget in turn is spent."""
-    now, new, reason, each = first_draws(design, estimator, 0), None, "budget", estimator.pseudo_samples
+    now, new, reason, each = first_draws(design, estimator, 0), None, "budget", estimator.worst
     try:
-        model = yield from pilot(estimator.model, design.seed, limits[0].budget, estimator.on_error)
-        check_pays(limits[0].budget, each, estimator.model.pilot)
-        now = first_draws(design, estimator.with_model(model), estimator.model.pilot)
+        # The kernel of the estimator has no tolerance of its own here.
+        kernel = estimator.kernel if design.target is None else estimator.kernel.with_eps(design.target)
+        model = yield from pilot(estimator.model, design.seed, limits[0].budget, estimator.on_error, kernel)
+        check_pays(limits[0].budget, estimator.pseudo_samples, estimator.model.ahead, model.worst)
+        now = first_draws(design, estimator.with_model(model), estimator.model.ahead)
         for _, budget in limits:
             assert budget is not None
-            sizes, reason = round_sizes((budget - now.spent) // each, model.prior.dim), "budget"
+            sizes, reason = round_sizes(int((budget - now.spent) // each), model.prior.dim), "budget"
             mixture = None if design.proposal is None else design.proposal.mixture
             for number in range(len(sizes) + TOP_UP_ROUNDS):
-                left, top_up = (budget - now.spent) // each, number >= len(sizes)
+                left, top_up = int((budget - now.spent) // each), number >= len(sizes)
                 if left < 1:
                     break
                 if now.rounds and not top_up:
@@ -254,14 +257,16 @@ def importance(
     True
     """
     checked = Options.checked(options)
-    check_model(model)
     kernel = kernel_asked(kernel)
     budget = whole_number("budget", budget, "the largest number of simulations")
     pseudo_samples = checked_pseudo_samples(pseudo_samples)
-    check_pays(budget, pseudo_samples)
+    check_parts(model, "importance", signed=True, pseudo_samples=pseudo_samples, kernel=kernel)
+    check_pays(budget, pseudo_samples, worst=model.worst)
     if ess is not None:
         ess = positive("ess", ess, "the effective number of draws wanted")
     defensive = share("defensive", defensive, "the share from the prior")
+    if model.pair is not None and keep == "all":
+        raise ValueError("keep='all' needs whole simulations, and the simulator has two parts: leave keep= out")
     design = Design(kernel.eps, ess, defensive, one_of("keep", keep, ("distances", "all")), checked.seed)
     made_of = None
     if proposal is not None:

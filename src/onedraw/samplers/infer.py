@@ -55,7 +55,7 @@ from onedraw.run.earlier import (
     starting_bank,
 )
 from onedraw.run.estimate import COMPONENTS, around_estimate, estimated
-from onedraw.run.options import Options, RunOptions, on_engine
+from onedraw.run.options import Options, RunOptions, check_parts, on_engine
 from onedraw.run.plan import Decision, Limits, Outcome, Plan, Round
 from onedraw.run.registry import sampler
 from onedraw.run.result import Result, nothing
@@ -403,6 +403,7 @@ def infer(
         model = model.model
     if not isinstance(model, Model):
         raise ValueError(f"model must be an od.Model or the result of od.fit_summary, got {type(model).__name__}")
+    check_parts(model, "infer")
     budget = whole_number("budget", budget, "the largest number of simulations")
     draws = whole_number("draws", draws, "the number of posterior draws")
     coverage = whole_number("coverage", coverage, "how many simulations are taken as data", least=0)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 import numpy as np
 
 from onedraw.arguments import checked_pseudo_samples, one_of, true_or_false
-from onedraw.cost import Cost
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
@@ -105,7 +104,7 @@ def info_of(accepted: Array, proposed: Proposed, result: Evaluation, draws: int)
     cost = result.cost
     if isinstance(accepted, np.ndarray):
         asked = (len(accepted) if proposed.held is None else int(np.count_nonzero(proposals))) * draws
-        cost = Cost(cost.simulations, cost.setups, asked - cost.simulations, cost.failed, 0, cost.surplus)
+        cost = cost._replace(skipped=asked - cost.simulations)
     return Info(accepted, proposals, cost, result.failures, result.ignored_rng)
 
 
@@ -224,7 +223,8 @@ def pseudo_marginal(
         keep = "distances" if keeps_distances(estimator) else "draws"
     return run_chains(
         "pseudo_marginal", checked, estimator,
-        lambda ready, proposal: PseudoMarginal(ready, proposal, early, draws_each), starting_state, worst=draws_each,
+        lambda ready, proposal: PseudoMarginal(ready, proposal, early, draws_each), starting_state,
+        worst=getattr(estimator, "worst", draws_each),
         arguments={"pseudo_samples": draws_each, "early": early, "keep": keep}, draws=draws, budget=budget,
         chains=chains, thin=thin, start=start, proposal=proposal, layout=layout,
     )  # fmt: skip

@@ -17,13 +17,14 @@ from typing import Any, Unpack
 import numpy as np
 
 from onedraw.arguments import checked_pseudo_samples, one_of
+from onedraw.cost import Cost
 from onedraw.engines.streams import Phase
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.results.posterior import Posterior, Simulations
-from onedraw.run.options import Options, RunOptions, check_pays, checked_ends, on_engine
-from onedraw.run.pilot import pilot
+from onedraw.run.options import Options, RunOptions, check_parts, check_pays, checked_ends, on_engine
+from onedraw.run.pilot import continuation_setting, pilot
 from onedraw.run.plan import Decision, Limits, Outcome, Plan
 from onedraw.run.prior_draws import PriorDraws, accepted, block_size
 from onedraw.run.recorded import Recorded, joined
@@ -41,25 +42,38 @@ def plan(estimator: AbcAverage, arguments: Mapping[str, Any], limits: list[Limit
     """Proposals in blocks until there are enough acceptances or the budget is spent."""
     model, draws, budget = estimator.model, *limits[-1]
     seed, each = arguments["seed"], estimator.pseudo_samples
-    reason = "done"
+    reason, found = "done", no_proposals(model.prior.dim)
     try:
-        model = yield from pilot(model, seed, budget, estimator.on_error)
-        check_pays(budget, each, estimator.model.pilot)
-        proposals = None if budget is None else (budget - estimator.model.pilot) // each
-        resolved = {"distance": distance_setting(model)}
+        model = yield from pilot(model, seed, budget, estimator.on_error, estimator.kernel)
+        check_pays(budget, each, estimator.model.ahead, model.worst)
+        resolved = {"distance": distance_setting(model), **continuation_setting(model)}
         yield Decision("ready", lambda: ({"settings": resolved}, {}))
         task = PriorDraws(estimator.with_model(model), seed, Phase.RUN, keep=arguments["keep"])
         unit = "proposals" if draws is None else "draws"
         size = arguments["block"]
-        found = yield from accepted(task, draws, proposals, lambda *_: size, "run", "rejection", unit)
+        for limit in limits if model.priced else limits[-1:]:
+            spent = estimator.model.ahead + model.units(found.cost)
+            while True:
+                # Simulations that cost less than they might leave something for another round.
+                proposals = None if limit.budget is None else int((limit.budget - spent) // estimator.worst)
+                wanted = None if limit.draws is None else limit.draws - len(found.arrays["theta"])
+                if proposals == 0 or (wanted is not None and wanted <= 0):
+                    break
+                begin = found.cost.proposals
+                more = yield from accepted(task, wanted, proposals, lambda *_: size, "run", "rejection", unit, begin)
+                found = together(found, more)
+                spent += model.units(more.cost)
+                if limit.budget is None or not model.priced:
+                    break
     except Stopped as stopped:
-        if stopped.partial is None or "theta" not in stopped.partial.arrays or model.pilot:
+        if stopped.partial is None or "theta" not in stopped.partial.arrays or model.ahead:
             return nothing(model.prior.dim, stopped.reason, model=model)
-        reason, found = stopped.reason, stopped.partial
+        reason, found = stopped.reason, together(found, stopped.partial)
     if reason == "done":
         enough = draws is not None and len(found.arrays["theta"]) >= draws
         reason = "finished" if enough else "budget"
-    result = result_of(found, arguments, draws, reason, {"distance": distance_setting(model)})
+    settings = {"distance": distance_setting(model), **continuation_setting(model)}
+    result = result_of(found, arguments, draws, reason, settings)
     return replace(result, model=model, bank=_bank(found, draws))
 
 
@@ -71,9 +85,18 @@ def result_of(
     count, made = len(theta), found.cost.proposals
     kept = count if draws is None else min(count, draws)
     rate = count / made if made else math.nan
-    notes = []
+    error = math.sqrt(rate * (1 - rate) / made) if made else math.nan
+    notes, weights = [], None
     if kept == 0:
         notes.append(f"nothing was accepted in {made:,} proposals: raise eps or the budget")
+    elif "weight" in found.arrays:
+        every, weights = found.arrays["weight"], found.arrays["weight"][:kept]
+        rate = float(every.sum()) / made
+        error = math.sqrt(max(float(np.square(every).sum()) / made - rate * rate, 0.0) / made)
+        if not weights.sum() > 0:
+            notes.append(f"the weights of {kept:,} draws add up to {weights.sum():.3g}: raise eps or the budget")
+            return nothing(theta.shape[1], reason, notes=tuple(notes), settings=settings)
+        weights = (weights / weights.sum())[None]
     keep_distances = arguments["keep"] != "draws"
     return Result(
         theta[:kept][None],
@@ -81,11 +104,25 @@ def result_of(
         reason,
         f"{kept:,} draws",
         rate,
-        math.sqrt(rate * (1 - rate) / made) if made else math.nan,
+        error,
         settings,
         tuple(notes),
+        weights,
         after=f" after {made:,} proposals",
     )
+
+
+def no_proposals(dim: int) -> Outcome:
+    """What there is before the first proposal."""
+    return Outcome({"theta": np.empty((0, dim))}, Cost())
+
+
+def together(before: Outcome, more: Outcome) -> Outcome:
+    """The draws of two rounds as one."""
+    if before.cost.proposals == 0:
+        return more
+    arrays = {name: np.concatenate([before.arrays[name], part]) for name, part in more.arrays.items()}
+    return Outcome(arrays, before.cost.plus(more.cost))
 
 
 def _bank(found: Outcome, draws: int | None) -> Simulations | None:
@@ -130,7 +167,8 @@ def rejection(
         Stop when this many proposals were accepted.
     budget
         Stop before this many simulations would be passed: floor(budget / M) proposals are made, pilot simulations
-        of the distance taken off first. `draws` or `budget` or both: whichever comes first.
+        of the distance taken off first. `draws` or `budget` or both: whichever comes first. Of a simulator in two
+        parts with a price it is in units of that price, and draws have weights (`od.stages`, `od.multifidelity`).
     pseudo_samples
         M, the number of pseudo-samples per proposal. The posterior is the same for every M, and 1 is the cheapest.
     keep
@@ -153,11 +191,17 @@ def rejection(
     check_model_and_kernel(model, kernel)
     draws, budget = checked_ends(draws, budget, "the number of posterior draws")
     each = checked_pseudo_samples(pseudo_samples)
-    check_pays(budget, each)
+    check_parts(model, "rejection", signed=True, pseudo_samples=each)
+    check_pays(budget, each, worst=model.worst)
     if keep is None:
         keep = "distances" if each <= KEPT_PSEUDO_SAMPLES else "draws"
+    if model.pair is not None and model.pair.signed:
+        # A weight that comes from two distances cannot be made anew from one.
+        keep = "draws"
     if one_of("keep", keep, ("draws", "distances", "summaries", "all")) == "all" and checked.store is None:
         raise ValueError("keep='all' keeps every simulation in the run's file: say which with store='run.db'")
+    if model.pair is not None and keep in ("summaries", "all"):
+        raise ValueError(f"keep={keep!r} needs whole simulations, and the simulator has two parts: leave keep= out")
     estimator = AbcAverage(
         model.limited(checked.timeout), kernel, each, on_error=checked.on_error, keep_distances=keep != "draws",
         early=False, keep_rows=keep in ("summaries", "all"),

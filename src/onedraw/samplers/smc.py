@@ -32,13 +32,12 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.protocol import evaluate
 from onedraw.estimators.tolerances import kernel_asked, reweighted, tolerance_keeping, tolerance_with
-from onedraw.estimators.with_rows import WithRows, is_adaptive
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.proposals.random_walk import RandomWalk
 from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import Block, cut
-from onedraw.run.options import Options, RunOptions, check_model, on_engine
+from onedraw.run.options import Options, RunOptions, check_parts, on_engine
 from onedraw.run.pilot import pilot
 from onedraw.run.plan import Limits, Outcome, Plan, Round
 from onedraw.run.population import (
@@ -48,6 +47,7 @@ from onedraw.run.population import (
     Schedule,
     States,
     block_size,
+    carried,
     default_particles,
     first_population,
     lowered,
@@ -92,11 +92,10 @@ class Moves:
 
     def __call__(self, item: ParticleBlock) -> Outcome:
         rng = Rng(self.seed, Phase.SEQUENCE, item.first, item.step)
-        adaptive = is_adaptive(self.estimator.model)
         if item.states is None:
             theta = self.estimator.prior.sample(rng.bulk(Purpose.PRIOR), item.size)
             once = replace(self.estimator, early=False)
-            result = evaluate(WithRows(once) if adaptive else once, rng, theta, None)
+            result = evaluate(carried(once), rng, theta, None)
             arrays = {"theta": theta, "distances": result.distances}
         elif item.steps == 0:
             probe = replace(self.estimator, pseudo_samples=1, early=False, keep_rows=True)
@@ -106,7 +105,7 @@ class Moves:
         else:
             estimator = replace(self.estimator, kernel=self.estimator.kernel.with_eps(item.eps))
             walk, draws = RandomWalk(None, None, item.root, estimator.prior), estimator.pseudo_samples
-            sampler = PseudoMarginal(WithRows(estimator) if adaptive else estimator, walk, True, draws)
+            sampler = PseudoMarginal(carried(estimator), walk, True, draws)
             return visited(sampler, rng, State(**item.states), item)
         return Outcome(arrays, result.cost._replace(proposals=item.size), result.failures, result.ignored_rng)
 
@@ -142,7 +141,7 @@ def relearns(now: Population, budget: int | None) -> bool:
 
 def affordable(now: Population, budget: int | None) -> float:
     """Steps that the rest of the budget pays for in the worst case."""
-    return math.inf if budget is None else (budget - now.spent) // (now.schedule.chains * now.estimator.pseudo_samples)
+    return math.inf if budget is None else (budget - now.spent) // (now.schedule.chains * now.estimator.worst)
 
 
 def next_eps(now: Population, budget: int | None) -> float:
@@ -203,8 +202,9 @@ def plan(estimator: AbcAverage, schedule: Schedule, limits: list[Limits]) -> Pla
     """Follow the falling tolerance under each budget in turn."""
     now, reason = None, "budget"
     try:
-        model = yield from pilot(estimator.model, schedule.seed, limits[0].budget, estimator.on_error)
-        spent, estimator = estimator.model.pilot, estimator.with_model(model)
+        kernel = estimator.kernel if schedule.target is None else estimator.kernel.with_eps(schedule.target)
+        model = yield from pilot(estimator.model, schedule.seed, limits[0].budget, estimator.on_error, kernel)
+        spent, estimator = estimator.model.ahead, estimator.with_model(model)
         outcome = yield round_of(estimator, schedule, "prior", lambda block: ParticleBlock(*block))
         now = first_population(schedule, estimator, outcome, spent)
         for _, budget in limits:
@@ -289,14 +289,14 @@ def smc(
     True
     """
     checked = Options.checked(options)
-    check_model(model)
     kernel = kernel_asked(kernel)
     budget = optional_whole_number("budget", budget, "the largest number of simulations")
     particles = optional_whole_number("particles", particles, "the number of chains side by side", MOST_AT_ONCE)
     pseudo_samples = checked_pseudo_samples(pseudo_samples)
     if budget is None and kernel.eps is None:
         raise ValueError("give budget=, a kernel with a tolerance or both: one of them must end the run")
-    left = None if budget is None else budget - model.pilot
+    check_parts(model, "smc", pseudo_samples=pseudo_samples, kernel=kernel)
+    left = None if budget is None else int((budget - model.ahead) // model.worst)
     if particles is None:
         particles = default_particles(None if left is None else max(left, 1), pseudo_samples, model.batched)
     if left is not None and 0 < left < particles * pseudo_samples:

@@ -50,6 +50,7 @@ from onedraw.run.options import Options, RunOptions, on_engine
 from onedraw.run.specification import specify
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
 from onedraw.samplers.rejection import rejection
+from onedraw.tuning.pair_advice import PairAdvice, advise_pair
 from onedraw.tuning.particles import Tuning, tune
 from onedraw.tuning.prices import Prices, Stages, Timed, time_stages, time_steps
 from onedraw.tuning.runs import CannotTell, Runs, measurement
@@ -362,10 +363,11 @@ def advise(
     max_pseudo_samples: int = MOST_BY_DEFAULT,
     early: bool = True,
     **options: Unpack[RunOptions],
-) -> Advice | Tuning:
+) -> Advice | Tuning | PairAdvice:
     """How many pseudo-samples a step of `od.pseudo_marginal` should draw, measured, with a guarantee.
 
     For an `estimator` such as `od.particle_filter(...)`: how many particles, by the published rules and by measurement.
+    For a simulator in two parts (`od.stages`, `od.multifidelity`): whether the parts pay, and how much, from a pilot.
 
     Parameters
     ----------
@@ -410,6 +412,8 @@ def advise(
         model, kernel = estimator.model, estimator.kernel
     check_model_and_kernel(model, kernel)
     assert model is not None and kernel is not None
+    if model.pair is not None:
+        return advise_pair(model, kernel, budget, checked)
     default = BATCHED_BUDGET if model.batched else PLAIN_BUDGET
     budget = (
         default if budget is None else whole_number("budget", budget, "the largest number of simulations", least=10)

@@ -1,0 +1,235 @@
+"""Estimates from simulators in two parts, and the continuation probability that is best for them.
+
+With R what the first part alone says (K of the cheap data, or 0 for a simulation in stages) and c = 1/alpha if the
+second part was run and 0 if it was not,
+
+    T = R + c (K(dear) - R) = (1 - c) R + c K(dear)
+
+has the mean of K(dear), whatever alpha is (docs/theory.md). A simulation is kept as three numbers: its last distance, c
+and the distance of the cheap data (inf for stages, for which R = 0).
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.cost import Cost
+from onedraw.engines.arrays import Array
+from onedraw.engines.streams import Purpose, Rng
+from onedraw.estimators.protocol import Evaluation
+from onedraw.failures import Failure, first_failures
+from onedraw.model.kernels import Kernel
+from onedraw.model.model import Model
+from onedraw.model.pair import ContinuationRule, Pair, first_part
+from onedraw.model.prior import Prior
+from onedraw.model.simulator import CHUNK_ROWS, CHUNK_VALUES
+
+BINS = 8
+"""Most parts, equal in how often the second part matters, into which signals are cut."""
+FEWEST_HITS = 25
+"""Hits of the pilot from which a continuation probability is learnt, at a larger tolerance if need be."""
+
+
+class PairDraws(NamedTuple):
+    """One simulation at each of n rows of theta."""
+
+    distances: Array
+    """(n,) of the dear data; of the cheap ones if the second part was not run, and inf without any."""
+    factor: Array
+    """(n,) c: 1/alpha if the second part was run, otherwise 0."""
+    cheap: Array
+    """(n,) distance of the cheap data; inf for stages."""
+    signal: Array
+    """(n,) what alpha depends on."""
+    cost: Cost
+    failures: tuple[Failure, ...] = ()
+    ignored_rng: bool = False
+
+    @property
+    def counted(self) -> Array:
+        """(n, 2): c and the distance of the cheap data, as evaluations have them."""
+        return np.column_stack([self.factor, self.cheap])
+
+
+def draw_pairs(
+    model: Model, rng: Rng, theta: Array, index: Array | None, on_error: str, certain: bool = False
+) -> PairDraws:
+    """Run the first parts at all rows of theta, and the second parts where a coin says so, or if `certain` all."""
+    n, places = len(theta), np.arange(len(theta)) if index is None else index
+    # A coin for each row of the block, so that it does not depend on which of them are simulated.
+    coins = rng.bulk(Purpose.CONTINUE).random(int(places.max()) + 1)[places]
+    if certain:
+        coins[:] = -1.0
+    height = max(1, min(CHUNK_ROWS, CHUNK_VALUES // model.recipe.width))
+    parts = []
+    for chunk, top in enumerate(range(0, n, height)):
+        some = slice(top, top + height)
+        parts.append(_drawn(model, rng, theta[some], places[some], coins[some], chunk, on_error))
+    if len(parts) == 1:
+        return parts[0]
+    distances, factor, cheap, signal = (
+        np.concatenate(found) for found in zip(*(part[:4] for part in parts), strict=True)
+    )
+    cost, failures = Cost.total(part.cost for part in parts), first_failures(*(part.failures for part in parts))
+    return PairDraws(distances, factor, cheap, signal, cost, failures[:1], parts[0].ignored_rng)
+
+
+def _drawn(
+    model: Model, rng: Rng, theta: Array, places: Array, coins: Array, chunk: int, on_error: str
+) -> PairDraws:  # fmt: skip
+    pair = model.pair
+    assert pair is not None
+    part = first_part(pair, model.recipe, rng, theta, places, chunk, on_error)
+    begun = part.found
+    distances = np.full(len(theta), np.inf)
+    alive = np.ones(len(theta), dtype=bool)
+    if pair.signed:
+        begun, found = model.measured(begun, rng, theta, places, 0, on_error)
+        distances = found[:, 0].copy()
+        signal = distances.copy()
+    else:
+        signal = begun.rows[:, 0, 0]
+        alive = ~np.isnan(signal)
+    cheap = distances.copy()
+    alpha = np.ones(len(theta))
+    if not pair.learns:
+        alpha[alive] = pair.probability(signal[alive], model.prior.columns(theta[alive]))
+    on = np.flatnonzero(alive & (coins < alpha))
+    factor = np.zeros(len(theta))
+    factor[on] = 1.0 / alpha[on]
+    cost, failures, ignored = begun.cost, begun.failures, False
+    if on.size:
+        ended = part.second(on)
+        ended, found = model.measured(ended, rng, theta[on], places[on], 0, on_error)
+        distances[on] = found[:, 0]
+        cost = cost._replace(
+            dear=int(on.size), failed=cost.failed + ended.cost.failed, surplus=cost.surplus + ended.cost.surplus
+        )
+        failures = first_failures(failures, ended.failures)[:1]
+        ignored = begun.ignored_rng and ended.ignored_rng
+    return PairDraws(distances, factor, cheap, signal, cost, failures, ignored)
+
+
+def evaluate_pairs(
+    model: Model, kernel: Kernel, rng: Rng, theta: Array, index: Array | None, on_error: str, certain: bool
+) -> Evaluation:
+    """Estimates at rows of theta; of a pair whose estimates may be negative, the log is that of their positive part."""
+    drawn = draw_pairs(model, rng, theta, index, on_error, certain)
+    with np.errstate(divide="ignore"):
+        if model.pair is not None and model.pair.signed:
+            log_estimate = np.log(np.maximum(estimates(kernel, drawn.distances, drawn.counted), 0.0))
+        else:
+            log_estimate = kernel.log_weight(drawn.distances) + np.log(drawn.factor)
+    return Evaluation(
+        log_estimate, drawn.distances[:, None], drawn.cost, drawn.failures, drawn.ignored_rng, counted=drawn.counted
+    )
+
+
+def estimates(kernel: Kernel, distances: Array, counted: Array) -> Array:
+    """T (n,) at a kernel, of simulations with these last distances (n,)."""
+    return combined(np.exp(kernel.log_weight(distances)), np.exp(kernel.log_weight(counted[:, 1])), counted[:, 0])
+
+
+def hits(kernel: Kernel, log_u: Array, distances: Array, counted: Array) -> Array:
+    """T (n,) with K replaced by whether a uniform u is below it, the same u for both parts: it has the same mean."""
+    dear, cheap = (log_u < kernel.log_weight(of) for of in (distances, counted[:, 1]))
+    return combined(dear.astype(float), cheap.astype(float), counted[:, 0])
+
+
+def combined(dear: Array, cheap: Array, factor: Array) -> Array:
+    """R + c (K - R)."""
+    return cheap + factor * (dear - cheap)
+
+
+@dataclass(frozen=True, eq=False)
+class WithFactors:
+    """The estimates of a simulator in stages whose distances (n, 1) are followed by the factors c (n, 1)."""
+
+    inner: Any
+    log_bound: float | None
+
+    @property
+    def prior(self) -> Prior:
+        prior: Prior = self.inner.prior
+        return prior
+
+    def evaluate(self, rng: Rng, theta: Array, log_needed: Array | None) -> Evaluation:
+        """As the estimator within."""
+        part: Evaluation = self.inner.evaluate(rng, theta, log_needed)
+        factor = np.zeros((len(theta), 1)) if part.counted is None else part.counted[:, :1]
+        return part._replace(distances=np.concatenate([part.distances, factor], axis=1))
+
+
+def learnt_rule(pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: Array) -> tuple[ContinuationRule, float]:
+    """The best continuation probability by pilot simulations with these signals and distances (n,).
+
+    Also the tolerance at which it was learnt: the kernel's, or the least at which the pilot has some hits.
+    """
+    near = np.sort(dear[np.isfinite(dear)])
+    if near.size <= FEWEST_HITS:
+        return ContinuationRule(np.empty(0), np.ones(1)), math.inf
+    kernel = kernel.with_eps(max(kernel.eps, float(near[FEWEST_HITS])))
+    of_dear, of_cheap = (np.exp(kernel.log_weight(of)) for of in (dear, cheap))
+    # The first stage may have failed: such a simulation is never taken up again.
+    alive = ~np.isnan(signal)
+    signal, change, of_dear = signal[alive], ((of_dear - of_cheap) ** 2)[alive], of_dear[alive]
+    edges = rule_edges(signal, change, kernel.eps if pair.signed else None)
+    part = np.searchsorted(edges, signal, side="right")
+    count = np.bincount(part, minlength=edges.size + 1)
+    # Half a change more in each part, as Jeffreys has it: where there was none, changes are rare, and count 1/alpha.
+    typical = float(change[change > 0].mean()) if change.any() else 0.0
+    mean = (np.bincount(part, change, minlength=edges.size + 1) + 0.5 * typical) / (count + 1.0)
+    assert pair.price is not None
+    rest = float((of_dear**2).mean() - change.mean())
+    return ContinuationRule(edges, best_alpha(count / count.sum(), mean, rest, pair.price, pair.floor)), kernel.eps
+
+
+def rule_edges(signal: Array, change: Array, eps: float | None) -> Array:
+    """Edges of signals (n,) between which the squared changes (n,) have equal sums, and around all that changed."""
+    changed = np.flatnonzero(change)
+    edges = [] if eps is None else [eps]
+    if changed.size:
+        order = changed[np.argsort(signal[changed], kind="stable")]
+        mass = np.cumsum(change[order])
+        inner = signal[order[np.searchsorted(mass, mass[-1] * np.arange(1, BINS) / BINS)]]
+        edges += [*inner.tolist(), float(signal[order[0]]), float(np.nextafter(signal[order[-1]], np.inf))]
+    return np.unique([edge for edge in edges if math.isfinite(edge)])
+
+
+def best_alpha(share: Array, change: Array, rest: float, price: tuple[float, float], floor: float) -> Array:
+    """The alpha (k,) between floor and 1 that makes cost times second moment least.
+
+    Parts of the signals have these shares (k,) of the simulations and these mean squared changes (k,), and the second
+    moment is rest + sum share change / alpha. The best alpha is a root of the changes times one number, cut off at
+    floor and 1 (docs/theory.md), so that the number is found exactly, among the ends of the pieces and one point in
+    each.
+
+    >>> best_alpha(np.array([0.5, 0.5]), np.array([0.04, 0.0]), 0.2, (1.0, 50.0), 0.01).round(3)
+    array([0.071, 0.01 ])
+    """
+    root = np.sqrt(change)
+    if not root.any():
+        return np.full(root.size, floor)
+    positive = root[root > 0]
+    ends = np.unique(np.concatenate([floor / positive, 1.0 / positive]))
+
+    def alpha_at(number: float) -> Array:
+        return np.clip(number * root, floor, 1.0)
+
+    def objective(number: float) -> float:
+        alpha = alpha_at(number)
+        return (rest + float((share * change / alpha).sum())) * (price[0] + price[1] * float((share * alpha).sum()))
+
+    tried = list(ends)
+    for low, high in pairwise(ends):
+        alpha = alpha_at(math.sqrt(low * high))
+        free = (alpha > floor) & (alpha < 1.0)
+        slope = float((share * root)[free].sum())
+        moment = rest + float((share * change / alpha)[~free].sum())
+        spent = price[0] + price[1] * float((share * alpha)[~free].sum())
+        if moment > 0 and slope > 0:
+            tried.append(float(np.clip(math.sqrt(spent / (price[1] * moment)), low, high)))
+    return alpha_at(min(tried, key=objective))

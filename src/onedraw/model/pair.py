@@ -1,0 +1,373 @@
+"""A simulation in two parts, a cheap one that always runs and a dear one that runs with a known probability.
+
+`stages` is one simulation that may be stopped half-way; `multifidelity` is a cheap approximate model beside the dear
+one. Which parts of a simulation are run is decided here; what the estimates are made of is in `estimators.pairs`.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.arguments import a_function, number_or_nan, shown, true_or_false, whole_number
+from onedraw.cost import Cost
+from onedraw.engines.arrays import Array
+from onedraw.engines.numba import Compiled
+from onedraw.engines.streams import Rng
+from onedraw.failures import FAULTS, told
+from onedraw.model.external import Command
+from onedraw.model.layout import Layout, numbers
+from onedraw.model.prior import Prior
+from onedraw.model.simulator import Batched, JaxSimulator, Recipe, Simulated, Staged, simulate_rows
+
+SECOND = 64
+"""Added to the phase that names the streams of a first part, it names those of the second."""
+ONE_NUMBER = Layout(None, ((),))
+
+
+class ContinuationRule(NamedTuple):
+    """A continuation probability that is constant between edges of the signal."""
+
+    edges: Array
+    """(k,), increasing."""
+    alpha: Array
+    """(k + 1,): below the first edge, between edges, from the last edge on."""
+
+    def __call__(self, signal: Array, **_: Any) -> Array:
+        return self.alpha[np.searchsorted(self.edges, signal, side="right")]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Both parts of a simulation in stages, one after the other."""
+
+    first: Callable[..., Any]
+    rest: Callable[..., Any]
+
+    def __call__(self, rng: np.random.Generator, **parameters: Any) -> Any:
+        return self.rest(rng, self.first(rng, **parameters), **parameters)
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A simulator in two parts; made by `stages` and `multifidelity`."""
+
+    first: Any
+    """The part that always runs: the first stage, or the cheap model."""
+    second: Any
+    """The part that may be left out: the rest, or the dear model."""
+    signed: bool
+    """Whether the first part gives data too, so that estimates may be negative."""
+    signal: Callable[..., Any] | None
+    continuation: Any
+    """A probability, a function, a ContinuationRule, or None if it is to be learnt."""
+    price: tuple[float, float] | None
+    floor: float
+    pilot: int
+    common: bool = False
+
+    @property
+    def learns(self) -> bool:
+        """Whether the continuation probability is still to be learnt."""
+        return self.continuation is None
+
+    @property
+    def whole(self) -> Any:
+        """The dear simulator, all of it."""
+        if self.signed:
+            return self.second
+        if isinstance(self.first, Batched):
+            return Batched(Whole(self.first.function, self.second.function))
+        return Whole(self.first, self.second)
+
+    def __call__(self, rng: np.random.Generator, **parameters: Any) -> Any:
+        return self.whole(rng, **parameters)
+
+    @property
+    def worst(self) -> float:
+        """What a simulation costs at most, in the unit of the budget."""
+        return 1.0 if self.price is None else sum(self.price)
+
+    def units(self, cost: Cost) -> float:
+        """What was spent, in the unit of the budget."""
+        if self.price is None:
+            return cost.simulations
+        return self.price[0] * cost.simulations + self.price[1] * cost.dear
+
+    def with_rule(self, rule: ContinuationRule) -> "Pair":
+        """With a continuation probability that was learnt."""
+        return replace(self, continuation=rule)
+
+    def probability(self, signal: Array, parameters: dict[str, Array]) -> Array:
+        """The continuation probabilities (n,) for signals (n,), never below the floor."""
+        if not callable(self.continuation):
+            return np.full(len(signal), max(float(self.continuation), self.floor))
+        try:
+            alpha = np.broadcast_to(numbers(self.continuation(signal, **parameters)), signal.shape)
+        except FAULTS as error:
+            names = ", ".join(("signal", *parameters))
+            raise ValueError(
+                f"the continuation probability failed for {len(signal)} signals ({told(error)}): it is called as "
+                f"continuation({names}) with arrays of that length"
+            ) from error
+        wrong = ~((alpha >= 0) & (alpha <= 1))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(
+                f"the continuation probability is {alpha[row]} at signal = {signal[row]:.6g}: it must lie between 0 "
+                "and 1"
+            )
+        return np.maximum(alpha, self.floor)
+
+
+class FirstPart(NamedTuple):
+    """First parts at n rows of theta, and how to run the second parts of some of them."""
+
+    found: Simulated
+    """The cheap model's summaries (n, 1, s), or the signals (n, 1, 1) of the first stage."""
+    second: Callable[[Array], Simulated]
+    """Summaries (k, 1, s) of the dear simulations at rows (k,) of these."""
+
+
+def first_part(
+    pair: Pair, recipe: Recipe, rng: Rng, theta: Array, index: Array | None, chunk: int, on_error: str
+) -> FirstPart:
+    """Run the first parts; the other arguments are those of `simulate_rows`."""
+    places = np.arange(len(theta)) if index is None else index
+    later = rng if pair.common else Rng(rng.seed, rng.phase + SECOND, rng.first, rng.step)
+    states = States(pair, rng)
+    made = recipe._replace(simulator=pair.first)
+    dear = recipe._replace(simulator=pair.second)
+    if not pair.signed:
+        made = recipe._replace(simulator=states.first(), summary=None, layout=ONE_NUMBER, raw=None)
+
+    def second(some: Array) -> Simulated:
+        simulator = dear if pair.signed else dear._replace(simulator=states.rest(some))
+        return simulate_rows(simulator, later, theta[some], places[some], 1, 0, chunk, on_error)
+
+    return FirstPart(simulate_rows(made, rng, theta, index, 1, 0, chunk, on_error), second)
+
+
+class States:
+    """What first stages have left behind, for the stages after them."""
+
+    def __init__(self, pair: Pair, rng: Rng) -> None:
+        self.pair, self.rng = pair, rng
+        self.kept: Any = {}
+
+    def first(self) -> Any:
+        """A simulator that gives signals and keeps the states."""
+        run, signal = self.pair.first, self.pair.signal or (lambda state: 0.0)
+
+        def one(rng: np.random.Generator, **parameters: Any) -> Any:
+            state = self.kept[_number(rng)] = run(rng, **parameters)
+            return signal(state)
+
+        def batch(rng: np.random.Generator, **parameters: Any) -> Any:
+            self.kept = np.asarray(run.function(rng, **parameters))
+            n = len(next(iter(parameters.values())))
+            if self.kept.shape[:1] != (n,):
+                raise ValueError(f"first returned states of shape {self.kept.shape} for {n} rows: give one row each")
+            return np.broadcast_to(np.asarray(signal(self.kept), dtype=float), n)
+
+        return Batched(batch) if isinstance(run, Batched) else one
+
+    def rest(self, some: Array) -> Any:
+        """A simulator that takes the simulations up at the states of rows (k,)."""
+        run = self.pair.second
+
+        def one(rng: np.random.Generator, **parameters: Any) -> Any:
+            place = _number(rng)
+            if place not in self.kept:
+                # The first part ran in a process of its own, which has kept the state.
+                again = Rng(self.rng.seed, self.rng.phase, place, self.rng.step)
+                self.kept[place] = self.pair.first(again.single(0), **parameters)
+            return run(rng, self.kept[place], **parameters)
+
+        def batch(rng: np.random.Generator, **parameters: Any) -> Any:
+            return run.function(rng, self.kept[some], **parameters)
+
+        return Batched(batch) if isinstance(run, Batched) else one
+
+
+def _number(rng: np.random.Generator) -> int:
+    """The number of the chain or proposal whose stream a generator is at."""
+    state: Any = rng.bit_generator.state
+    return int(state["state"]["counter"][3])
+
+
+def stages(
+    first: Callable[..., Any],
+    rest: Callable[..., Any],
+    *,
+    signal: Callable[[Any], float] | None = None,
+    continuation: float | Callable[..., Any] | None = None,
+    price: tuple[float, float] | None = None,
+    floor: float = 0.05,
+    pilot: int = 1000,
+) -> Pair:
+    """A simulator that can be stopped half-way: a simulation that will not match the data need not be finished.
+
+    After the first stage the simulation goes on with probability alpha, and a simulation that did counts 1/alpha
+    times. The posterior is that of the whole simulation, exactly, for every alpha (docs/theory.md). It works with
+    `od.rejection` and `od.importance`, whose draws have weights then, `od.smc` and `od.pseudo_marginal`.
+
+    Parameters
+    ----------
+    first
+        `first(rng, **parameters) -> state`, anything that the rest can go on from. Of two functions marked
+        `@od.batched`, states are an array with a row for each parameter value.
+    rest
+        `rest(rng, state, **parameters) -> data`.
+    signal
+        A function of the state that gives one number, on which alpha depends: say, how far the simulation is from the
+        data half-way.
+    continuation
+        alpha: a number, or a function `continuation(signal, **parameters)` of arrays that gives probabilities. By
+        default it is learnt from a pilot.
+    price
+        What the two stages cost, in any unit, as (1, 20) or seconds. `budget` is then in this unit. It is needed if
+        alpha is learnt.
+    floor
+        The least alpha: no simulation counts more than 1/floor times.
+    pilot
+        Simulations from the prior, kept out of the posterior, from which alpha is learnt before the run.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> pair = od.stages(lambda rng, rate: rng.poisson(rate, 5), lambda rng, state, rate: rng.poisson(rate, 95).sum()
+    ...                  + state.sum(), signal=lambda state: abs(state.mean() - 4.0), continuation=0.5)
+    >>> model = od.Model(od.Prior(rate=stats.uniform(0, 10)), pair, observed=400)
+    >>> post = od.rejection(model, od.uniform(10.0), budget=2000, seed=1)
+    >>> post.cost.simulations, 900 < post.cost.dear < 1100
+    (2000, True)
+    """
+    _check_kinds({"first": first, "rest": rest}, "stages")
+    if signal is None and (continuation is None or callable(continuation)):
+        raise ValueError(
+            "give signal=, a function of the state after the first stage that gives one number: alpha depends on it; "
+            "or say continuation=0.5"
+        )
+    if signal is not None:
+        a_function("signal", signal, "signal(state)")
+    return Pair(first, rest, False, signal, *_checked(continuation, price, floor, pilot))
+
+
+def multifidelity(
+    cheap: Callable[..., Any],
+    dear: Callable[..., Any],
+    *,
+    continuation: float | Callable[..., Any] | None = None,
+    price: tuple[float, float] | None = None,
+    floor: float = 0.05,
+    pilot: int = 1000,
+    common: bool = False,
+) -> Pair:
+    """A simulator with a cheap approximation, which decides whether the dear simulation is run.
+
+    With K the kernel, the estimate is K(cheap), and with probability alpha it is corrected by
+    (K(dear) - K(cheap))/alpha. The posterior is that of the dear model, exactly, however bad the cheap one is
+    (docs/theory.md). Estimates and weights may be negative, so it works with `od.rejection` and `od.importance` alone.
+
+    Parameters
+    ----------
+    cheap, dear
+        Two simulators of the same data: functions `(rng, **parameters)`, or two that are marked `@od.batched`.
+    continuation
+        alpha: a number, or a function `continuation(signal, **parameters)` of arrays that gives probabilities; signal
+        is the distance of the cheap simulation from the data. By default it is learnt from a pilot.
+    price
+        What a cheap and a dear simulation cost, in any unit, as (1, 50) or seconds. `budget` is then in this unit. It
+        is needed if alpha is learnt.
+    floor
+        The least alpha.
+    pilot
+        Pairs of simulations from the prior, kept out of the posterior, from which alpha is learnt before the run.
+    common
+        Whether both simulations are given the same random numbers. If similar numbers give similar data, the two agree
+        more often, and the dear one is needed less often.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> pair = od.multifidelity(lambda rng, theta: round(rng.normal(theta), 1), lambda rng, theta: rng.normal(theta),
+    ...                         common=True, price=(1, 10))
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), pair, observed=2.0)
+    >>> post = od.rejection(model, od.uniform(0.5), budget=40_000, seed=1)
+    >>> post.cost.dear < 0.5 * post.cost.simulations
+    True
+    >>> abs(post.summary()["theta"].mean - 1.0) < 0.2
+    True
+    """
+    _check_kinds({"cheap": cheap, "dear": dear}, "multifidelity")
+    if true_or_false("common", common) and isinstance(cheap, Batched | Compiled):
+        raise ValueError(
+            "common=True is for plain simulators, which have a random stream for each simulation: a batched or "
+            "compiled one has a stream for many, and only some of them go on"
+        )
+    return Pair(cheap, dear, True, None, *_checked(continuation, price, floor, pilot), common)
+
+
+def _check_kinds(parts: dict[str, Any], maker: str) -> None:
+    """A ValueError unless both parts are functions of one kind."""
+    for name, part in parts.items():
+        a_function(name, part, f"{name}(rng, **parameters)" if name != "rest" else "rest(rng, state, **parameters)")
+        if isinstance(part, Staged | JaxSimulator) or (maker == "stages" and isinstance(part, Command | Compiled)):
+            raise ValueError(f"od.{maker} takes plain functions or batched ones, and {name} is {part!r}")
+    (one, first), (other, second) = parts.items()
+    if isinstance(first, Batched) != isinstance(second, Batched) or isinstance(first, Compiled) != isinstance(
+        second, Compiled
+    ):
+        raise ValueError(f"{one} and {other} must be of one kind: mark both @od.batched, or none")
+
+
+def _checked(continuation: Any, price: Any, floor: Any, pilot: Any) -> tuple[Any, Any, float, int]:
+    """What both kinds of pairs take, checked."""
+    if continuation is not None and not callable(continuation) and not 0 < number_or_nan(continuation) <= 1:
+        raise ValueError(
+            f"continuation must be a probability above 0, a function of the signal, or None, got {shown(continuation)}"
+        )
+    if not 0 < number_or_nan(floor) <= 1:
+        raise ValueError(f"floor must lie above 0 and not above 1, got {shown(floor)}: it is the least probability")
+    if price is not None:
+        try:
+            cheap, dear = (float(one) for one in price)
+        except (TypeError, ValueError):
+            cheap = dear = float("nan")
+        if not (0 < cheap < float("inf") and 0 < dear < float("inf")):
+            raise ValueError(
+                f"price must be two positive numbers, what the cheap and the dear part cost, got {shown(price)}"
+            )
+        price = (cheap, dear)
+    elif continuation is None:
+        raise ValueError(
+            "give price=(cheap, dear), what the two parts cost, in seconds or any unit: the best continuation "
+            "probability depends on it; or give continuation="
+        )
+    pilot = whole_number("pilot", pilot, "the number of simulations from which alpha is learnt", least=50)
+    return continuation, price, float(floor), pilot
+
+
+def check_pair(pair: Pair, prior: Prior) -> None:
+    """A ValueError if the functions of a pair do not fit the prior's parameters."""
+    forms = {"cheap": (pair.first, 1), "dear": (pair.second, 1)}
+    if not pair.signed:
+        forms = {"first": (pair.first, 1), "rest": (pair.second, 2)}
+    if callable(pair.continuation) and not isinstance(pair.continuation, ContinuationRule):
+        forms["continuation"] = (pair.continuation, 1)
+    for name, (function, before) in forms.items():
+        if isinstance(function, Command):
+            continue
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            continue
+        try:
+            signature.bind(*[None] * before, **dict.fromkeys(prior.names))
+        except TypeError as error:
+            leading = {"rest": "rng, state", "continuation": "signal"}.get(name, "rng")
+            raise ValueError(
+                f"{name}{signature} does not fit the prior's parameters ({error}): it is called as "
+                f"{name}({', '.join((leading, *prior.names))})"
+            ) from None
