@@ -20,7 +20,7 @@ covariances.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple, Unpack
@@ -346,7 +346,7 @@ def infer(
     budget: int,
     draws: int = 10_000,
     coverage: int = 0,
-    bank: Posterior | ArrayBank | None = None,
+    bank: Posterior | ArrayBank | Sequence[Posterior | ArrayBank] | None = None,
     **options: Unpack[RunOptions],
 ) -> Posterior:
     """The most accurate posterior that a budget of simulations gives, and how accurate it is.
@@ -371,8 +371,9 @@ def infer(
         simulations.
     bank
         Simulations that were made before, of which none counts towards the budget: the Posterior of an earlier run of
-        the same model, typically for other data, or `od.bank_from_arrays(theta, x)`. Those of `od.infer` with the same
-        prior are used as if this run had made them; of others, a learnt likelihood alone makes use.
+        the same model, typically for other data, or `od.bank_from_arrays(theta, x)`, or a list of these. Those of
+        `od.infer` with the same prior are used as if this run had made them; the others are used by a learnt
+        likelihood alone.
     **options
         As in every function that simulates: see `RunOptions` (seed, workers, executor, engine, timeout, store,
         segment, progress, max_seconds, on_error).
