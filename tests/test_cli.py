@@ -677,6 +677,18 @@ def test_a_run_writes_its_report_with_the_checks_of_the_model_file(folder):
     assert not (folder / "wrong.db").exists()
 
 
+def test_the_report_of_a_run_with_a_time_limit(folder):
+    """The limit is part of the simulator that the run has, and not of the one in the model file."""
+    (folder / "limited.py").write_text(
+        MODEL.replace("def simulate(rng, mu, nu):\n    return rng.normal([mu, nu], spread())",
+                      "import sys\nsimulate = od.command([sys.executable, '-c', 'print([{mu}, {nu}, {seed} % 2])'], parse='json')")
+        .replace("observed=[1.0, 0.2]", "observed=[1.0, 0.2, 1.0]")
+    )  # fmt: skip
+    ran = onedraw("run", "limited.py", "--budget", 6, "--eps", 9, "--seed", 1, "--timeout", 30, "--report")
+    assert ran.exit_code == 0 and (folder / "limited.html").exists(), ran.output
+    assert onedraw("report", "limited.db", "--model", "limited.py").exit_code == 0
+
+
 def test_the_report_uses_the_checks_of_the_model_file(folder):
     """The data have a pattern that no summary shows and that no simulation has."""
     model = MODEL.replace("observed=[1.0, 0.2]", "observed=[0.5, 0.5]")

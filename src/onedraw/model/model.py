@@ -295,7 +295,7 @@ class Model:
         return replace(self, distance=distance)
 
     def with_summary(self, summary: Any) -> "Model":
-        """The same model with another summary, or none; names and the distance belong to the numbers compared before."""
+        """The same model with another summary, or none. Names and a distance belong to the numbers compared before."""
         return replace(self, summary=summary, distance=None, names=None)
 
     def __repr__(self) -> str:

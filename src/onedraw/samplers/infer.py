@@ -147,6 +147,14 @@ def block_size(model: Model) -> int:
     return PLAIN_BLOCK if model.block is None else max(1, min(model.block, CHUNK_VALUES // model.recipe.width))
 
 
+def stage_block(model: Model, size: int) -> int:
+    """Simulations per block of a stage of this size: of plain simulators, which may be slow, a 32nd of it at most.
+
+    So that many workers share a small stage, and a kill loses little of it.
+    """
+    return block_size(model) if model.block is not None else max(1, min(PLAIN_BLOCK, size // PLAIN_BLOCK))
+
+
 def next_size(budget: int, done: int) -> int:
     """Simulations of the next stage, when this much of the budget is done.
 
@@ -240,10 +248,10 @@ def one_stage(run: Inference, bank: Bank, limit: int) -> Plan[tuple[Bank, str]]:
     """The simulations with one more stage, and why it ended before its time, if it did."""
     assessment = cache(lambda: assessed(run, bank, thorough=False))
     scalars, arrays = yield Decision("stage", lambda: decide_stage(run, bank, limit, assessment))
-    mixture = mixture_of(arrays, run.model.prior)
+    mixture, size = mixture_of(arrays, run.model.prior), int(scalars["size"])
     request = Round(
         ProposeAndSimulate(run, bank.stages, mixture),
-        lambda gathered: cut(int(scalars["size"]), block_size(run.model), gathered.done),
+        lambda gathered: cut(size, stage_block(run.model, size), gathered.done),
         note=lambda gathered: f"stage {bank.stages + 1}",
         shown=(lambda: estimated(run.model, bank, assessment(), INTERIM, run.rng(bank.stages, 2), "unfinished"))
         if bank.ends
@@ -265,7 +273,7 @@ class Replicates(NamedTuple):
 def check(run: Inference, theta: Array, number: int) -> Round:
     """Replicates at `number` of the posterior draws (n, dim)."""
     task = ProposeAndSimulate(run, CHECK_STAGE, given=theta[:: len(theta) // number][:number])
-    return Round(task, lambda gathered: cut(number, block_size(run.model), gathered.done), phase="check")
+    return Round(task, lambda gathered: cut(number, stage_block(run.model, number), gathered.done), phase="check")
 
 
 def with_coverage(
