@@ -679,11 +679,11 @@ def test_a_run_writes_its_report_with_the_checks_of_the_model_file(folder):
 
 def test_the_report_of_a_run_with_a_time_limit(folder):
     """The limit is part of the simulator that the run has, and not of the one in the model file."""
-    (folder / "limited.py").write_text(
-        MODEL.replace("def simulate(rng, mu, nu):\n    return rng.normal([mu, nu], spread())",
-                      "import sys\nsimulate = od.command([sys.executable, '-c', 'print([{mu}, {nu}, {seed} % 2])'], parse='json')")
-        .replace("observed=[1.0, 0.2]", "observed=[1.0, 0.2, 1.0]")
-    )  # fmt: skip
+    program = "simulate = od.command([sys.executable, '-c', 'print([{mu}, {nu}, {seed} % 2])'], parse='json')"
+    text = MODEL.replace(
+        "def simulate(rng, mu, nu):\n    return rng.normal([mu, nu], spread())", f"import sys\n{program}"
+    )
+    (folder / "limited.py").write_text(text.replace("observed=[1.0, 0.2]", "observed=[1.0, 0.2, 1.0]"))
     ran = onedraw("run", "limited.py", "--budget", 6, "--eps", 9, "--seed", 1, "--timeout", 30, "--report")
     assert ran.exit_code == 0 and (folder / "limited.html").exists(), ran.output
     assert onedraw("report", "limited.db", "--model", "limited.py").exit_code == 0
