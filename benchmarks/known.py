@@ -16,6 +16,7 @@ import numpy as np
 from scipy import special, stats
 
 import onedraw as od
+from benchmarks.simulators import AVERAGES, NOISE, OBSERVED, PRIORS, SIMULATORS, STEPS, normal_form
 
 FILE = Path(__file__).resolve().parent / "known.json"
 DRAWS, ROUNDS = 400_000, 6
@@ -95,16 +96,17 @@ def sampled(problem: Problem, draws: int, rounds: int, seed: int) -> Moments:
     return Moments(mean, sd, mean_error, sd_error)
 
 
+def shared(name: str) -> tuple[od.Prior, Callable[..., Any], list[float]]:
+    """Prior, simulator and data of a model that other packages run as well."""
+    marginals = {parameter: getattr(stats, kind)(*rest) for parameter, (kind, *rest) in PRIORS[name].items()}
+    return od.Prior(**marginals), SIMULATORS[name], OBSERVED[name]
+
+
 def _columns(theta: dict[str, np.ndarray]) -> np.ndarray:
     return np.column_stack(list(theta.values()))
 
 
 # The model that `onedraw new` writes: ten normals, their mean and standard deviation
-
-
-def _template(rng, mu, sigma):
-    data = rng.normal(mu[:, None], sigma[:, None], size=(len(mu), 10))
-    return np.column_stack([data.mean(axis=1), data.std(axis=1)])
 
 
 def _template_likelihood(theta, rows):
@@ -150,26 +152,6 @@ def _seir_likelihood(theta, rows):
 
 # Ricker: 40 steps of a population seen without error, log N' = log N + r (1 - N / K) + sigma e. The regression of the
 # growth on N and the first two moments of N are sufficient.
-
-STEPS = 40
-
-
-def _ricker(rng, r, capacity, sigma):
-    log_n, sizes, growths = np.full(len(r), np.log(50.0)), [], []
-    for _ in range(STEPS):
-        n = np.exp(log_n)
-        growth = r * (1 - n / capacity) + sigma * rng.standard_normal(len(r))
-        log_n = log_n + growth
-        sizes.append(n)
-        growths.append(growth)
-    n, growth = np.column_stack(sizes), np.column_stack(growths)
-    centred = n - n.mean(axis=1, keepdims=True)
-    slope = (centred * growth).sum(axis=1) / (centred**2).sum(axis=1)
-    intercept = growth.mean(axis=1) - slope * n.mean(axis=1)
-    rest = growth - intercept[:, None] - slope[:, None] * n
-    return np.column_stack(
-        [intercept, 100 * slope, np.log(rest.std(axis=1)), np.log(n.mean(axis=1)), np.log(n.std(axis=1))]
-    )
 
 
 def _ricker_likelihood(theta, rows):
@@ -328,26 +310,14 @@ def _bimodal_moments():
 
 # Twelve parameters, twenty overlapping averages of them; the last six are positive and act by their logarithm
 
-_AVERAGES = np.exp(-0.5 * ((np.linspace(0, 1, 20)[:, None] - np.linspace(0, 1, 12)) / 0.08) ** 2)
-_NOISE = 0.5
-
-
-def _normal_form(theta):
-    return np.column_stack([theta[:, :6], 2 * np.log(theta[:, 6:])])
-
-
-def _twelve(rng, **theta):
-    means = _normal_form(_columns(theta)) @ _AVERAGES.T
-    return means + _NOISE * rng.standard_normal(means.shape)
-
 
 def _twelve_likelihood(theta, rows):
-    return -0.5 * ((rows - _normal_form(theta) @ _AVERAGES.T) ** 2).sum(axis=1) / _NOISE**2
+    return -0.5 * ((rows - normal_form(theta) @ AVERAGES.T) ** 2).sum(axis=1) / NOISE**2
 
 
 def _twelve_moments():
-    covariance = np.linalg.inv(np.eye(12) + _AVERAGES.T @ _AVERAGES / _NOISE**2)
-    mean = covariance @ _AVERAGES.T @ np.array(PROBLEMS["twelve"].observed) / _NOISE**2
+    covariance = np.linalg.inv(np.eye(12) + AVERAGES.T @ AVERAGES / NOISE**2)
+    mean = covariance @ AVERAGES.T @ np.array(PROBLEMS["twelve"].observed) / NOISE**2
     variance = np.diag(covariance)
     log_mean, log_variance = mean[6:] / 2, variance[6:] / 4
     positive = np.exp(log_mean + log_variance / 2)
@@ -391,20 +361,13 @@ def _toy_moments():
 
 
 PROBLEMS = {
-    "template": Problem(
-        od.Prior(mu=stats.norm(0, 5), sigma=stats.uniform(0.1, 6)),
-        _template, [1.98, 1.5708596], _template_likelihood, _template_moments,
-    ),
+    "template": Problem(*shared("template"), _template_likelihood, _template_moments),
     "seir": Problem(
         od.Prior(contact=stats.lognorm(0.5, scale=0.5), latency=stats.lognorm(0.4, scale=4.0),
                  recovery=stats.lognorm(0.4, scale=6.0)),
         _seir, [5.0, 23.0, 103.0, 200.0, 175.0, 54.0, 23.0, 4.0, 1.0, 2.0], _seir_likelihood, None,
     ),
-    "ricker": Problem(
-        od.Prior(r=stats.uniform(0.5, 2), capacity=stats.lognorm(0.5, scale=100.0),
-                 sigma=stats.lognorm(0.5, scale=0.3)),
-        _ricker, [1.537, -1.457, -1.13, 4.637, 3.703], _ricker_likelihood, _ricker_moments,
-    ),
+    "ricker": Problem(*shared("ricker"), _ricker_likelihood, _ricker_moments),
     "g-and-k": Problem(
         od.Prior(a=stats.uniform(0, 10), b=stats.uniform(0, 10), g=stats.uniform(0, 10), k=stats.uniform(0, 10)),
         _g_and_k, [2.368, 2.546, 2.754, 2.985, 3.451, 4.309, 5.823], _g_and_k_likelihood, None,
@@ -421,13 +384,7 @@ PROBLEMS = {
         od.Prior(t0=stats.uniform(-3, 6), t1=stats.norm(0, 1)),
         _bimodal, [2.5, 0.4], _bimodal_likelihood, _bimodal_moments,
     ),
-    "twelve": Problem(
-        od.Prior(**{f"t{j}": stats.norm(0, 1) for j in range(6)},
-                 **{f"t{j}": stats.lognorm(0.5) for j in range(6, 12)}),
-        _twelve,
-        [0.1, 1.2, 0.9, -0.4, -1.9, -1.1, 0.3, 1.5, 2.2, 1.0, 0.2, -0.8, -0.3, 0.9, 1.6, 1.9, 0.6, -0.5, -1.0, 0.2],
-        _twelve_likelihood, _twelve_moments,
-    ),
+    "twelve": Problem(*shared("twelve"), _twelve_likelihood, _twelve_moments),
     "heavy tails": Problem(
         od.Prior(centre=stats.norm(0, 5), scale=stats.lognorm(1.0)),
         _cauchy, [-14.536, -1.785, 1.046, 1.941, 7.138], _cauchy_likelihood, _cauchy_moments,

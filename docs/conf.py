@@ -5,6 +5,7 @@ Formulas are written in plain characters, so that every page can be read offline
 
 import ast
 import contextlib
+import io
 import logging
 import re
 import shutil
@@ -37,6 +38,9 @@ html_show_sphinx = False
 html_copy_source = False
 html_show_copyright = False
 
+WITH_FIGURES = ("gallery", "time_series")
+"""Pages whose figures are drawn by the build."""
+
 
 def gallery(examples: Path, images: Path) -> str:
     """The page of the examples, in Markdown: for each file its first words, its figure where there is one, its code."""
@@ -61,7 +65,10 @@ def _prose(text: str) -> str:
 
 
 def with_figures(text: str, folder: Path) -> str:
-    """A page whose blocks of Python were run, each followed by the figure that it leaves in `figure`."""
+    """A page whose blocks of Python were run, each followed by the figure that it leaves in `figure`.
+
+    What a block prints is on the page already.
+    """
     from onedraw.report.style import save
 
     names: dict[str, Any] = {}
@@ -69,13 +76,14 @@ def with_figures(text: str, folder: Path) -> str:
 
     def run(block: re.Match[str]) -> str:
         before = names.get("figure")
-        exec(compile(block[1], "<gallery>", "exec"), names)
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(block[1], "<page>", "exec"), names)
         if names.get("figure") is before:
             return block[0]
         number = 1 + len(list(folder.glob("*.svg")))
         title = re.findall(r"^##? (.+)$", text[: block.start()], re.MULTILINE)[-1]
         (path,) = save(names["figure"], folder / f"figure{number:02d}.svg")
-        return f"{block[0]}\n\n![{title}]({folder.name}/{path.name})\n"
+        return f"{block[0]}\n\n![{title}]({path.relative_to(folder.parent.parent)})\n"
 
     logging.disable(logging.INFO)  # Sphinx would print what libraries log
     try:
@@ -85,11 +93,11 @@ def with_figures(text: str, folder: Path) -> str:
         logging.disable(logging.NOTSET)
 
 
-def _add_gallery(app: Any, name: str, source: list[str]) -> None:
+def _add_figures(app: Any, name: str, source: list[str]) -> None:
     if name == "examples":
         source[0] += "\n" + gallery(ROOT / "examples", ROOT / "docs" / "img")
-    if name == "gallery":
-        folder = ROOT / "docs" / "figures"
+    if name in WITH_FIGURES:
+        folder = ROOT / "docs" / "figures" / name
         shutil.rmtree(folder, ignore_errors=True)
         source[0] = with_figures(source[0], folder)
 
@@ -115,6 +123,6 @@ def _name_parameters(app: Any, what: str, name: str, thing: Any, options: Any, l
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("source-read", _add_gallery)
+    app.connect("source-read", _add_figures)
     app.connect("autodoc-process-docstring", _tidied)
     app.connect("autodoc-process-docstring", _name_parameters)

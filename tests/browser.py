@@ -127,3 +127,30 @@ class Browser:
             self._process.wait()
         self._out.close()
         os.close(self._in)
+
+
+def fits(browser, page, width, dark):
+    """Open a page and see that nothing on it is cut off and that its figures follow the scheme; how many there are."""
+    import numpy as np
+    from matplotlib.image import imread
+
+    browser.open(page, width, dark=dark)
+    assert browser.run("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+    # Nothing scrolls inside the page, and nothing reaches beyond its edge.
+    parts = "[...document.querySelectorAll('.panel, .wide, pre')]"
+    assert browser.run(f"{parts}.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.className)") == []
+    beyond = "getBoundingClientRect().right > innerWidth"
+    assert browser.run(f"[...document.querySelectorAll('main *:not(thead *)')].filter(one => one.{beyond}).length") == 0
+    # On paper as on a dark page: the ground of a figure is the page's, and its ink can be read on it.
+    shot = page.with_suffix(f".{width}.{'dark' if dark else 'light'}.png")
+    browser.shot(shot)
+    image = imread(shot)[..., :3].mean(axis=2)
+    box = "JSON.stringify([...document.querySelectorAll('.panel img')].map(one => one.getBoundingClientRect()))"
+    drawn = json.loads(browser.run(box))
+    for one in drawn:
+        top, left = round(one["y"]), round(one["x"])
+        part = image[top : top + int(one["height"]), left : left + int(one["width"])]
+        ground = np.median(np.concatenate([part[:3].ravel(), part[-3:].ravel(), part[:, :3].ravel()]))
+        ink = np.quantile(np.abs(part - ground), 0.999)
+        assert (ground < 0.2) == dark and (ground > 0.95) != dark and ink > 0.5, (ground, ink, one)
+    return len(drawn)

@@ -147,6 +147,58 @@ class TestReuse:
         assert post.cost.reused == 500
 
 
+class TestSeveral:
+    def test_proposals_of_both_are_known(self, small):
+        """The density of a mixture of both runs, at any point, is the mean of theirs by their numbers of proposals."""
+        model = od.Model(PRIOR, one_by_one, THERE)
+        other = od.infer(model, budget=100, seed=2, draws=100)
+        support = support_of(PRIOR)
+        one, two, both = (starting_bank(given, model, support) for given in (small, other, [small, other]))
+        points = support.unbounded(PRIOR.sample(np.random.default_rng(1), 50))
+
+        def density(bank):
+            return np.exp(bank.log_prior(points) - bank.log_weights(points))
+
+        numbers = np.array([one.proposals(), two.proposals()])
+        expected = (numbers[0] * density(one) + numbers[1] * density(two)) / numbers.sum()
+        assert np.allclose(density(both), expected, rtol=1e-12) and both.reused == one.reused + two.reused == 300
+        assert both.ends == (*one.ends, *(one.ends[-1] + end for end in two.ends)) and both.earlier == len(
+            both.mixtures
+        )
+        assert np.array_equal(both.theta, np.concatenate([one.theta, two.theta]))
+        assert both.stages not in (one.stages, two.stages)
+
+    def test_simulations_that_both_have_count_once(self, small):
+        """With the same seed, runs begin with the same simulations; a run that was given a bank has its simulations."""
+        model, support = od.Model(PRIOR, one_by_one, THERE), support_of(PRIOR)
+        same_seed = od.infer(model, budget=100, seed=1, draws=100)
+        given_it = od.infer(model, budget=40, seed=2, draws=100, bank=small)
+        for other in (same_seed, given_it):
+            bank = starting_bank([small, other], model, support)
+            theta = np.concatenate([bank.theta, bank.more.theta])
+            assert len(np.unique(theta, axis=0)) == len(theta) == bank.reused
+            every = np.concatenate([small.simulations.theta, other.simulations.theta])
+            assert len(np.unique(every, axis=0)) == len(theta) < len(every)
+            assert np.array_equal(bank.log_weights(theta), starting_bank(small, model, support).log_weights(theta))
+        assert starting_bank([small, small], model, support).reused == small.cost.simulations
+
+    def test_failed_simulations_are_kept(self):
+        theta, x = np.arange(8.0).reshape(4, 2), np.ones((4, 3))
+        x[1] = np.nan
+        banks = [od.bank_from_arrays(theta + k, x) for k in (0.0, 0.5)]
+        bank = starting_bank(banks, od.Model(PRIOR, mixed, HERE), support_of(PRIOR))
+        assert np.isnan(bank.more.x[:, 0]).tolist() == [False, True, False, False] * 2
+
+    def test_draws_of_discrete_parameters_may_be_equal(self):
+        model = od.Model(od.Prior(k=stats.randint(0, 4)), lambda rng, k: float(rng.poisson(k + 1)), 2.0)
+        bank = od.bank_from_arrays(np.array([0, 1, 2, 3]), np.array([1.0, 2.0, 1.0, 4.0]), from_prior=True)
+        assert starting_bank([bank, bank], model, support_of(model.prior)).reused == 8
+
+    def test_none(self):
+        with pytest.raises(ValueError, match="one earlier run at least, got none: leave it out"):
+            od.infer(od.Model(PRIOR, mixed, HERE), budget=50, bank=[])
+
+
 class TestRefused:
     model = od.Model(PRIOR, mixed, HERE)
 

@@ -43,7 +43,7 @@ from onedraw.results.uniformity import (
 )
 from onedraw.run.registry import SAMPLERS
 from onedraw.tuning.calibrate import BANK, DATA, draw_data_set
-from tests.browser import Browser, needs_chromium
+from tests.browser import Browser, fits, needs_chromium
 from tests.deadlines import LONG, up_after
 
 L = 99
@@ -785,14 +785,17 @@ def test_the_page_shows_everything(model, tmp_path):
 
 
 @needs_chromium
-def test_the_page_fits_its_window(model, tmp_path):
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(1200, False), (400, True), pytest.param(1200, True, marks=pytest.mark.slow),
+     pytest.param(400, False, marks=pytest.mark.slow), pytest.param(390, True, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_the_page_fits_its_window_and_scheme(model, tmp_path, width, dark):
     page = od.calibrate(model, exact, data_sets=40, seed=1).report(tmp_path / "calibration.html")
     browser = Browser(tmp_path)
     try:
-        for width, dark in ((1280, False), (390, True)):
-            browser.open(page, width, dark=dark)
-            assert browser.run("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
-            assert browser.run("[...document.images].map(i => i.naturalWidth > 0 && i.width > 250)") == [True] * 9
+        assert fits(browser, page, width, dark) == 9
+        assert browser.run("[...document.images].map(i => i.naturalWidth > 0 && i.width > 250)") == [True] * 9
         assert browser.console == []
     finally:
         browser.close()

@@ -612,3 +612,100 @@ def test_no_records_in_the_line_of_settings(folder):
     # Nothing is accepted or rejected, so no rate is shown.
     seen = onedraw("watch", "problem.db", "--once").output
     assert "300 simulations, 0 failed" in seen and "accepted" not in seen and "nan" not in seen
+
+
+# Earlier runs, checks and reports of a run
+
+
+def test_banks_of_earlier_runs(folder):
+    """Runs of other data are banks; with the same seed they share simulations, which count once."""
+    (folder / "monday.py").write_text(MODEL)
+    (folder / "tuesday.py").write_text(MODEL.replace("[1.0, 0.2]", "[-0.5, 0.6]"))
+    for day, seed in (("monday", 1), ("tuesday", 1), ("other", 2)):
+        model = "monday.py" if day == "other" else f"{day}.py"
+        assert onedraw("run", model, "--budget", 100, "--seed", seed, "--out", f"{day}.db").exit_code == 0
+    both = ["run", "problem.py", "--budget", 60, "--seed", 3, "--bank", "monday.db", "--bank", "other.db"]
+    assert told(*both, "--json")["cost"]["reused"] == 200
+    theta = [od.load(f"{day}.db", models.named(f"{day}.py")[0]).simulations.theta for day in ("monday", "tuesday")]
+    shared = len(set(map(tuple, theta[0])) & set(map(tuple, theta[1])))
+    assert shared > 10
+    some = told("run", "problem.py", "--budget", 60, "--seed", 3, "--bank", "monday.db", "--bank", "tuesday.db",
+                "--out", "some.db", "--json")  # fmt: skip
+    assert some["cost"]["reused"] == 200 - shared
+    # The same command, and onedraw resume with the same bank, go on.
+    assert told(*both, "--json")["cost"]["simulations"] == 60
+    more = ["resume", "problem.db", "problem.py", "--budget", 80]
+    assert "give it again, as --bank" in onedraw(*more).output
+    found = told(*more, "--bank", "monday.db", "--bank", "other.db", "--json")
+    assert found["cost"]["simulations"] == 80 and found["cost"]["reused"] == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--bank", "none.db"], "--bank: "),
+        (["--bank", "run.db", "--eps", 1], "--bank is not for rejection"),
+        (["--bank", "run.db", "--out", "run.db"], "--bank run.db is the file that this run is kept in"),
+        (["--bank", "draws.db", "--out", "new.db"], "--bank must have every simulation of its run"),
+        (["--bank", "wider.db", "--out", "new.db"], "was made with another model: model.simulate"),
+    ],
+)
+def test_banks_that_are_none(folder, arguments, words):
+    (folder / "wider.py").write_text(MODEL.replace("spread()", "2 * spread()"))
+    onedraw("run", "problem.py", "--budget", 60, "--seed", 1, "--out", "run.db")
+    onedraw("run", "wider.py", "--budget", 60, "--seed", 1, "--out", "wider.db")
+    onedraw("run", "problem.py", "--budget", 60, "--eps", 2, "--seed", 1, "--out", "draws.db")
+    found = onedraw("run", "problem.py", "--budget", 60, "--seed", 2, *arguments)
+    assert found.exit_code in (1, 2) and words in found.output and "Traceback" not in found.output
+
+
+CHECKS = "\nchecks = {'larger': lambda y: max(y)}\n"
+
+
+def test_a_run_writes_its_report_with_the_checks_of_the_model_file(folder):
+    (folder / "checked.py").write_text(MODEL + CHECKS)
+    ran = told("run", "checked.py", "--budget", 100, "--seed", 1, "--report", "--json")
+    assert ran["report"] == "checked.html" and ran["verdict"] in ("green", "amber", "red")
+    page = (folder / "checked.html").read_text()
+    assert "checks" in page
+    again = onedraw("run", "checked.py", "--budget", 100, "--seed", 1, "--report")
+    assert "Open checked.html" in again.stderr
+    # A check is tried on the data before anything is simulated.
+    (folder / "wrong.py").write_text(MODEL + CHECKS.replace("max(y)", "y"))
+    wrong = onedraw("run", "wrong.py", "--budget", 100, "--seed", 1, "--report")
+    assert wrong.exit_code == 1 and "checks['larger'] gave [1.  0.2] on the observed data" in wrong.output
+    assert not (folder / "wrong.db").exists()
+
+
+def test_the_report_of_a_run_with_a_time_limit(folder):
+    """The limit is part of the simulator that the run has, and not of the one in the model file."""
+    program = "simulate = od.command([sys.executable, '-c', 'print([{mu}, {nu}, {seed} % 2])'], parse='json')"
+    text = MODEL.replace(
+        "def simulate(rng, mu, nu):\n    return rng.normal([mu, nu], spread())", f"import sys\n{program}"
+    )
+    (folder / "limited.py").write_text(text.replace("observed=[1.0, 0.2]", "observed=[1.0, 0.2, 1.0]"))
+    ran = onedraw("run", "limited.py", "--budget", 6, "--eps", 9, "--seed", 1, "--timeout", 30, "--report")
+    assert ran.exit_code == 0 and (folder / "limited.html").exists(), ran.output
+    assert onedraw("report", "limited.db", "--model", "limited.py").exit_code == 0
+
+
+def test_the_report_uses_the_checks_of_the_model_file(folder):
+    """The data have a pattern that no summary shows and that no simulation has."""
+    model = MODEL.replace("observed=[1.0, 0.2]", "observed=[0.5, 0.5]")
+    (folder / "equal.py").write_text(model)
+    onedraw("run", "equal.py", "--budget", 200, "--seed", 1)
+    before = told("report", "equal.db", "--model", "equal.py", "--json")
+    (folder / "equal.py").write_text(model + "\nchecks = {'first is second': lambda y: float(y[0] == y[1])}\n")
+    found = told("report", "equal.db", "--model", "equal.py", "--json")
+    assert "first is second" not in json.dumps(before) and "first is second" in json.dumps(found)
+    assert before["verdict"] != "red" and found["verdict"] == "red"
+
+
+def test_the_forecast_with_workers(folder):
+    """What the first simulation has cost is told by the worker that made it."""
+    found = onedraw("run", "slow.py", "--budget", 200, "--seed", 1, "--eps", 1, "--workers", 2)
+    (line,) = [line for line in found.stderr.splitlines() if "One simulation takes" in line]
+    assert line.endswith("with 2 workers.") and re.search(r"takes \d+(\.\d)? ms: 200 take about", line), line
+    seconds = float(re.search(r"about ([\d.]+) m?s", line)[1]) / (1000 if " ms with" in line else 1)
+    # 200 of 2 ms at least by 2 workers
+    assert 0.2 <= seconds < 5

@@ -253,9 +253,10 @@ def test_the_gallery_of_figures_is_drawn_by_the_build(tmp_path, monkeypatch):
         "# Figures", "## One", "```python", "from matplotlib.figure import Figure", "figure = Figure()", "```",
         "## None", "```python", "x = figure", "```", "## Two", "```python", "figure = Figure()", "```",
     )  # fmt: skip
-    shown = configuration().with_figures(text, tmp_path / "figures")
-    assert re.findall(r"!\[.*\)", shown) == ["![One](figures/figure01.svg)", "![Two](figures/figure02.svg)"]
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["figure01.svg", "figure02.svg"]
+    folder = tmp_path / "figures" / "page"
+    shown = configuration().with_figures(text, folder)
+    assert re.findall(r"!\[.*\)", shown) == ["![One](figures/page/figure01.svg)", "![Two](figures/page/figure02.svg)"]
+    assert sorted(path.name for path in folder.iterdir()) == ["figure01.svg", "figure02.svg"]
 
 
 def test_the_gallery_has_every_kind_of_figure():

@@ -35,6 +35,7 @@ from onedraw.samplers.infer import (
     fulfil,
     next_proposal,
     next_size,
+    stage_block,
 )
 from tests.conftest import hurry
 from tests.deadlines import LONG, up_after
@@ -157,6 +158,33 @@ def test_same_seed_same_bytes(kind, quick):
     assert first.settings == again.settings and first.notes == again.notes
     assert first.cost._replace(seconds=0.0) == again.cost._replace(seconds=0.0)
     assert first.draws["theta"].tobytes() != od.infer(toy(kind), budget=300, seed=4, draws=500).draws["theta"].tobytes()
+
+
+def test_little_of_a_small_stage_is_lost(quick, tmp_path):
+    """A slow simulator is interrupted in its tenth simulation: the file has the nine before it, of a stage of 25."""
+    counter, model = counted()
+    counter.stop_at = 10
+    stopped = od.infer(model, budget=50, seed=1, draws=100, store=tmp_path / "run.db")
+    assert stopped.status.reason == "interrupted" and od.load(tmp_path / "run.db").cost.simulations == 9
+    whole = od.infer(counted()[1], budget=50, seed=1, draws=100, store=tmp_path / "run.db")
+    assert counter.calls == 41
+    assert (
+        whole.draws["theta"].tobytes() == od.infer(counted()[1], budget=50, seed=1, draws=100).draws["theta"].tobytes()
+    )
+
+
+def test_blocks_of_a_stage():
+    """A 32nd of a stage at most, from one simulation to 32; batched simulators are not divided further."""
+    assert [stage_block(toy("plain"), size) for size in (1, 25, 57, 200, 1000, 1100, 10_000)] == [
+        1,
+        1,
+        1,
+        6,
+        31,
+        32,
+        32,
+    ]
+    assert stage_block(toy("batched"), 57) > 1000
 
 
 def test_the_summary_says_what_was_done(linear):

@@ -146,3 +146,22 @@ def test_over_a_range_of_tolerances_from_one_inflated_run():
         chains.over([])
     with pytest.raises(ValueError, match="probability must lie between 0 and 1"):
         chains.over([0.5], probability=95)
+
+
+NAMED = {
+    "predict": lambda post, folder: post.predict(5, seed=1, data=True),
+    "misfit": lambda post, folder: post.misfit(50, seed=1),
+    "report": lambda post, folder: post.report(folder / "page.html", predictive=50),
+    "band": lambda post, folder: od.plots.predictive_band(post, n=20, seed=1),
+    "fit_summary": lambda post, folder: od.fit_summary(post.model, budget=100, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names_belong_to_the_summary(name, tmp_path):
+    """They are not asked of the raw data, of checks or of a learnt summary, which have other numbers."""
+    model = od.Model(
+        od.Prior(mu=stats.norm(0, 1)), lambda rng, mu: rng.normal(mu, 1.0, 9), np.linspace(-1, 1, 9),
+        summary=lambda y: [y.mean(), y.std()], names=["mean", "sd"],
+    )  # fmt: skip
+    NAMED[name](od.rejection(model, od.uniform(2.0), draws=60, seed=1), tmp_path)

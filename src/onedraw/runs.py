@@ -26,6 +26,7 @@ from onedraw.model.model import Model
 from onedraw.model.simulator import Batched, JaxSimulator, Staged, summarise_observed
 from onedraw.results.learned_summary import Fitted
 from onedraw.results.posterior import Posterior, Status
+from onedraw.run.earlier import ArrayBank, bank_from_arrays
 from onedraw.run.fingerprint import fingerprint
 from onedraw.run.options import check_model
 from onedraw.run.pilot import with_learned
@@ -76,10 +77,41 @@ def load(path: File, model: Model | Fitted | None = None) -> Posterior:
     model = model.model if isinstance(model, Fitted) else model
     if model is not None:
         check_model(model)
+    return _loaded(path, model)
+
+
+def load_bank(path: File, model: Model) -> Posterior | ArrayBank:
+    """The simulations in a run's file as a bank for `od.infer(model, bank=)`; its data and its prior may differ.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> from onedraw.runs import load_bank
+    >>> def model_of(data):
+    ...     return od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=data)
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> file = f"{folder.name}/run.db"
+    >>> post = od.infer(model_of(2.0), budget=100, seed=1, store=file)
+    >>> other = model_of(1.0)
+    >>> od.infer(other, budget=60, seed=2, bank=load_bank(file, other)).cost.reused
+    100
+    >>> folder.cleanup()
+    """
+    post = _loaded(path, model, apart=("prior", "observed", "model.distance"))
+    with Store(path) as store:
+        same = store.meta("specification")["parts"].get("prior") == fingerprint(model.prior)
+    if post.kept is None or same:
+        return post
+    # Proposals of a run with another prior are not used.
+    return bank_from_arrays(*post.simulations)
+
+
+def _loaded(path: File, model: Model | None, apart: tuple[str, ...] = ()) -> Posterior:
+    """The Posterior of a file; its model must be that of the run, `apart` from some parts of it."""
     with Store(path) as store:
         store.count()
         written = _specification(store)
-        model = None if model is None else _model_of_run(store, written, model)
+        model = None if model is None else _model_of_run(store, written, model, apart)
         with _Form(path):
             run = Recorded(store, written)
             entry = SAMPLERS[written["algorithm"]]
@@ -97,7 +129,7 @@ def load(path: File, model: Model | Fitted | None = None) -> Posterior:
             )  # fmt: skip
 
 
-def _model_of_run(store: Store, written: Mapping[str, Any], model: Model) -> Model:
+def _model_of_run(store: Store, written: Mapping[str, Any], model: Model, apart: tuple[str, ...]) -> Model:
     """The model with the distance that the run has learnt; an error that names what differs if it is another model."""
     if written["facts"].get("estimator"):
         raise StoreError(
@@ -106,6 +138,7 @@ def _model_of_run(store: Store, written: Mapping[str, Any], model: Model) -> Mod
     model = model.limited(written["arguments"].get("timeout"))
     now = {"prior": fingerprint(model.prior), **model_parts(model)}
     before = {name: part for name, part in written["parts"].items() if name in now}
+    before, now = ({name: part for name, part in parts.items() if name not in apart} for parts in (before, now))
     written_with = (store.meta("sessions") or [{}])[-1].get("versions", {})
     changed = changed_parts(before, now, code=same_python(written_with, versions()))
     if changed:

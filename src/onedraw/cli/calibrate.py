@@ -43,7 +43,7 @@ def calibrate(
     """
     import onedraw as od
 
-    value, method, given = asked_for(model, **options)
+    value, _, method, given = asked_for(model, **options)
     page = Path(out or f"{split(model)[0].stem}_calibration.html")
     file = Path(store) if store else page.with_suffix(".db")
     if file == page:

@@ -63,24 +63,42 @@ model = od.Model(prior, simulate, observed, summary=summary)
 def report(
     file: str, out: str | None, model: str | None, predictive: int | None, eps: float | None, json_wanted: bool
 ) -> None:
-    """Write the report of the run in FILE: one page that opens offline, with a verdict at its top."""
-    import onedraw as od
-    from onedraw.report.page import source_of, write_report
+    """Write the report of the run in FILE: one page that opens offline, with a verdict at its top.
 
-    post = opened(file)
+    `checks` in MODELFILE, a dict of functions of one data set that give one number, are compared with the data too.
+    """
+    import onedraw as od
+
     if predictive and model is None:
         raise click.UsageError("--predictive simulates, and the file holds no functions: give --model too")
-    value = None if model is None else named(model, od.Model)[0]
-    if eps is not None:
-        post = post.at(eps)
-    target = Path(out) if out else Path(file).with_suffix(".html")
-    _refuse_same(file, target)
-    path, verdict = write_report(post, target, predictive=predictive, source=source_of(file), model=value)
+    value, module = (None, None) if model is None else named(model, od.Model)
+    path, verdict = write_page(file, module, value, out, predictive, eps)
     if json_wanted:
         written = {"path": path, "bytes": path.stat().st_size, "verdict": verdict.level}
         click.echo(as_json({**written, **{name: getattr(verdict, name) for name in ("headline", "findings", "todo")}}))
     else:
         click.echo(printable(f"{verdict.headline} Open {path}"))
+
+
+def write_page(
+    file: str,
+    module: Any,
+    model: Any,
+    out: str | None = None,
+    predictive: int | None = None,
+    eps: float | None = None,
+) -> Any:
+    """Write the report of the run in a file, with the model and the `checks` of the model file."""
+    from onedraw.report.page import source_of, write_report
+
+    post = opened(file)
+    if eps is not None:
+        post = post.at(eps)
+    target = Path(out) if out else Path(file).with_suffix(".html")
+    _refuse_same(file, target)
+    return write_report(
+        post, target, predictive=predictive, checks=getattr(module, "checks", None), source=source_of(file), model=model
+    )
 
 
 @click.command(short_help="Write the draws of a run for ArviZ (.nc) or as a table (.csv).")

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from onedraw.cli.counts import WholeNumber
+from onedraw.cli.export import write_page
 from onedraw.cli.models import named, split
 from onedraw.cli.replacing import make_way, replace_if_empty
 from onedraw.cli.text import as_json, concerns, described, opened, takes, text
@@ -81,6 +82,13 @@ where_to_work = _added(
     )
 )
 """Options of one session."""
+bank_option = click.option(
+    "--bank",
+    multiple=True,
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Of infer: an earlier run of the same simulator, whose simulations are used too. May be given several times.",
+)
 
 
 @click.command(short_help="Run the model in a Python file; keep the run in a file.")
@@ -90,28 +98,45 @@ where_to_work = _added(
 @click.option("--overwrite", is_flag=True, help="Replace the run that the file holds.")
 @what_to_run
 @click.option("--coverage", type=COUNT, help="Of infer: simulations near the data that intervals are tried at.")
+@bank_option
 @click.option(
     "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
 )
 @how_to_run
 @where_to_work
-def run(model: str, out: str | None, overwrite: bool, dask: str | None, json_wanted: bool, **options: Any) -> None:
+@click.option("--report", "report_wanted", is_flag=True, help="Write the report too, beside the run's file.")
+def run(
+    model: str,
+    out: str | None,
+    overwrite: bool,
+    dask: str | None,
+    json_wanted: bool,
+    report_wanted: bool,
+    bank: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Run the model that MODELFILE makes (`model`, or NAME), and keep the run in a file.
 
     Start with `onedraw run MODELFILE --budget 1000`: tolerance and method are then chosen for the budget. The same
     command again continues where the file ends. A file that holds another run is replaced if that has no draws or if
     all its simulations failed; otherwise --overwrite is needed. A `kernel` or `proposal` in MODELFILE is used if the
-    algorithm takes one and the options do not say otherwise. The exit status is 0 if the run came to its end, 3 if
-    it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
+    algorithm takes one and the options do not say otherwise, and `checks` are used by --report. The exit status is 0
+    if the run came to its end, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
     """
     from onedraw.model.first_simulation import listening
+    from onedraw.results.misfit import checks_of
     from onedraw.run.record import OtherRun
 
-    value, sampler, given = asked_for(model, **options)
+    value, module, sampler, given = asked_for(model, **options)
+    if report_wanted:
+        checks_of(value, getattr(module, "checks", None))
+    given |= _banks(bank, value, sampler)
     if dask and "executor" not in inspect.signature(sampler).parameters:
         raise click.UsageError(f"--dask is not for {sampler.__name__}")
     file = out or f"{split(model)[0].stem}.db"
     given["store"] = file
+    if any(Path(one).resolve() == Path(file).resolve() for one in bank):
+        raise click.UsageError(f"--bank {file} is the file that this run is kept in: give --out another name")
     make_way(file, overwrite)
     heard = _first_told(given.get("budget"), json_wanted)
     with plain_warnings(), cluster(dask) as client, listening(heard):
@@ -122,13 +147,29 @@ def run(model: str, out: str | None, overwrite: bool, dask: str | None, json_wan
         except OtherRun as error:
             replace_if_empty(file, error)
             post = sampler(value, **given)
-        _finish(post, file, model, json_wanted)
+    wanted = report_wanted and post.status.complete and math.prod(post.shape)
+    _finish(post, file, model, json_wanted, write_page(file, module, value) if wanted else None)
+
+
+def _banks(files: tuple[str, ...], model: Any, sampler: Callable[..., Any]) -> dict[str, Any]:
+    """The argument `bank` of a run that is given these files."""
+    from onedraw import runs
+    from onedraw.run.record import StoreError
+
+    if not files:
+        return {}
+    if "bank" not in inspect.signature(sampler).parameters:
+        raise click.UsageError(f"--bank is not for {sampler.__name__}")
+    try:
+        return {"bank": [runs.load_bank(file, model) for file in files]}
+    except StoreError as error:
+        raise click.ClickException(f"--bank: {in_options(str(error))}") from error
 
 
 def asked_for(
     model: str, eps: float | None, kernel: str | None, algorithm: str | None, **options: Any
-) -> tuple[Any, Callable[..., Any], dict[str, Any]]:
-    """The model, the sampler and its arguments that the options of a command ask for."""
+) -> tuple[Any, Any, Callable[..., Any], dict[str, Any]]:
+    """The model, its file as a module, the sampler and its arguments that the options of a command ask for."""
     import onedraw as od
     from onedraw import runs
 
@@ -150,7 +191,7 @@ def asked_for(
     if not {"draws", "budget"} & given.keys():
         ends = "--budget or --draws: one of them" if "draws" in takes else "--budget: it"
         raise click.UsageError(f"give {ends} must end the run")
-    return value, sampler, given
+    return value, module, sampler, given
 
 
 def _kernel(
@@ -174,8 +215,9 @@ def _kernel(
 @click.option("--force", is_flag=True, help="Continue although the model has changed; the file says so.")
 @click.option("--draws", type=COUNT, help="A larger number of draws than the run began with.")
 @click.option("--budget", type=COUNT, help="A larger number of simulations than the run began with.")
+@bank_option
 @where_to_work
-def resume(file: str, model: str, dask: str | None, json_wanted: bool, **options: Any) -> None:
+def resume(file: str, model: str, dask: str | None, json_wanted: bool, bank: tuple[str, ...], **options: Any) -> None:
     """Continue the run in FILE, with the model (or estimator) called NAME, by default `model`, in MODELFILE.
 
     A `kernel`, `proposal` or `start` in MODELFILE is used if the run had one of your own. The exit status is 0 if the
@@ -188,6 +230,7 @@ def resume(file: str, model: str, dask: str | None, json_wanted: bool, **options
     value, module = named(model)
     given: dict[str, Any] = {"model": value} if isinstance(value, od.Model) else {"estimator": value}
     given |= {key: one for key, one in options.items() if one is not None}
+    given |= _banks(bank, value, od.resume)
     try:
         own = runs.own_parts(file, bool(options.get("force")))
         given |= {part: getattr(module, part) for part in own if hasattr(module, part)}
@@ -210,15 +253,16 @@ def _first_told(budget: int | None, json_wanted: bool) -> Callable[[Any], None]:
 
     def tell(first: Any) -> None:
         # Not click.echo: a bar that is being shown makes room for what is printed.
-        for line in [*concerns(first), *([] if json_wanted else [takes(first.seconds, budget)])]:
+        for line in [*concerns(first), *([] if json_wanted else [takes(first.seconds, budget, first.workers)])]:
             print(printable(line), file=sys.stderr, flush=True)
 
     return tell
 
 
-def _finish(post: Any, file: str, model: str, json_wanted: bool) -> None:
-    """Say how a run ended, and end with its status."""
-    click.echo(as_json({**described(post), "file": file}) if json_wanted else text(post))
+def _finish(post: Any, file: str, model: str, json_wanted: bool, page: Any = None) -> None:
+    """Say how a run ended, and end with its status; `page` is its report, if one was written."""
+    report = {} if page is None else {"report": str(page.path), "verdict": page.verdict.level}
+    click.echo(as_json({**described(post), "file": file, **report}) if json_wanted else text(post))
     kept = opened(file)
     if kept.cost.simulations < post.cost.simulations or kept.shape != post.shape:
         raise click.ClickException(
@@ -230,6 +274,8 @@ def _finish(post: Any, file: str, model: str, json_wanted: bool) -> None:
         last = f"{file} holds what was done: onedraw resume {file} {model} goes on"
     elif empty:
         last = f"No draws. {remedy(post)}"
+    elif page is not None:
+        last = f"{file} holds the run. {page.verdict.headline} Open {page.path}"
     else:
         last = f"{file} holds the run: onedraw report {file} -o {Path(file).stem}.html --model {model}"
     if empty or not json_wanted:

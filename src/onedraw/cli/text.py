@@ -36,10 +36,17 @@ def duration(seconds: float) -> str:
     return f"{clock(seconds)} {'h' if 3600 <= round(seconds) < 86_400 else 'min' if seconds < 3600 else ''}".strip()
 
 
-def takes(seconds: float, budget: int | None) -> str:
-    """How long one simulation takes, and all of a budget."""
+def takes(seconds: float, budget: int | None, workers: int = 1) -> str:
+    """How long one simulation takes, and all of a budget.
+
+    >>> takes(2.0, 1000), takes(2.0, 1000, 4)[28:]
+    ('One simulation takes 2.0 s: 1,000 take about 33:20 min on one core.', '1,000 take about 8:20 min with 4 workers.')
+    """
     one = f"One simulation takes {duration(seconds)}"
-    return one + (f": {budget:,} take about {duration(seconds * budget)} on one core." if budget else ".")
+    if not budget:
+        return f"{one}."
+    place = "on one core" if workers == 1 else f"with {workers:,} workers"
+    return f"{one}: {budget:,} take about {duration(seconds * max(1, budget / workers))} {place}."
 
 
 def concerns(first: Any) -> list[str]:

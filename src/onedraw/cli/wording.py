@@ -4,7 +4,8 @@ import re
 
 ARGUMENTS = (
     "budget", "draws", "eps", "algorithm", "chains", "thin", "pseudo_samples", "hits", "particles", "coverage", "keep",
-    "seed", "on_error", "timeout", "engine", "workers", "max_seconds", "segment", "processors", "max_pseudo_samples",
+    "bank", "seed", "on_error", "timeout", "engine", "workers", "max_seconds", "segment", "processors",
+    "max_pseudo_samples",
 )  # fmt: skip
 """Arguments that are options of the same name."""
 OTHERS = {"store": "out", "executor": "dask", "force": "force"}

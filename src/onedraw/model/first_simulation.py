@@ -2,8 +2,8 @@
 
 It is one of the run's own simulations, so it costs nothing and changes no number. Code that cannot run anywhere ends
 the run here, and so do data in another form than those observed, if those at a second parameter value are, too: a
-hundred more simulations would say the same. Whoever asks (`listening`) is told how long it took, and whether the same
-random stream gives the same data, for which a quick simulation is made a second time.
+hundred more simulations would say the same. Whoever asks (`listening`) is told how long it took. In this process also
+whether the same random stream gives the same data, for which a quick simulation is made a second time.
 """
 
 import threading
@@ -37,6 +37,8 @@ class FirstSimulation(NamedTuple):
     """Whether the same stream gives the same data; None if that was not tried."""
     failed: str
     """Why it failed; "" if it did not."""
+    workers: int = 1
+    """How many simulate at the same time."""
 
 
 class Listener(NamedTuple):
@@ -59,16 +61,27 @@ def listening(tell: Callable[[FirstSimulation], None], repeat: int = 1) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class LooksAtFirst:
-    """The task of a run's first round: the first simulation of its first item is looked at."""
+    """The task of a run's first round: the first simulation of its first item is looked at.
+
+    With `workers`, it is made by one of them, and what it has shown comes back with its outcome.
+    """
 
     task: Callable[[Any], Any]
+    workers: int | None = None
 
     def __call__(self, item: Any) -> Any:
         _of_thread.first = getattr(item, "first", None) == 0
         try:
-            return self.task(item)
+            return self._told(item) if _of_thread.first and self.workers is not None else self.task(item)
         finally:
             _of_thread.first = False
+
+    def _told(self, item: Any) -> Any:
+        assert self.workers is not None
+        heard: list[FirstSimulation] = []
+        with listening(heard.append, repeat=0):
+            outcome = self.task(item)
+        return outcome._replace(first=heard[0]._replace(workers=self.workers)) if heard else outcome
 
 
 def is_first() -> bool:

@@ -339,6 +339,10 @@ class Model:
         """The same model with another distance."""
         return replace(self, distance=distance)
 
+    def with_summary(self, summary: Any) -> "Model":
+        """The same model with another summary, or none. Names and a distance belong to the numbers compared before."""
+        return replace(self, summary=summary, distance=None, names=None, replicates=None)
+
     def __repr__(self) -> str:
         count = self.observed_row.size
         kind = "value" if self.summary is None else "summary"

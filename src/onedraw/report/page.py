@@ -110,6 +110,7 @@ def write_report(
                 "give the model of the run"
             )
         if source is not None:
+            model = model.limited(source.specification.get("arguments", {}).get("timeout"))
             _refuse_another(model, source)
         post = replace(post, model=model)
     content = content_of(post, predictive, source, checks)

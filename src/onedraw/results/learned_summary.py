@@ -9,7 +9,7 @@ Reference: Fearnhead and Prangle (2012).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +127,7 @@ def with_learned(model: Model, learnt: LearnedSummary) -> Model:
     """The model with the learnt summary behind its own, and Euclidean distance."""
     composed = ComposedSummary(model.summary, model.recipe.layout, learnt)
     whole = model.batched and (model.summary is None or isinstance(model.summary, Batched | Compiled))
-    return replace(model, summary=Batched(composed.batch) if whole else composed, distance=None, replicates=None)
+    return model.with_summary(Batched(composed.batch) if whole else composed)
 
 
 class Fitted(NamedTuple):

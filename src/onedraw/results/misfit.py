@@ -25,7 +25,7 @@ al. (2000) for distances relative to those of the neighbours; docs/did_it_work.m
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -339,9 +339,9 @@ class Described:
     def simulated(self, rng: Rng, theta: Array) -> Array:
         """One data set at each row of theta (n, dim), described (n, s); NaN if its simulation failed."""
         if not isinstance(self.model.simulate, JaxSimulator):
-            return replace(self.model, summary=self, distance=None).simulate_rows(rng, theta).rows[:, 0, :]
+            return self.model.with_summary(self).simulate_rows(rng, theta).rows[:, 0, :]
         # Functions of NumPy cannot be part of a program of JAX.
-        raw = replace(self.model, summary=None, distance=None)
+        raw = self.model.with_summary(None)
         rows = raw.simulate_rows(rng, theta).rows[:, 0, :]
         good = np.isfinite(rows).all(axis=1)
         found = np.full((len(rows), len(self.labels)), np.nan)

@@ -18,11 +18,11 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.clock import OutOfTime
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import Failure, first_failures, refuse_if_all_failed, warn_ignored_rng
-from onedraw.model.first_simulation import LooksAtFirst
+from onedraw.model.first_simulation import LooksAtFirst, listener
 from onedraw.run.blocks import Deadline, in_order
 from onedraw.run.chain_blocks import ChainDraws, ChainRound, advance_blocks
 from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value
-from onedraw.run.pool import current_pool
+from onedraw.run.pool import WorkerPool, current_pool
 from onedraw.run.progress import Progress, Show
 from onedraw.run.record import Record, StoreError
 from onedraw.run.saving import Saver, as_recorded
@@ -146,12 +146,15 @@ class Driver:
     def _compute(self, request: Round, number: int, gathered: Gathered) -> str:
         unsaved = Unsaved(self.saver, request, number)
         bar, show = self._progress(request)
-        began, before = self.deadline.seconds(), self.cost.simulations
+        began, before, ears = self.deadline.seconds(), self.cost.simulations, listener()
+        away = self.pool.workers if ears is not None and isinstance(self.pool, WorkerPool) else None
 
         def take(item: Any, outcome: Outcome) -> bool:
             if outcome.ignored_rng and not self._warned and self.cost.simulations == 0:
                 self._warned = True
                 warn_ignored_rng()
+            if outcome.first is not None and ears is not None:
+                ears.tell(outcome.first)
             self.fresh = True
             self._count(outcome)
             gathered.add(item.size, outcome)
@@ -161,7 +164,7 @@ class Driver:
             return request.enough is not None and request.enough(gathered)
 
         try:
-            task = LooksAtFirst(request.task) if before == 0 else request.task
+            task = LooksAtFirst(request.task, away) if before == 0 else request.task
             reason = in_order(self.pool, task, request.items(gathered), take, self.deadline, bar)
         finally:
             unsaved.save()

@@ -5,8 +5,8 @@ of the simulations of `infer` itself if the prior is the same, and of draws from
 """
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,13 +109,31 @@ def no_bank(prior: Prior, support: Support, width: int) -> Bank:
 
 
 def starting_bank(given: Any, model: Model, support: Support) -> Bank:
-    """Where a run begins that is given this bank; a ValueError, before anything is simulated, if it cannot be used."""
-    prior, empty = model.prior, no_bank(model.prior, support, model.observed_row.size)
+    """Where a run begins that is given this bank or these; a ValueError if they cannot be used."""
+    empty = no_bank(model.prior, support, model.observed_row.size)
     if given is None:
         return empty
+    several = isinstance(given, Sequence) and not isinstance(given, ArrayBank | str)
+    banks = [_bank_of(one, model, empty) for one in (given if several else (given,))]
+    if not banks:
+        raise ValueError("bank must have one earlier run at least, got none: leave it out")
+    bank = reduce(joined_banks, banks)
+    if bank.more is not None and own_distance(model) is not None:
+        raise ValueError(
+            "bank holds simulations whose proposals are not known, which only a learnt likelihood can use, and the "
+            "model has a distance of your own, for which none is learnt: leave out the distance or the bank"
+        )
+    digest = int(fingerprint(packed(bank))["value"], 16)
+    return bank._replace(stages=FIRST_STAGE + digest % STAGES)
+
+
+def _bank_of(given: Any, model: Model, empty: Bank) -> Bank:
+    """The bank that one earlier run, or arrays, make for this model."""
+    prior = model.prior
     if not isinstance(given, Posterior | ArrayBank):
         raise ValueError(
-            f"bank must be the Posterior of an earlier run or od.bank_from_arrays(theta, x), got {shown(given)}"
+            "bank must be the Posterior of an earlier run or od.bank_from_arrays(theta, x), or a list of these, got "
+            f"{shown(given)}"
         )
     known = known_bank(given, prior) if isinstance(given, Posterior) else None
     if isinstance(given, Posterior):
@@ -129,16 +147,50 @@ def starting_bank(given: Any, model: Model, support: Support) -> Bank:
             "simulations with the summary of this model"
         )
     if known is not None:
-        bank = known.for_other_data()._replace(prior=prior, support=support)
-    else:
-        bank = _placed(np.ascontiguousarray(theta), np.ascontiguousarray(rows), given, empty)
-    if bank.more is not None and own_distance(model) is not None:
-        raise ValueError(
-            "bank holds simulations whose proposals are not known, which only a learnt likelihood can use, and the "
-            "model has a distance of your own, for which none is learnt: leave out the distance or the bank"
-        )
-    digest = int(fingerprint(packed(bank))["value"], 16)
-    return bank._replace(stages=FIRST_STAGE + digest % STAGES)
+        return known.for_other_data()._replace(prior=prior, support=empty.support)
+    return _placed(np.ascontiguousarray(theta), np.ascontiguousarray(rows), given, empty)
+
+
+def joined_banks(one: Bank, other: Bank) -> Bank:
+    """The simulations of two banks, each of them once, with the proposals of both.
+
+    Runs with the same seed begin with the same simulations, and a run that was given a bank has those of the bank. If
+    two banks have simulations in common, the others of the second one count as those of unknown proposals.
+    """
+    left = _not_in(one, other)
+    if not left.all():
+        theta, rows = (array[left] for array in _pairs(other))
+        other = other._replace(
+            theta=other.theta[:0], rows=other.rows[:0], mixtures=(), of_prior=0, ends=(), reused=len(rows),
+            more=SimulatedData(theta, rows) if len(rows) else None,
+        )  # fmt: skip
+    good, mixtures = int(np.count_nonzero(~np.isnan(one.rows[:, 0]))), (*one.mixtures, *other.mixtures)
+    more = [bank.more for bank in (one, other) if bank.more is not None]
+    return one._replace(
+        theta=np.concatenate([one.theta, other.theta]),
+        rows=np.concatenate([one.rows, other.rows]),
+        mixtures=mixtures,
+        of_prior=one.of_prior + other.of_prior,
+        log_constant=one.log_constant if one.mixtures else other.log_constant,
+        ends=(*one.ends, *(good + end for end in other.ends)),
+        reused=one.reused + other.reused,
+        earlier=len(mixtures),
+        more=SimulatedData(*map(np.concatenate, zip(*more, strict=True))) if more else None,
+    )
+
+
+def _not_in(one: Bank, other: Bank) -> Array:
+    """Which simulations of `other` are not in `one`. Only a parameter that is continuous tells them apart."""
+    if np.all(one.prior.discrete):
+        return np.ones(other.reused, dtype=bool)
+    seen = {row.tobytes() for row in _pairs(one).theta}
+    return np.array([row.tobytes() not in seen for row in _pairs(other).theta], dtype=bool)
+
+
+def _pairs(bank: Bank) -> SimulatedData:
+    """All simulations of a bank, the failed ones too."""
+    parts = [(bank.theta, bank.rows)] if bank.more is None else [(bank.theta, bank.rows), bank.more]
+    return SimulatedData(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def known_bank(post: Posterior, prior: Prior) -> Bank | None:

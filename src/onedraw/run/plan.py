@@ -14,6 +14,7 @@ import numpy as np
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.failures import Failure, first_failures
+from onedraw.model.first_simulation import FirstSimulation
 from onedraw.run.result import Result
 
 Value = TypeVar("Value")
@@ -31,6 +32,8 @@ class Outcome(NamedTuple):
     ignored_rng: bool = False
     filed: Mapping[str, Array] = NOTHING
     """Arrays that go to the run's file and are not held in memory."""
+    first: FirstSimulation | None = None
+    """What a worker has seen of the first simulation of the run."""
 
     @property
     def simulations(self) -> int:

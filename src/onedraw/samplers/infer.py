@@ -20,7 +20,7 @@ covariances.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple, Unpack
@@ -147,6 +147,14 @@ def block_size(model: Model) -> int:
     return PLAIN_BLOCK if model.block is None else max(1, min(model.block, CHUNK_VALUES // model.recipe.width))
 
 
+def stage_block(model: Model, size: int) -> int:
+    """Simulations per block of a stage of this size: of plain simulators, which may be slow, a 32nd of it at most.
+
+    So that many workers share a small stage, and a kill loses little of it.
+    """
+    return block_size(model) if model.block is not None else max(1, min(PLAIN_BLOCK, size // PLAIN_BLOCK))
+
+
 def next_size(budget: int, done: int) -> int:
     """Simulations of the next stage, when this much of the budget is done.
 
@@ -243,10 +251,10 @@ def one_stage(run: Inference, bank: Bank, limit: int) -> Plan[tuple[Bank, str]]:
         scalars, arrays = yield Decision("stage", lambda: decide_stage(run, bank, limit, assessment), droppable=True)
     except Stopped as stopped:
         return bank, stopped.reason
-    mixture = mixture_of(arrays, run.model.prior)
+    mixture, size = mixture_of(arrays, run.model.prior), int(scalars["size"])
     request = Round(
         ProposeAndSimulate(run, bank.stages, mixture),
-        lambda gathered: cut(int(scalars["size"]), block_size(run.model), gathered.done),
+        lambda gathered: cut(size, stage_block(run.model, size), gathered.done),
         note=lambda gathered: f"stage {bank.stages + 1}",
         shown=(lambda: estimated(run.model, bank, assessment(), INTERIM, run.rng(bank.stages, 2), "unfinished"))
         if bank.ends
@@ -268,7 +276,7 @@ class Replicates(NamedTuple):
 def check(run: Inference, theta: Array, number: int) -> Round:
     """Replicates at `number` of the posterior draws (n, dim)."""
     task = ProposeAndSimulate(run, CHECK_STAGE, given=theta[:: len(theta) // number][:number])
-    return Round(task, lambda gathered: cut(number, block_size(run.model), gathered.done), phase="check")
+    return Round(task, lambda gathered: cut(number, stage_block(run.model, number), gathered.done), phase="check")
 
 
 def with_coverage(
@@ -358,7 +366,7 @@ def infer(
     budget: int,
     draws: int = 10_000,
     coverage: int = 0,
-    bank: Posterior | ArrayBank | None = None,
+    bank: Posterior | ArrayBank | Sequence[Posterior | ArrayBank] | None = None,
     **options: Unpack[RunOptions],
 ) -> Posterior:
     """The most accurate posterior that a budget of simulations gives, and how accurate it is.
@@ -383,8 +391,9 @@ def infer(
         simulations.
     bank
         Simulations that were made before, of which none counts towards the budget: the Posterior of an earlier run of
-        the same model, typically for other data, or `od.bank_from_arrays(theta, x)`. Those of `od.infer` with the same
-        prior are used as if this run had made them; of others, a learnt likelihood alone makes use.
+        the same model, typically for other data, or `od.bank_from_arrays(theta, x)`, or a list of these. Those of
+        `od.infer` with the same prior are used as if this run had made them; the others are used by a learnt
+        likelihood alone.
     **options
         As in every function that simulates: see `RunOptions` (seed, workers, executor, engine, timeout, store,
         segment, progress, max_seconds, on_error).
