@@ -85,6 +85,8 @@ def result_of(
         settings,
         tuple(notes),
         after=f" after {made:,} proposals",
+        log_evidence=math.log(rate) if count else None,
+        log_evidence_se=math.sqrt((1 - rate) / count) if count else None,
     )
 
 
