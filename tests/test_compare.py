@@ -1,6 +1,8 @@
 """Probabilities of models: exact answers, stated errors, error rates, degenerate cases, files, workers and pages."""
 
 import math
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -164,8 +166,9 @@ def test_a_model_that_never_came_near_has_an_upper_bound():
     one = RouteEstimate(np.array([math.log(0.01), -math.inf]), np.diag([0.01, math.inf]))
     first, second = probabilities(one, np.log([0.5, 0.5]), np.array([math.nan, math.log(1e-4)]), 0.9)
     assert (first.value, second.value) == (pytest.approx(1.0), pytest.approx(0.0))
-    assert second.low < 1e-100 and second.high == pytest.approx(1e-4 / (0.01 + 1e-4))
-    assert first.low == pytest.approx(0.01 / (0.01 + 1e-4)) and first.high == pytest.approx(1.0)
+    assert second.low == 0.0 and second.high == pytest.approx(1e-4 / (0.01 + 1e-4))
+    odds, reach = math.log(100), 0.1 * stats.norm.ppf(0.95)
+    assert first.low == pytest.approx(1 / (1 + math.exp(reach - odds))) and first.high == 1.0
 
 
 def test_exact_matches_are_a_neighbourhood_of_their_own():
@@ -305,8 +308,8 @@ def z_scores(problem: Problem, datasets, budget=1200):
     ("problem", "datasets"),
     [
         (NORMAL, [np.array([0.3, 0.2]), np.array([0.7, -0.5])]),
-        (REGRESSION, [np.array([0.2, 0.5, 0.6]), np.array([1.0, -0.5, 0.1])]),
-        (NESTED, [np.array([0.9, 0.7]), np.array([0.2, -0.3])]),
+        (REGRESSION, [np.array([0.2, 0.5, 0.6])]),
+        (NESTED, [np.array([0.9, 0.7])]),
     ],
 )
 def test_probabilities_are_exact_within_their_errors(problem, datasets):
@@ -440,7 +443,7 @@ def test_a_model_that_cannot_make_the_data():
 def test_a_model_whose_simulations_all_fail():
     @od.batched
     def failing(rng, mu):
-        return np.full(len(mu), np.nan)
+        return np.nan * rng.normal(mu, 1.0)
 
     broken = od.Model(od.Prior(mu=stats.norm(0, 1)), failing, 1.2)
     for models in ({"good": shifted(1.0), "broken": broken}, {"broken": broken, "good": shifted(1.0)}):
@@ -453,7 +456,7 @@ def test_a_model_whose_simulations_all_fail():
 def test_all_models_that_fail_are_an_error():
     @od.batched
     def failing(rng, mu):
-        return np.full(len(mu), np.nan)
+        return np.nan * rng.normal(mu, 1.0)
 
     broken = od.Model(od.Prior(mu=stats.norm(0, 1)), failing, 1.2)
     with pytest.raises(od.SimulationError, match="simulations failed"):
@@ -540,58 +543,31 @@ def test_the_same_bytes_from_a_file_from_workers_and_after_a_stop(tmp_path):
     same(whole, od.compare(models, store=file, segment=1e-3, **given))
     same(whole, od.compare(models, store=file, **given))
     same(whole, od.compare(models, workers=2, **given))
-    stopped, calls = tmp_path / "stopped.db", []
-
-    def interrupted(tick):
-        calls.append(tick)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        od.compare({"zero": plain(0.0), "two": Stops.model()}, store=stopped, segment=1e-3, **given)
     with pytest.raises(od.StoreError, match="another"):
         od.compare({"zero": plain(0.0), "other": plain(2.0)}, store=file, **given)
     with pytest.raises(od.StoreError, match=r"holds what od\.compare has measured"):
         od.load(file)
 
 
-class Stops:
-    """A simulator that is interrupted after some simulations."""
-
-    @staticmethod
-    def model():
-        made = []
-
-        def simulate(rng, mu):
-            made.append(mu)
-            if len(made) > 150:
-                raise KeyboardInterrupt
-            return rng.normal(mu, 1.0)
-
-        return od.Model(od.Prior(mu=stats.norm(2.0, 0.5)), simulate, 1.2)
-
-
-def test_a_kill_in_the_middle_changes_no_byte(tmp_path, monkeypatch):
+def test_a_kill_in_the_middle_changes_no_byte(tmp_path):
     """What the file holds when the run is interrupted is used, and nothing is simulated twice."""
-    file, given = tmp_path / "models.db", {"budget": 400, "draws": 100, "seed": 5}
-    counted = {"n": 0, "most": 250}
+    file, counted, given = tmp_path / "models.db", str(tmp_path / "count"), {"budget": 400, "draws": 100, "seed": 5}
 
     def simulate(rng, mu):
-        counted["n"] += 1
-        if counted["n"] > counted["most"]:
-            raise KeyboardInterrupt
+        with open(counted, "ab") as count:
+            count.write(b".")
+        if os.path.getsize(counted) == 250:
+            os.kill(os.getpid(), signal.SIGINT)
         return rng.normal(mu, 1.0)
 
-    def models():
-        return {name: od.Model(od.Prior(mu=stats.norm(centre, 0.5)), simulate, 1.2) for name, centre in (("zero", 0.0), ("two", 2.0))}
-
+    priors = {name: od.Prior(mu=stats.norm(centre, 0.5)) for name, centre in (("zero", 0.0), ("two", 2.0))}
+    models = {name: od.Model(prior, simulate, 1.2) for name, prior in priors.items()}
     with pytest.raises(KeyboardInterrupt):
-        od.compare(models(), store=file, segment=1e-3, **given)
-    before, counted["most"] = counted["n"], 10**9
-    resumed = od.compare(models(), store=file, segment=1e-3, **given)
-    assert counted["n"] - before < 300
-    counted["n"] = 0
-    same(resumed, od.compare(models(), **given))
+        od.compare(models, store=file, segment=1e-3, **given)
+    resumed = od.compare(models, store=file, segment=1e-3, **given)
+    # At most one block is made again.
+    assert os.path.getsize(counted) <= resumed.cost.simulations + 32
+    same(resumed, od.compare(models, **given))
 
 
 def test_a_raised_budget_uses_what_was_done(tmp_path):

@@ -476,25 +476,28 @@ def probabilities(estimate: RouteEstimate, log_prior: Array, bounds: Array, leve
     from scipy import stats
 
     reach = float(stats.t.ppf(0.5 + level / 2, estimate.freedom))
-    models, found = len(log_prior), []
-    absent = ~np.isnan(bounds)
-    highest = np.logaddexp.reduce(np.where(absent, bounds + log_prior, -np.inf)) if absent.any() else -np.inf
-    known = float(np.logaddexp.reduce(np.where(absent, -np.inf, estimate.log_evidence + log_prior)))
-    for model in range(models):
+    absent, found = ~np.isnan(bounds), []
+    near = estimate._replace(log_evidence=np.where(absent, -np.inf, estimate.log_evidence))
+    worst = estimate._replace(log_evidence=np.where(absent, bounds, estimate.log_evidence))
+    worst = worst._replace(covariance=np.where(absent[:, None] | absent, 0.0, estimate.covariance))
+    for model in range(len(log_prior)):
         odds, se = log_odds(estimate, log_prior, model)
-        value = _share(odds)
-        spread = 0.0 if math.isnan(se) else se
-        low, high = (_share(odds + side * reach * spread) for side in (-1.0, 1.0))
+        spread = 0.0 if math.isnan(se) or absent[model] else se
+        low, high = _share(odds - reach * spread), _share(odds + reach * spread)
         if absent[model]:
-            high = max(high, _share(float(bounds[model] + log_prior[model]) - known))
+            high = max(_share(log_odds(worst, log_prior, model)[0]), high)
         elif absent.any():
-            own = float(estimate.log_evidence[model] + log_prior[model])
-            others = np.where((np.arange(models) != model) & ~absent, estimate.log_evidence + log_prior, -np.inf)
-            rest = np.logaddexp(float(np.logaddexp.reduce(others)), highest)
-            low = min(low, _share(own - float(rest) - reach * spread))
-        found.append(Probability(value, value * (1 - value) * spread, low, high))
+            # From models that came near the data alone, and with the others at their bounds.
+            above, spread = log_odds(near, log_prior, model)
+            spread = 0.0 if math.isnan(spread) else spread
+            below, larger = log_odds(worst, log_prior, model)
+            low, high = _share(below - reach * larger), _share(above + reach * spread)
+        value = _share(odds)
+        found.append(Probability(value, value * (1 - value) * spread, min(low, value), max(high, value)))
     return found
 
 
 def _share(odds: float) -> float:
+    if math.isinf(odds):
+        return 1.0 if odds > 0 else 0.0
     return 1.0 / (1.0 + math.exp(-min(max(odds, -700.0), 700.0)))

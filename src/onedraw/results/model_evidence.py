@@ -9,7 +9,7 @@ from onedraw.engines.arrays import Array
 from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
 from onedraw.surrogate.tempering import tempered
-from onedraw.surrogate.validation import evidence_variance
+from onedraw.surrogate.validation import evidence_error
 
 RUNS, PARTICLES = 4, 3000
 """Runs of the sequential sampler, and draws of each; their spread is the Monte Carlo error."""
@@ -68,11 +68,8 @@ def learnt_evidence(learnt: LearntLikelihood, pairs: SimulatedPairs, rng: np.ran
         return LearntEvidence(-math.inf, math.inf)
     top = float(logs.max())
     value = top + math.log(float(np.exp(logs - top).mean()))
-    draws = runs[0].draws
-    return LearntEvidence(
-        value,
-        float(logs.var(ddof=1)) / RUNS + evidence_variance(surrogate, learnt.training, learnt.observed, draws, GROUPS),
-    )
+    bias, variance = evidence_error(surrogate, learnt.training, learnt.observed, runs[0].draws, GROUPS)
+    return LearntEvidence(value - bias, variance + float(logs.var(ddof=1)) / RUNS)
 
 
 def held_out_evidence(

@@ -47,6 +47,7 @@ DISAGREE = 2.0
 """Combined standard errors by which two routes may differ; more is an error of its own."""
 NONE_OF = 3.0
 """Of n proposals none hits with a probability of 5 % if each does so with probability 3/n."""
+ONE_SIDED = 1.645
 BEYOND_SUMMARIES, LEAST_GAIN = 2.5, 0.05
 """Standard errors, and log probability per simulation, by which a check must tell models apart beyond the summaries."""
 
@@ -219,8 +220,9 @@ def decide(
         table = np.column_stack([curve, np.log([one for one, _ in parts]), [one for _, one in parts]])
     chosen = estimates[route]
     assert chosen is not None
+    of_prior = np.array([float(max(one.of_prior, 1)) for one in models])
     return DecidedModels(
-        route, estimates, scores, share, _bounds(models, near, ratio, chosen), near, eps, exact,
+        route, estimates, scores, share, bounds_of(near, of_prior, table, chosen), near, eps, exact,
         ErrorRates(rate, rate_se, *local, confusion), table, unavailable,
     )  # fmt: skip
 
@@ -316,12 +318,19 @@ def _prior_rows(models: Sequence[Contender], scale: Scale, observed: Array) -> t
     return np.arcsinh(rows), label
 
 
-def _bounds(models: Sequence[Contender], near: Array, ratio: RouteEstimate, chosen: RouteEstimate) -> Array:
-    """Upper bounds of log evidences in the units of the route chosen, for models of which no simulation came near."""
-    best = int(np.argmax(ratio.log_evidence))
-    shift = chosen.log_evidence[best] - ratio.log_evidence[best]
-    of_prior = np.array([max(one.of_prior, 1) for one in models])
-    return np.where(near == 0, np.log(NONE_OF / of_prior) + shift, np.nan)
+def bounds_of(near: Array, of_prior: Array, curve: Array, chosen: RouteEstimate) -> Array:
+    """Upper bounds of log evidences in the units of the route chosen, for models of which no simulation came near.
+
+    At each tolerance of the curve, the upper end of an interval for such a model, relative to the best model. The
+    smallest of them holds if the model does not fall behind less as the tolerance falls.
+    """
+    models = len(near)
+    logs, variance = curve[:, 1 : 1 + models], curve[:, 1 + models :]
+    best = int(np.argmax(np.where(near > 0, chosen.log_evidence, -np.inf)))
+    with np.errstate(invalid="ignore"):
+        upper = np.where(np.isfinite(logs), logs + ONE_SIDED * np.sqrt(variance), np.log(NONE_OF / of_prior))
+    upper = np.where(np.isfinite(logs[:, best])[:, None], upper - logs[:, best][:, None], np.inf)
+    return np.where(near == 0, upper.min(axis=0) + chosen.log_evidence[best], np.nan)
 
 
 class Beyond(NamedTuple):

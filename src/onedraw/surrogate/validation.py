@@ -144,8 +144,10 @@ def choice_error(surrogate: Surrogate, training: Training, observed: Array, draw
     return found
 
 
-def evidence_variance(surrogate: Surrogate, training: Training, observed: Array, draws: Array, groups: int) -> float:
-    """The variance of the log of the prior mean of a surrogate's likelihood, from the simulations and from the form.
+def evidence_error(
+    surrogate: Surrogate, training: Training, observed: Array, draws: Array, groups: int
+) -> tuple[float, float]:
+    """Bias and variance of the log of the prior mean of a surrogate's likelihood, from the simulations and the form.
 
     `draws` (n, dim) of the posterior give the evidence of every other fit over that of the surrogate: the mean ratio of
     the likelihoods. The simulations' part is a jackknife over groups of them, that of the form's choice from the forms
@@ -160,7 +162,7 @@ def evidence_variance(surrogate: Surrogate, training: Training, observed: Array,
     same = (form for form in forms if form is not None and np.array_equal(form.transform.kept, _kept(surrogate)))
     others = (fit_surrogate(form, training, None)._replace(power=surrogate.power) for form in same)
     away = _evidence_ratios(surrogate._replace(success=None), others, observed, draws)
-    return jackknife + (0.5 * float(np.square(away).mean()) if len(away) else 0.0)
+    return (groups - 1) * float(logs.mean()), jackknife + (0.5 * float(np.square(away).mean()) if len(away) else 0.0)
 
 
 def _kept(surrogate: Surrogate) -> Array:
