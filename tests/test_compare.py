@@ -1,16 +1,19 @@
 """Probabilities of models: exact answers, stated errors, error rates, degenerate cases, files, workers and pages."""
 
+import json
 import math
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from scipy import stats
 
 import onedraw as od
 from benchmarks.choices import COUNTED, NESTED, NORMAL, RARE, RARE_AT, REGRESSION, Problem
-from onedraw.results import model_evidence
+from onedraw.cli.main import main
 from onedraw.results.model_choice import (
     HeldOutRows,
     Pool,
@@ -34,6 +37,7 @@ from onedraw.results.model_trial import beyond_summaries
 from onedraw.surrogate.tempering import tempered
 from onedraw.surrogate.transforms import Transform, Warp
 from onedraw.tuning.compare import blocks_of, shares
+from tests.browser import Browser, needs_chromium
 from tests.conftest import hurry
 
 
@@ -156,10 +160,12 @@ def test_log_odds_and_their_error_by_numerical_derivatives():
 
     gradient = [(odds(logs + 1e-6 * unit) - odds(logs - 1e-6 * unit)) / 2e-6 for unit in np.eye(3)]
     value, error = log_odds(RouteEstimate(logs, covariance), log_prior, 1)
-    assert math.isclose(value, odds(logs)) and math.isclose(error, math.sqrt(gradient @ covariance @ gradient), rel_tol=1e-6)
-    assert sum(one.value for one in probabilities(RouteEstimate(logs, covariance), log_prior, np.full(3, np.nan), 0.9)) == (
-        pytest.approx(1.0)
+    assert math.isclose(value, odds(logs)) and math.isclose(
+        error, math.sqrt(gradient @ covariance @ gradient), rel_tol=1e-6
     )
+    assert sum(
+        one.value for one in probabilities(RouteEstimate(logs, covariance), log_prior, np.full(3, np.nan), 0.9)
+    ) == (pytest.approx(1.0))
 
 
 def test_a_model_that_never_came_near_has_an_upper_bound():
@@ -590,7 +596,9 @@ def test_time_that_runs_out(monkeypatch):
         time.sleep(2e-3)
         return rng.normal(mu, 1.0)
 
-    models = {name: od.Model(od.Prior(mu=stats.norm(centre, 0.5)), slow, 1.2) for name, centre in (("a", 0.0), ("b", 2.0))}
+    models = {
+        name: od.Model(od.Prior(mu=stats.norm(centre, 0.5)), slow, 1.2) for name, centre in (("a", 0.0), ("b", 2.0))
+    }
     with pytest.raises(TimeoutError, match="before every model had its first simulations"):
         od.compare(models, budget=1000, seed=1, max_seconds=0.05)
 
@@ -602,4 +610,79 @@ def test_blocks_begin_behind_what_is_done(pair):
     every = list(blocks_of(runs, [40, 40], 0))
     assert sum(one.size for one in every) == 80 and [one.model for one in every] == [0, 0, 1, 1]
     assert list(blocks_of(runs, [40, 40], 40)) == every[2:]
-    assert model_evidence.GROUPS == 16
+
+
+# --- the page and the command -------------------------------------------------------------------------------
+
+
+def test_the_page_has_everything(pair, tmp_path):
+    text = pair.report(tmp_path / "models.html").read_text()
+    assert text.count("<img") == 4 and "<script" not in text and "http:" not in text
+    assert pair.headline in text and f'class="verdict {pair.level}"' in text
+    assert "How often the choice is wrong" in text and "learnt likelihoods" in text
+    assert text == pair.report(tmp_path / "again.html").read_text()
+
+
+@needs_chromium
+def test_the_page_fits_its_window(pair, tmp_path):
+    page = pair.report(tmp_path / "models.html")
+    browser = Browser(tmp_path)
+    try:
+        for width, dark in ((1200, False), (400, True)):
+            browser.open(page, width, dark=dark)
+            assert browser.run("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+            assert browser.run("[...document.images].map(i => i.naturalWidth > 0 && i.width > 250)") == [True] * 4
+        assert browser.console == []
+    finally:
+        browser.close()
+
+
+MODEL = """
+import onedraw as od
+from scipy import stats
+
+@od.batched
+def simulate(rng, mu):
+    return rng.normal(mu, 1.0)
+
+model = od.Model(od.Prior(mu=stats.norm(CENTRE, 0.5)), simulate, observed=1.2)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, centre in (("zero", 0), ("two", 2)):
+        (tmp_path / f"{name}.py").write_text(MODEL.replace("CENTRE", str(centre)))
+    return tmp_path
+
+
+def test_the_command(folder):
+    command = ["compare", "zero.py", "two.py", "--budget", "400", "--draws", "100", "--seed", "1"]
+    ran = CliRunner().invoke(main, command)
+    assert ran.exit_code == 0, ran.output
+    assert "comparison of zero, two" in ran.stdout and (folder / "models.db").exists()
+    assert "Probabilities of the models" in (folder / "models.html").read_text()
+    told = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
+    assert set(told["models"]) == {"zero", "two"} and 0 < told["models"]["two"]["probability"] < 1
+    assert told["cost"]["simulations"] <= 400 and told["path"] == "models.html"
+    command[1:3] = ["a=zero.py", "b=two.py"]
+    again = CliRunner().invoke(main, [*command, "-o", "other.html", "--prior", "a=0.1", "--prior", "b=0.9", "--json"])
+    assert json.loads(again.stdout)["models"]["b"]["prior"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (["zero.py", "zero.py", "--budget", "400"], 2, "two models would be called 'model'"),
+        (["zero.py", "--budget", "400"], 1, "two models or more to compare, got 1"),
+        (["zero.py", "two.py"], 2, "Missing option '--budget'"),
+        (["zero.py", "two.py", "--budget", "400", "--prior", "zero"], 2, "must be LABEL=NUMBER"),
+        (["zero.py", "two.py", "--budget", "400", "-o", "a.db"], 2, "would both be a.db"),
+        (["zero.py", "three.py", "--budget", "400"], 1, "there is no file 'three.py'"),
+    ],
+)
+def test_a_command_that_cannot_be_carried_out(folder, more, code, words):
+    ran = CliRunner().invoke(main, ["compare", *more])
+    assert ran.exit_code == code and words in ran.output

@@ -216,11 +216,12 @@ class Comparison:
             f"{name} does not reproduce the data (p = {self.misfits[name].p:.2g}): {_blamed(self.misfits[name])}"
             for name in self.unlike
         ]
-        for one in self.beyond[:2]:
+        if self.beyond:
+            labels = " and ".join(one.label for one in self.beyond[:2])
             found.append(
-                f"the summaries leave out what tells the models apart: {one.label} of the raw data does so beyond "
-                "them, at simulations of known model. Add it to the summary and compare again: these probabilities "
-                "may be far from those of the data"
+                f"the summaries leave out what tells the models apart: beyond them, {labels} of the raw data tell "
+                "simulations of one model from those of another. Add this to the summary and compare again: these "
+                "probabilities may be far from those of the data"
             )
         known = np.isnan(self.decided.bounds)
         found += [self._absent(one) for one, near in zip(self.models, known, strict=True) if not near]
