@@ -146,3 +146,13 @@ def test_over_a_range_of_tolerances_from_one_inflated_run():
         chains.over([])
     with pytest.raises(ValueError, match="probability must lie between 0 and 1"):
         chains.over([0.5], probability=95)
+
+
+def test_names_of_summaries_do_not_hinder_predictions_of_the_data_or_a_misfit():
+    model = od.Model(
+        od.Prior(mu=stats.norm(0, 1)), lambda rng, mu: rng.normal(mu, 1.0, 10), np.linspace(-1, 1, 10),
+        summary=lambda y: [y.mean(), y.std()], names=["mean", "sd"],
+    )  # fmt: skip
+    post = od.rejection(model, od.uniform(1.0), draws=50, seed=1)
+    assert post.predict(5, seed=1, data=True).shape == (5, 10)
+    assert "tails" in post.misfit(30, prior=0, seed=1).labels

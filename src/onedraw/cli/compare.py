@@ -17,9 +17,7 @@ from onedraw.results.plain import printable
 @click.option("--budget", type=COUNT, required=True, help="The most simulations of all models together.")
 @click.option("--draws", type=COUNT, help="Draws of each model's posterior.  [default: 5000]")
 @click.option("--prior", multiple=True, metavar="LABEL=NUMBER", help="Prior probability of a model; equal by default.")
-@click.option(
-    "-o", "--out", type=click.Path(dir_okay=False), default="models.html", show_default=True, help="The page."
-)
+@click.option("-o", "--out", type=click.Path(dir_okay=False), default="models.html", help="[default: models.html]")
 @click.option("--store", type=click.Path(dir_okay=False), help="The file of what is done.  [default: the page's, .db]")
 @how_to_run
 @where_to_work
@@ -62,8 +60,8 @@ def compare(
         rows = {one.name: one._asdict() for one in found.models}
         told = {
             "best": found.best, "level": found.level, "headline": found.headline, "findings": found.findings,
-            "advice": found.advice, "models": rows, "route": found.route, "trial": [one._asdict() for one in found.trial],
-            "notes": found.notes, "cost": found.cost, "seed": found.seed, "path": page, "file": file,
+            "advice": found.advice, "models": rows, "route": found.route, "notes": found.notes, "cost": found.cost,
+            "trial": [one._asdict() for one in found.trial], "seed": found.seed, "path": page, "file": file,
         }  # fmt: skip
         click.echo(as_json(told))
         return

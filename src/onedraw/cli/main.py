@@ -24,20 +24,8 @@ def main() -> None:
     """
 
 
-for command in (
-    new,
-    check,
-    run,
-    resume,
-    show,
-    watch,
-    report,
-    export,
-    advise,
-    calibrate,
-    compare,
-    study,
-    contrast,
-    verify,
-):
+COMMANDS = (
+    new, check, run, resume, show, watch, report, export, advise, calibrate, compare, study, contrast, verify,
+)  # fmt: skip
+for command in COMMANDS:
     main.add_command(command)

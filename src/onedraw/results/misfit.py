@@ -339,9 +339,9 @@ class Described:
     def simulated(self, rng: Rng, theta: Array) -> Array:
         """One data set at each row of theta (n, dim), described (n, s); NaN if its simulation failed."""
         if not isinstance(self.model.simulate, JaxSimulator):
-            return replace(self.model, summary=self, distance=None).simulate_rows(rng, theta).rows[:, 0, :]
+            return replace(self.model, summary=self, distance=None, names=None).simulate_rows(rng, theta).rows[:, 0, :]
         # Functions of NumPy cannot be part of a program of JAX.
-        raw = replace(self.model, summary=None, distance=None)
+        raw = replace(self.model, summary=None, distance=None, names=None)
         rows = raw.simulate_rows(rng, theta).rows[:, 0, :]
         good = np.isfinite(rows).all(axis=1)
         found = np.full((len(rows), len(self.labels)), np.nan)

@@ -510,7 +510,7 @@ class Posterior:
         model = self.model_for("predict")
         n = whole_number("n", n, "the number of predictive simulations")
         # A model without a summary compares the data themselves.
-        model = replace(model, summary=None, distance=None) if data else model
+        model = replace(model, summary=None, distance=None, names=None) if data else model
         rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.PREDICT)
         return model.recipe.layout.restore(model.simulate_rows(rng, self.picked(n, seed), np.arange(n)).rows[:, 0, :])
 

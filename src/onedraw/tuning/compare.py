@@ -191,9 +191,9 @@ def limits_of(models: Sequence[ModelRun], budget: int, log_prior: Array, whole: 
                     -np.inf)  # fmt: skip
     spent = sum(max(floor, used) if lives else used for used, lives in zip(done, alive, strict=True))
     extra = shares(logs, log_prior) * max(budget - spent, 0)
-    wanted = [max(floor, used) + int(more) if lives else used
-              for used, more, lives in zip(done, extra, alive, strict=True)]  # fmt: skip
-    return wanted
+    return [
+        max(floor, used) + int(more) if lives else used for used, more, lives in zip(done, extra, alive, strict=True)
+    ]
 
 
 def contender(model: ModelRun, found: Assessment | None) -> Contender:
