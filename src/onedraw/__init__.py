@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from onedraw.samplers.smc import smc
     from onedraw.tuning.advise import advise
     from onedraw.tuning.calibrate import calibrate
+    from onedraw.tuning.compare import compare
     from onedraw.tuning.fit_summary import fit_summary
     from onedraw.tuning.tolerance import tolerance_for
 
@@ -56,6 +57,7 @@ LATER = {
     "smc": "onedraw.samplers.smc",
     "advise": "onedraw.tuning.advise",
     "calibrate": "onedraw.tuning.calibrate",
+    "compare": "onedraw.tuning.compare",
     "fit_summary": "onedraw.tuning.fit_summary",
     "tolerance_for": "onedraw.tuning.tolerance",
 }
@@ -76,6 +78,7 @@ HIGHER["to_dataframe"] = _later("onedraw.results.export", "dataframe")
 HIGHER["to_datatree"] = _later("onedraw.results.export", "datatree")
 HIGHER["plot"] = _later("onedraw.report.plots", "plot")
 HIGHER["calibration"] = _later("onedraw.report.calibration", "write_calibration")
+HIGHER["comparison"] = _later("onedraw.report.comparison", "write_comparison")
 HIGHER["report"] = _later("onedraw.report.page", "write_report")
 
 
@@ -107,6 +110,7 @@ __all__ = [
     "calibrate",
     "certificate",
     "command",
+    "compare",
     "compiled",
     "epanechnikov",
     "euclidean",

@@ -44,7 +44,7 @@ from onedraw.samplers import importance, infer, pseudo_marginal, r_hit, rejectio
 
 BUILT_IN = (importance, infer, pseudo_marginal, r_hit, rejection, smc, wilkinson)
 """Modules whose samplers a file may name: importing them registers them."""
-MEASUREMENTS = ("advise", "calibrate", "fit_summary", "tolerance_for")
+MEASUREMENTS = ("advise", "calibrate", "compare", "fit_summary", "tolerance_for")
 """Functions that keep their simulations in files of their own."""
 File = str | os.PathLike[str]
 

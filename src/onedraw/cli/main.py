@@ -6,6 +6,7 @@ from onedraw import __version__
 from onedraw.cli.advise import advise, verify
 from onedraw.cli.calibrate import calibrate
 from onedraw.cli.check import check
+from onedraw.cli.compare import compare
 from onedraw.cli.contrast import contrast
 from onedraw.cli.export import export, new, report
 from onedraw.cli.inspect import show, watch
@@ -23,5 +24,8 @@ def main() -> None:
     """
 
 
-for command in (new, check, run, resume, show, watch, report, export, advise, calibrate, study, contrast, verify):
+COMMANDS = (
+    new, check, run, resume, show, watch, report, export, advise, calibrate, compare, study, contrast, verify,
+)  # fmt: skip
+for command in COMMANDS:
     main.add_command(command)

@@ -9,7 +9,7 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.results.assessment import Assessment
 from onedraw.results.learnt_likelihood import LearntLikelihood
-from onedraw.results.misfit import SURE, Comparison, compare
+from onedraw.results.misfit import SURE, AmongSimulations, compare
 from onedraw.results.trial import TrialResult
 
 FEW_EFFECTIVE = 10
@@ -65,7 +65,7 @@ def notes(
     proposals: int,
     simulations: int,
     effective: float,
-    before: Comparison | None,
+    before: AmongSimulations | None,
     unadjusted: float,
 ) -> list[str]:
     """What was done and how far to trust it, in plain words."""
@@ -140,7 +140,7 @@ def learnt_notes(
     proposals: int,
     simulations: int,
     effective: float,
-    before: Comparison | None,
+    before: AmongSimulations | None,
     unseen: float,
 ) -> list[str]:
     """What was done and how far to trust it, in plain words, if the estimate is a learnt likelihood."""
@@ -197,7 +197,7 @@ def too_narrow(covered: float, number: int, parameters: int = 1) -> bool:
 
 
 def learnt_warnings(
-    learnt: LearntLikelihood, names: Sequence[str], effective: float, before: Comparison | None, unseen: float
+    learnt: LearntLikelihood, names: Sequence[str], effective: float, before: AmongSimulations | None, unseen: float
 ) -> list[str]:
     """What a reader must know before using draws of a learnt likelihood, in plain words."""
     found, covered, number = _few(effective), learnt.coverage(0.9), len(learnt.ranks)
@@ -224,7 +224,7 @@ def _few(effective: float) -> list[str]:
     ]
 
 
-def warnings(effective: float, trial: TrialResult, before: Comparison | None) -> list[str]:
+def warnings(effective: float, trial: TrialResult, before: AmongSimulations | None) -> list[str]:
     """What a reader must know before using the draws, in plain words."""
     found = _few(effective)
     if trial.tried and too_narrow(trial.coverage, trial.tried):
@@ -235,7 +235,7 @@ def warnings(effective: float, trial: TrialResult, before: Comparison | None) ->
     return [*found, *prior_check(before)]
 
 
-def prior_check(found: Comparison | None) -> list[str]:
+def prior_check(found: AmongSimulations | None) -> list[str]:
     """That the data are unlike simulations from the prior, in plain words; nothing if they are not."""
     if found is None or found.p > SURE:
         return []

@@ -79,7 +79,7 @@ class Departure(NamedTuple):
         return f"{self.label} = {self.observed:.4g} is {abs(self.away):.2g} standard deviations {where}"
 
 
-class Comparison(NamedTuple):
+class AmongSimulations(NamedTuple):
     """The data among simulations."""
 
     p: float
@@ -114,9 +114,9 @@ class Comparison(NamedTuple):
 class Misfit:
     """Whether the data can come from the model, with what speaks against it; printed in plain words."""
 
-    prior: Comparison | None
+    prior: AmongSimulations | None
     """The data among simulations from the prior: could this prior and simulator produce them?"""
-    posterior: Comparison | None
+    posterior: AmongSimulations | None
     """The data among simulations at posterior draws: do the best parameters reproduce them?"""
     rows: Array | None = None
     """(n, s) summaries and checks of the simulations at posterior draws."""
@@ -132,7 +132,7 @@ class Misfit:
         return min(1.0, len(known) * min(known)) if known else 1.0
 
     @property
-    def worst(self) -> Comparison | None:
+    def worst(self) -> AmongSimulations | None:
         """The comparison with the smaller p-value."""
         return min(
             (one for one in (self.posterior, self.prior) if one is not None), key=lambda one: one.p, default=None
@@ -156,7 +156,7 @@ class Misfit:
     __repr__ = __str__
 
 
-def compare(rows: Array, observed: Array, labels: list[str] | None = None) -> Comparison | None:
+def compare(rows: Array, observed: Array, labels: list[str] | None = None) -> AmongSimulations | None:
     """The data (s,) among simulations (n, s), failed ones (NaN) left out; None if there are fewer than 20.
 
     >>> rng = np.random.default_rng(1)
@@ -195,7 +195,7 @@ def compare(rows: Array, observed: Array, labels: list[str] | None = None) -> Co
         p = float(np.mean(largest >= single[kind[k], k]))
         departures.append(Departure(label, float(observed[k]), p, float(away), bool(kind[k])))
     beyond = float(largest[0] / max(float(largest[1:].max()), ROUNDING))
-    return Comparison(float(np.mean(largest >= largest[0])), len(rows), tuple(departures), beyond)
+    return AmongSimulations(float(np.mean(largest >= largest[0])), len(rows), tuple(departures), beyond)
 
 
 def _given_others(scaled: Array) -> list[Array]:
@@ -381,16 +381,16 @@ def _different(rows: Array) -> list[int]:
     return found
 
 
-def packed(found: Comparison | None) -> dict[str, Any]:
+def packed(found: AmongSimulations | None) -> dict[str, Any]:
     """A comparison as `settings` have it, with the departures that are to blame."""
     if found is None:
         return {}
     return {"p": found.p, "number": found.number, "departures": [one._asdict() for one in found.blamed]}
 
 
-def kept(settings: Mapping[str, Any]) -> Comparison | None:
+def kept(settings: Mapping[str, Any]) -> AmongSimulations | None:
     """The comparison with simulations from the prior that a run has made itself, if there is one."""
     found = settings.get("misfit")
     if not found:
         return None
-    return Comparison(found["p"], found["number"], tuple(Departure(**one) for one in found["departures"]))
+    return AmongSimulations(found["p"], found["number"], tuple(Departure(**one) for one in found["departures"]))

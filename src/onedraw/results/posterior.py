@@ -19,6 +19,7 @@ from onedraw.failures import FAULTS, Failure, told
 from onedraw.model.kernels import EPS_MEANING, Kernel
 from onedraw.model.layout import Layout
 from onedraw.model.model import Model
+from onedraw.results.evidence import LogEvidence, lowered_evidence
 from onedraw.results.monte_carlo_error import MANY, Draws, MonteCarlo, monte_carlo
 from onedraw.results.summary import (
     ESS_LIMIT,
@@ -174,6 +175,8 @@ class Posterior:
     """What `simulations` gives, if the run has kept all of them: as arrays, or as the bank of `od.infer`."""
     effective: float | None = None
     """The effective number of independent draws, if there are more draws than simulations behind them."""
+    evidence: tuple[float, float] | None = field(default=None, repr=False)
+    """The log evidence at the run's own tolerance and its standard error, if the run can tell: see `log_evidence`."""
 
     def __post_init__(self) -> None:
         for array in (*self.draws.values(), self.weights, self.distances, self.groups, self.run_weights):
@@ -374,9 +377,7 @@ class Posterior:
             )
         assert self.distances is not None
         distances = self.distances[..., None] if self.distances.ndim == 2 else self.distances
-        # A start that was given has no distance yet (inf) and no weight.
-        log_run = kernel.log_average(distances)
-        log_weights = np.where(np.isneginf(log_run), -np.inf, new.log_average(distances) - np.maximum(log_run, -1e300))
+        log_weights = log_ratios(kernel, new.eps, distances)
         before = self.run_weights if "run_eps" in self.settings else self.weights
         if before is not None:
             with np.errstate(divide="ignore"):
@@ -430,6 +431,33 @@ class Posterior:
                 point = TolerancePoint(one, mean, mean - reach * error, mean + reach * error, error, ess)
                 points[name] = (*points.get(name, ()), point)
         return ToleranceCurve(points, probability)
+
+    @property
+    def log_evidence(self) -> LogEvidence:
+        """Log of the prior mean of K at the posterior's tolerance, with its standard error (docs/model_choice.md).
+
+        With the uniform kernel it is the probability that a simulation from the prior is within eps. Ratios of two
+        models mean something if kernel, eps and distance are the same; `od.compare` sees to that. Rejection, importance
+        and smc can tell it. A chain cannot, but its draws make a proposal for importance, which can.
+
+        >>> import onedraw as od
+        >>> from scipy import stats
+        >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+        >>> found = od.rejection(model, od.uniform(0.5), budget=5000, seed=1).log_evidence
+        >>> exact = stats.norm(0, 2**0.5).cdf(2.5) - stats.norm(0, 2**0.5).cdf(1.5)
+        >>> bool(abs(found.value - np.log(exact)) < 3 * found.se), found.kernel, found.eps
+        (True, 'uniform', 0.5)
+        """
+        if self.evidence is None or self.kernel is None:
+            raise ValueError(without_evidence(self))
+        value, se = self.evidence
+        kernel, eps = self.kernel, float(self.settings["eps"])
+        if "run_eps" in self.settings and self.distances is not None:
+            distances = self.distances.reshape(-1, 1 if self.distances.ndim == 2 else self.distances.shape[2])
+            before = None if self.run_weights is None else self.run_weights.reshape(-1)
+            groups = None if self.groups is None else self.groups.reshape(-1)
+            value, se = lowered_evidence(value, se, log_ratios(kernel, eps, distances), before, groups)
+        return LogEvidence(value, se, kernel.name, eps)
 
     def kernel_for_at(self) -> Kernel:
         """The run's kernel if `at` can weight its draws; otherwise a ValueError that says why not."""
@@ -722,6 +750,39 @@ def listed(post: Posterior) -> str:
     vectors = [name for name in post.names if post.draws[name].ndim > 2]
     more = f"; entries of a vector are called {vectors[0]}[0], {vectors[0]}[1], ..." if vectors else ""
     return f"the parameters are {', '.join(post.names)}{more}"
+
+
+def log_ratios(kernel: Kernel, eps: float, distances: Array) -> Array:
+    """Log of mean K at a smaller tolerance over mean K at that of the kernel, of distances (..., M).
+
+    A start that was given has no distance yet (inf) and no weight.
+    """
+    log_run = kernel.log_average(distances)
+    new = kernel.with_eps(eps).log_average(distances)
+    return np.where(np.isneginf(log_run), -np.inf, new - np.maximum(log_run, -1e300))
+
+
+def without_evidence(post: Posterior) -> str:
+    """Why a posterior has no evidence, and what to do."""
+    algorithm, spent = post.settings.get("algorithm"), post.cost.proposals
+    if post.kernel is None and post.evidence is not None:
+        return "log_evidence is that of a run's own draws: ask the Posterior before it was adjusted or resampled"
+    if algorithm in ("rejection", "smc", "importance") and post.shape[1] == 0:
+        bound = (
+            f" of {spent:,} proposals: it is below log(3/{spent:,}) = {math.log(3 / spent):.3g} (95 %)" if spent else ""
+        )
+        return f"log_evidence is not known, since nothing was accepted{bound}; raise eps or the budget"
+    if algorithm == "infer":
+        return "od.infer has no kernel, and its evidence has no tolerance to state: compare models with od.compare"
+    if post.kernel is None:
+        return "log_evidence needs a run with a kernel: od.rejection, od.importance or od.smc"
+    if algorithm in ("rejection", "smc", "importance"):
+        return "log_evidence is not known for this file: make the run again"
+    return (
+        f"{algorithm} is a chain: it visits parameters in proportion to the posterior and never sees the constant. Its "
+        f"draws make a proposal for a run that does: od.importance(model, budget=..., kernel=od.{post.kernel.name}"
+        f"({post.kernel.eps:g}), proposal=post).log_evidence"
+    )
 
 
 def points(draws: Mapping[str, Array]) -> Array:

@@ -17,7 +17,7 @@ from onedraw.results.diagnostics import (
     tolerance_path,
 )
 from onedraw.results.learnt_likelihood import LearntLikelihood
-from onedraw.results.misfit import Comparison, compare, packed
+from onedraw.results.misfit import AmongSimulations, compare, packed
 from onedraw.results.regression import effective_draws, posterior_draws
 from onedraw.run.bank import Bank
 from onedraw.run.result import Result
@@ -92,7 +92,7 @@ def _adjusted(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.r
     )
 
 
-def _among_prior(model: Model, bank: Bank, rows: Array) -> Comparison | None:
+def _among_prior(model: Model, bank: Bank, rows: Array) -> AmongSimulations | None:
     """The data among the simulations of the first stage, which are from the prior."""
     return compare(rows[: bank.ends[0]], model.observed_row, model.labels())
 

@@ -132,6 +132,10 @@ class Population(NamedTuple):
     """Acceptance rate of the last stage."""
     simulated: float = 1.0
     """What one of its proposals has cost, in the unit of the budget: the share that was simulated if that is 1."""
+    log_evidence: float = 0.0
+    """Log of the prior mean of K at this tolerance."""
+    evidence_variance: float = 0.0
+    """Its variance, the sum over all tolerances."""
 
     @property
     def distances(self) -> Array:
@@ -231,9 +235,12 @@ def first_population(schedule: Schedule, estimator: AbcAverage, outcome: Outcome
         weight *= distances[:, 1]
     if not weight.any():
         weight[:] = 1.0
-    number = np.arange(len(theta))
+    number, share = np.arange(len(theta)), float(weight.mean())
     particles = Particles(theta, estimator.prior.logpdf(theta), distances, weight / weight.sum(), number, number)
-    return Population(schedule, estimator, particles, spent + estimator.model.units(outcome.cost))
+    return Population(
+        schedule, estimator, particles, spent + estimator.model.units(outcome.cost), log_evidence=math.log(share),
+        evidence_variance=float(weight.var()) / (share * share * len(theta)),
+    )  # fmt: skip
 
 
 def moved(now: Population, steps: int, outcome: Outcome) -> Population:
@@ -254,7 +261,22 @@ def moved(now: Population, steps: int, outcome: Outcome) -> Population:
 def lowered(now: Population, eps: float) -> Population:
     """The same particles at a smaller tolerance."""
     weight = reweighted(now.estimator.kernel, now.eps, eps, now.distances, now.particles.weight)
+    now = with_evidence(now, weight)
     return now._replace(particles=now.particles._replace(weight=weight / weight.sum()), eps=eps, chains=None)
+
+
+def with_evidence(now: Population, weight: Array) -> Population:
+    """With the factor by which the evidence falls if the particles get these weights, which do not sum to 1.
+
+    The factor is a mean over the particles. Its error follows from the families of particles, within which the errors
+    are correlated.
+    """
+    factor, (_, family) = float(weight.sum()), np.unique(now.particles.family, return_inverse=True)
+    away = np.bincount(family, weight - factor * now.particles.weight)
+    return now._replace(
+        log_evidence=now.log_evidence + math.log(max(factor, 1e-300)),
+        evidence_variance=now.evidence_variance + float(away @ away) / max(factor, 1e-300) ** 2,
+    )
 
 
 def picked(now: Population, number: int, which: int) -> Array:
@@ -334,6 +356,7 @@ def relearned(now: Population, outcome: Outcome, least: float) -> Population:
     weight = np.where(particles.weight > 0, particles.weight * np.exp(np.minimum(log_ratio, 0.0)), 0.0)
     if effective(weight) < least:
         return now
+    now = with_evidence(now, weight)
     particles = particles._replace(distances=np.concatenate([distances, rows], axis=1), weight=weight / weight.sum())
     return now._replace(
         estimator=now.estimator.with_model(model), particles=particles, eps=eps, chains=None,
@@ -356,7 +379,7 @@ def result_of(now: Population, reason: str) -> Result:
     return Result(
         particles.theta[alive][None], now.distances[alive][None], why, made, *now.acceptance(), settings,
         notes_on(now.eps, now.schedule, reason), particles.weight[alive][None], particles.family[alive][None], now.path,
-        now.eps, model=model,
+        now.eps, model=model, log_evidence=now.log_evidence, log_evidence_se=math.sqrt(now.evidence_variance),
     )  # fmt: skip
 
 

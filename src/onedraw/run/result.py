@@ -18,7 +18,7 @@ from onedraw.results.posterior import Posterior, Status
 HIDDEN = ("seed", "parameters", "kernel", "eps", "block", "timeout", "engine", "keep", "layout", "coverage", "bank")
 """Arguments of a run that its settings do not repeat."""
 ARRAYS = ("theta", "distances", "weights", "groups", "path")
-NUMBERS = ("rate", "rate_se", "effective")
+NUMBERS = ("rate", "rate_se", "effective", "log_evidence", "log_evidence_se")
 
 
 class Stage(NamedTuple):
@@ -65,6 +65,9 @@ class Result:
     bank: Any = None
     kept: Any = None
     """All simulations: as SimulatedData, or as the bank of infer."""
+    log_evidence: float | None = None
+    """Log of the prior mean of K at the tolerance, if the run can tell, and its standard error."""
+    log_evidence_se: float | None = None
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """As the values and arrays of a record."""
@@ -152,7 +155,14 @@ def posterior(
         bank=result.bank,
         kept=result.kept,
         effective=result.effective,
+        evidence=_evidence(result),
     )
+
+
+def _evidence(result: Result) -> tuple[float, float] | None:
+    if result.log_evidence is None or result.log_evidence_se is None:
+        return None
+    return result.log_evidence, result.log_evidence_se
 
 
 def _failed(cost: Cost, failures: tuple[Failure, ...]) -> tuple[str, ...]:

@@ -105,6 +105,8 @@ class WeightedDraws(NamedTuple):
     path: tuple[Stage, ...] = ()
     scales: tuple[list[float], ...] = ()
     """Of the distance, as it was learned again."""
+    strata: tuple[tuple[int, int], ...] = ()
+    """Draws and proposals of each round, from the prior and from its mixture, in the order of the draws."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +201,9 @@ def taken(now: WeightedDraws, new: RoundProposals, outcome: Outcome) -> Weighted
         if not sources or sources[-1].mixture is not new.mixture:
             sources = (*sources, UsedMixture(new.mixture, 0, np.full(len(now.theta), np.nan)))
         sources = (*sources[:-1], sources[-1]._replace(number=sources[-1].number + count - of_prior))
+    drawn = int(np.count_nonzero(inside < of_prior))
     return now._replace(
+        strata=(*now.strata, (drawn, of_prior), (inside.size - drawn, count - of_prior)),
         theta=np.asfortranarray(np.concatenate([now.theta, new.theta[inside]])),
         log_prior=np.concatenate([now.log_prior, new.log_prior[inside]]),
         distances=np.asfortranarray(np.concatenate([now.distances, distances])),
@@ -273,6 +277,24 @@ def unseen_note(now: WeightedDraws, evidence: float) -> list[str]:
     ]
 
 
+def log_evidence(now: WeightedDraws, some: Array, weight: Array) -> tuple[float, float]:
+    """Log of the prior mean of K, from the weights of some draws with K, and its standard error.
+
+    Proposals of one round from the prior, and those from its mixture, are independent of each other; the weights of
+    proposals outside the prior are zero. An estimated constant of the prior adds its own error.
+    """
+    every = np.zeros(len(now.theta))
+    every[some] = weight
+    variance, begin = 0.0, 0
+    for draws, proposals in now.strata:
+        part, begin = every[begin : begin + draws], begin + draws
+        if proposals > 1:
+            centred = float(np.square(part).sum()) - float(part.sum()) ** 2 / proposals
+            variance += max(centred, 0.0) * proposals / (proposals - 1)
+    total, of_constant = float(weight.sum()), 0.0 if now.constant is None else now.constant[1]
+    return math.log(total / now.proposals), math.hypot(math.sqrt(variance) / total, of_constant)
+
+
 def result_of(now: WeightedDraws, reason: str) -> Result:
     """The draws at the final tolerance, wherever a run is stopped."""
     design, model = now.design, now.estimator.model
@@ -298,6 +320,7 @@ def result_of(now: WeightedDraws, reason: str) -> Result:
             f"{eps:.4g}; raise the budget"
         )
     notes += unseen_note(now, float(weight.sum()) / now.proposals)
+    value, se = log_evidence(now, some, weight)
     some, weight = some[weight != 0], weight[weight != 0] / weight.sum()
     rate, rate_se = accepted_share(now, eps)
     bank = None
@@ -308,5 +331,5 @@ def result_of(now: WeightedDraws, reason: str) -> Result:
         "finished" if reason == "ess" else reason,
         f"eps = {eps:.4g}, effective sample size {effective(weight):,.0f}", rate, rate_se, settings, tuple(notes),
         weight[None], path=now.path,
-        eps=eps, model=model, bank=bank,
+        eps=eps, model=model, bank=bank, log_evidence=value, log_evidence_se=se,
     )  # fmt: skip

@@ -109,6 +109,8 @@ def result_of(
         tuple(notes),
         weights,
         after=f" after {made:,} proposals",
+        log_evidence=math.log(rate) if count else None,
+        log_evidence_se=error / rate if count else None,
     )
 
 

@@ -79,6 +79,11 @@ class Surrogate(NamedTuple):
             found[some] = self.form.law.log_density(residuals.reshape(-1, width)).reshape(-1, number).sum(axis=1)
         return found - number * log_scale.sum(axis=1)
 
+    def log_density(self, points: Array, row: Array) -> Array:
+        """Log density (n,) of one row of summaries as they are, at parameters (n, dim)."""
+        slope = self.form.transform.log_slope(row)
+        return self.log_likelihood(self.form.columns(points), self.at(row[None])[0]) + slope
+
 
 def fit_surrogate(form: Form, training: Training, success: Success | None) -> Surrogate:
     """The surrogate of a form, fitted to simulations."""

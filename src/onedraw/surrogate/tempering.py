@@ -5,6 +5,7 @@ Reference: Del Moral, Doucet and Jasra (2006); ter Braak (2006) for moves along 
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,15 @@ MOST_STEPS = 60
 """Of the power: the last of them goes to 1 whatever is left."""
 
 LogDensity = Callable[[Array], Array]
+
+
+class Tempered(NamedTuple):
+    """Draws of a posterior, and the constant of its density."""
+
+    draws: Array
+    """(n, dim)"""
+    log_evidence: float
+    """Log of the prior mean of the likelihood."""
 
 
 def next_power(log_likelihood: Array, power: float) -> float:
@@ -46,11 +56,20 @@ def tempered_draws(
     start: Array, log_prior: LogDensity, log_likelihood: LogDensity, discrete: Array, rng: np.random.Generator
 ) -> Array:
     """As many draws (n, dim) as there are particles to start with, which are draws from the prior."""
-    points = start.copy()
+    return tempered(start, log_prior, log_likelihood, discrete, rng).draws
+
+
+def tempered(
+    start: Array, log_prior: LogDensity, log_likelihood: LogDensity, discrete: Array, rng: np.random.Generator
+) -> Tempered:
+    """The draws with the evidence: the product of the mean weights of all steps of the power."""
+    points, log_evidence = start.copy(), 0.0
     prior, likelihood, power = log_prior(points), log_likelihood(points), 0.0
     for step in range(MOST_STEPS):
         new = 1.0 if step == MOST_STEPS - 1 else next_power(likelihood, power)
-        weights = np.exp((new - power) * (likelihood - likelihood.max()))
+        top = float(likelihood.max())
+        weights = np.exp((new - power) * (likelihood - top))
+        log_evidence += (new - power) * top + math.log(float(weights.mean()))
         pick = systematic(weights, len(points), rng.random())
         points, prior, likelihood, power = points[pick], prior[pick], likelihood[pick], new
         for move in range(LAST_MOVES if power == 1.0 else MOVES):
@@ -65,7 +84,7 @@ def tempered_draws(
             points[accept], prior[accept], likelihood[accept] = proposed[accept], log_p[accept], log_l[accept]
         if power == 1.0:
             break
-    return points
+    return Tempered(points, log_evidence)
 
 
 def proposals(points: Array, move: int, discrete: Array, rng: np.random.Generator) -> Array:

@@ -75,6 +75,11 @@ class Transform(NamedTuple):
             some = some + np.where(self.whole, places[:, self.kept], 0.0)
         return (_warped(some, self.warps) - self.centre) / self.spread
 
+    def log_slope(self, row: Array) -> float:
+        """Log of the volume that a unit of summaries has after the transform, at a row (s,)."""
+        slopes = [warp.log_slope(row[k : k + 1])[0] for k, warp in zip(self.kept, self.warps, strict=True)]
+        return float(np.sum(slopes) - np.log(self.spread).sum())
+
 
 def _warped(some: Array, warps: tuple[Warp, ...]) -> Array:
     columns = [warp(column) for warp, column in zip(warps, some.T, strict=True)]

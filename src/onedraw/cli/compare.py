@@ -1,0 +1,107 @@
+"""The command `onedraw compare`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onedraw.cli.models import named, split
+from onedraw.cli.run import COUNT, EXIT, cluster, how_to_run, plain_warnings, where_to_work
+from onedraw.cli.text import as_json
+from onedraw.results.plain import printable
+
+
+@click.command(short_help="Say which of several models is the most probable.")
+@click.argument("models", nargs=-1, required=True, metavar="[LABEL=]MODELFILE[:NAME]...")
+@click.option("--budget", type=COUNT, required=True, help="The most simulations of all models together.")
+@click.option("--draws", type=COUNT, help="Draws of each model's posterior.  [default: 5000]")
+@click.option("--prior", multiple=True, metavar="LABEL=NUMBER", help="Prior probability of a model; equal by default.")
+@click.option("-o", "--out", type=click.Path(dir_okay=False), default="models.html", help="[default: models.html]")
+@click.option("--store", type=click.Path(dir_okay=False), help="The file of what is done.  [default: the page's, .db]")
+@how_to_run
+@where_to_work
+def compare(
+    models: tuple[str, ...],
+    prior: tuple[str, ...],
+    out: str,
+    store: str | None,
+    dask: str | None,
+    json_wanted: bool,
+    **options: Any,
+) -> None:
+    """Posterior probabilities of the models in two files or more, for the same data, and a page about them.
+
+    A model is called by its file, or by its NAME if the files are the same; LABEL=MODELFILE gives it another label.
+    The same command again continues where the file ends. The exit status is 0 whatever the answer, 130 after Ctrl-C,
+    143 after SIGTERM, and 1 after an error.
+    """
+    import onedraw as od
+
+    page = Path(out)
+    file = Path(store) if store else page.with_suffix(".db")
+    if file == page:
+        raise click.UsageError(f"the page and the file would both be {page}: give -o a name that ends with .html")
+    given = {key: one for key, one in options.items() if one is not None}
+    files = labelled(models)
+    if prior:
+        given["prior"] = numbers(prior)
+    values = {label: named(one, od.Model)[0] for label, one in files.items()}
+    with plain_warnings(), cluster(dask) as client:
+        if client is not None:
+            given["executor"] = client
+        try:
+            found = od.compare(values, store=file, **given)
+        except KeyboardInterrupt as stopped:
+            click.echo(f"\n{file} holds what was done: the same command goes on", err=True)
+            sys.exit(EXIT.get(str(stopped), 130))
+    found.report(page)
+    if json_wanted:
+        rows = {one.name: one._asdict() for one in found.models}
+        told = {
+            "best": found.best, "level": found.level, "headline": found.headline, "findings": found.findings,
+            "advice": found.advice, "models": rows, "route": found.route, "notes": found.notes, "cost": found.cost,
+            "trial": [one._asdict() for one in found.trial], "seed": found.seed, "path": page, "file": file,
+        }  # fmt: skip
+        click.echo(as_json(told))
+        return
+    click.echo(printable(found.summary()))
+    click.echo(f"\nOpen {page}; {file} holds what was done", err=True)
+
+
+def labelled(models: tuple[str, ...]) -> dict[str, str]:
+    """Model files by label; a UsageError if two have the same.
+
+    >>> labelled(("a.py", "slow=b.py:other"))
+    {'a': 'a.py', 'slow': 'b.py:other'}
+    >>> labelled(("m.py:one", "m.py:two"))
+    {'one': 'm.py:one', 'two': 'm.py:two'}
+    """
+    given = [label.partition("=") if "=" in label else ("", "", label) for label in models]
+    paths = [split(file)[0] for _, _, file in given]
+    same = len(set(paths)) < len(paths)
+    found: dict[str, str] = {}
+    for (label, _, file), path in zip(given, paths, strict=True):
+        name = label or (split(file)[1] if same else path.stem)
+        if name in found:
+            raise click.UsageError(f"two models would be called {name!r}: say label=FILE, as in other={file}")
+        found[name] = file
+    return found
+
+
+def numbers(prior: tuple[str, ...]) -> dict[str, float]:
+    """Prior probabilities by label.
+
+    >>> numbers(("a=0.3", "b=0.7"))
+    {'a': 0.3, 'b': 0.7}
+    """
+    found = {}
+    for one in prior:
+        label, equals, value = one.rpartition("=")
+        try:
+            found[label] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise click.UsageError(f"--prior {one} must be LABEL=NUMBER, as in --prior density=0.3")
+    return found

@@ -1,0 +1,503 @@
+"""Which model? Three estimates of the evidence of several models, and the trial that decides between them.
+
+All models have the same summaries. A simulation i of model m has the weight W_i = w(theta_i) / n_m, prior over
+proposals divided by the number of proposals, so that sum_i W_i f(s_i) is the mean of f under the model.
+
+1. *Acceptance*: the evidence of a model is sum_i W_i over its simulations in one neighbourhood of the data, the same
+   for all models. It is exact for the tolerance; if simulations match the data exactly, for the data.
+2. *Learnt likelihoods* (`results.model_evidence`): the density of the data under each model's surrogate.
+3. *Classifier*: multinomial logistic regression of the model on a polynomial of the summaries, in a neighbourhood of
+   the data, with the W_i as weights.
+
+Each is tried at held-out simulations near the data, as many of each model, whose model is known: the mean log
+probability of the true model decides.
+
+References: Beaumont (2008) for the local regression; Robert, Cornuet, Marin and Pillai (2011) for what summaries cannot
+tell; Pudlo et al. (2016) for error rates at the data.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
+
+from onedraw.engines.arrays import Array
+from onedraw.estimators.weights import effective, systematic
+
+FEWEST_EXACT = 100.0
+"""Effective number of simulations that match the data exactly from which no other neighbourhood is used."""
+FEWEST_NEAR = 50.0
+WIDER = 4.0
+"""Size of the classifier's neighbourhood, in effective simulations of the other."""
+PER_COLUMN = 12
+"""Effective simulations per column of a polynomial that is used."""
+RIDGE = 0.02
+"""Penalty on the coefficients of the classifier, for summaries between -1 and 1."""
+NEWTON = 60
+MOST_HELD_OUT, FEWEST_HELD_OUT = 100, 8
+"""Held-out simulations of each model, and the fewest for a trial."""
+MOST_FITTED = 4000
+"""Simulations that the classifier is fitted to."""
+FOLDS = 5
+CURVE = 25
+"""Tolerances of the curve."""
+TIED = 2.0, 0.01
+"""Standard errors of the mean log score within which routes are alike, and how much more."""
+
+
+class Pool(NamedTuple):
+    """Simulations of all models, with weights that make those of a model a mean under it."""
+
+    rows: Array
+    """(n, s) scaled summaries, less those of the data."""
+    distances: Array
+    """(n,) from the data."""
+    weights: Array
+    """(n,) W_i."""
+    label: Array
+    """(n,) number of the model."""
+    proposals: Array
+    """(models,) n_m."""
+
+    def evidence(self, kernel: Array) -> tuple[Array, Array]:
+        """Means of a kernel (n,) under the models, and their relative variances (inf if none counts)."""
+        models = len(self.proposals)
+        weighted = self.weights * kernel
+        total = np.bincount(self.label, weighted, models)
+        squares = np.bincount(self.label, np.square(weighted), models)
+        safe = np.where(total > 0, total, 1.0)
+        variance = np.maximum(squares / np.square(safe) - 1.0 / self.proposals, 0.0)
+        return total, np.where(total > 0, variance, np.inf)
+
+
+class RouteEstimate(NamedTuple):
+    """Log evidences of the models by one route, up to a common constant, and their covariance."""
+
+    log_evidence: Array
+    """(models,); minus infinity if a model never came near."""
+    covariance: Array
+    """(models, models)"""
+    freedom: float = math.inf
+    """Degrees of freedom of the errors."""
+
+
+def radius(distances: Array, weights: Array, target: float) -> float:
+    """The smallest tolerance at which the simulations strictly nearer have this effective number; all if there is none.
+
+    >>> radius(np.array([0.0, 0.1, 0.2, 0.4]), np.ones(4), 2.0)
+    0.2
+    """
+    order = np.argsort(distances, kind="stable")
+    ordered, some = distances[order], weights[order]
+    enough = np.square(np.cumsum(some)) >= target * np.cumsum(np.square(some))
+    ends = np.flatnonzero(enough[:-1] & (ordered[1:] > ordered[:-1]))
+    return float(ordered[ends[0] + 1]) if ends.size else float(np.nextafter(ordered[-1], np.inf))
+
+
+def near_number(n: int, columns: int) -> float:
+    """The effective number of simulations in a neighbourhood, of n with so many summaries.
+
+    >>> round(near_number(4000, 1)), round(near_number(4000, 10))
+    (380, 50)
+    """
+    return min(max(FEWEST_NEAR, 0.5 * n ** (4 / (4 + columns))), n / 4)
+
+
+def exact_matches(pool: Pool) -> bool:
+    """Whether enough simulations match the data exactly."""
+    return effective(pool.weights[pool.distances == 0]) >= FEWEST_EXACT
+
+
+def tolerance(pool: Pool) -> float:
+    """Of the neighbourhood of the acceptance ratio; beyond zero alone if enough simulations match exactly."""
+    if exact_matches(pool):
+        away = pool.distances[pool.distances > 0]
+        return float(away.min()) if away.size else 1.0
+    return radius(pool.distances, pool.weights, near_number(len(pool.rows), pool.rows.shape[1]))
+
+
+def accepted(pool: Pool, eps: float) -> RouteEstimate:
+    """The acceptance ratio at a tolerance."""
+    total, variance = pool.evidence((pool.distances < eps).astype(float))
+    with np.errstate(divide="ignore"):
+        return RouteEstimate(np.log(total), np.diag(variance))
+
+
+# --- the classifier -----------------------------------------------------------------------------------------
+
+
+def polynomial(rows: Array, quadratic: bool) -> Array:
+    """Columns 1, s_k and, if asked for, s_j s_k.
+
+    >>> polynomial(np.array([[2.0, 3.0]]), True).tolist()
+    [[1.0, 2.0, 3.0, 4.0, 6.0, 9.0]]
+    """
+    first, second = np.triu_indices(rows.shape[1])
+    parts = [np.ones((len(rows), 1)), rows, *([rows[:, first] * rows[:, second]] if quadratic else [])]
+    return np.concatenate(parts, axis=1)
+
+
+class Classifier(NamedTuple):
+    """A multinomial logistic regression near the data."""
+
+    present: Array
+    """Which models have simulations there."""
+    models: int
+    coefficients: Array
+    """(present, columns); zero for the first."""
+    offset: Array
+    """(present,) what is added to get log evidences."""
+    covariance: Array
+    """Of the constants (present, present)."""
+    quadratic: bool
+    unit: float
+    """Of the scaled rows: the largest near the data."""
+
+    def log_evidence(self, rows: Array) -> Array:
+        """(m, models) at scaled rows (m, s), up to a constant of each row; minus infinity for absent models."""
+        found = np.full((len(rows), self.models), -np.inf)
+        found[:, self.present] = polynomial(rows / self.unit, self.quadratic) @ self.coefficients.T + self.offset
+        return found
+
+    def estimate(self) -> RouteEstimate:
+        """At the data, whose scaled row is zero."""
+        covariance = np.full((self.models, self.models), 0.0)
+        np.fill_diagonal(covariance, np.inf)
+        covariance[np.ix_(self.present, self.present)] = self.covariance
+        return RouteEstimate(self.log_evidence(np.zeros((1, (self._width()))))[0], covariance)
+
+    def _width(self) -> int:
+        columns = self.coefficients.shape[1]
+        return columns - 1 if not self.quadratic else int((math.sqrt(8 * columns + 1) - 3) / 2)
+
+
+def classify(pool: Pool, kernel: Array) -> Classifier | None:
+    """The classifier, with a kernel (n,) that says which simulations are near; None if fewer than two models are."""
+    models = len(pool.proposals)
+    total, _ = pool.evidence(kernel)
+    present, near = np.flatnonzero(total > 0), np.flatnonzero((kernel > 0) & (pool.weights > 0))
+    if len(present) < 2:
+        return None
+    # In the fit all models have the same weight; what that changes is taken off again.
+    balanced = pool.weights[near] * kernel[near] / total[pool.label[near]]
+    worth = effective(balanced)
+    weights = balanced * worth / balanced.sum()
+    width = pool.rows.shape[1]
+    quadratic = worth >= PER_COLUMN * (len(present) - 1) * (1 + width + width * (width + 1) // 2)
+    unit = float(np.abs(pool.rows[near]).max()) or 1.0
+    columns = polynomial(pool.rows[near] / unit, quadratic)
+    label = np.searchsorted(present, pool.label[near])
+    coefficients, covariance = fit_logistic(columns, label, weights, len(present))
+    return Classifier(present, models, coefficients, np.log(total[present]), covariance, quadratic, unit)
+
+
+def fit_logistic(columns: Array, label: Array, weights: Array, classes: int) -> tuple[Array, Array]:
+    """Coefficients (classes, p) of a penalised multinomial logistic regression, those of the first class zero.
+
+    With them comes the covariance of the constants, which allows for the weights (a sandwich).
+    """
+    n, p = columns.shape
+    others = classes - 1
+    chosen = (label[:, None] == np.arange(1, classes)).astype(float)
+    penalty = np.full((others, p), RIDGE)
+    penalty[:, 0] = 1e-8
+    found = np.zeros((others, p))
+
+    def parts(at: Array) -> tuple[float, Array]:
+        linear = columns @ at.T
+        log_total = np.logaddexp.reduce(np.concatenate([np.zeros((n, 1)), linear], axis=1), axis=1)
+        value = float(weights @ ((chosen * linear).sum(axis=1) - log_total)) - 0.5 * float((penalty * at * at).sum())
+        return value, np.exp(linear - log_total[:, None])
+
+    value, probability = parts(found)
+    for _ in range(NEWTON):
+        gradient = ((weights[:, None] * (chosen - probability)).T @ columns - penalty * found).reshape(-1)
+        factor = cho_factor(_information(columns, weights, probability, penalty))
+        step = cho_solve(factor, gradient).reshape(others, p)
+        size = 1.0
+        while True:
+            new, there = parts(found + size * step)
+            if new >= value or size < 1e-4:
+                break
+            size /= 2
+        found, probability, gain, value = found + size * step, there, new - value, new
+        if gain < 1e-9 * (1 + abs(value)):
+            break
+    factor = cho_factor(_information(columns, weights, probability, penalty))
+    away = (weights[:, None] * (chosen - probability))[:, :, None] * columns[:, None, :]
+    away = away.reshape(n, -1)
+    constants = np.zeros((others * p, others))
+    constants[np.arange(others) * p, np.arange(others)] = 1.0
+    solved = cho_solve(factor, constants)
+    spread = away @ solved
+    covariance = np.zeros((classes, classes))
+    covariance[1:, 1:] = spread.T @ spread
+    return np.concatenate([np.zeros((1, p)), found]), covariance
+
+
+def _information(columns: Array, weights: Array, probability: Array, penalty: Array) -> Array:
+    others, p = penalty.shape
+    found = np.empty((others, p, others, p))
+    for j in range(others):
+        for k in range(others):
+            share = weights * probability[:, j] * ((j == k) - probability[:, k])
+            found[j, :, k, :] = (columns * share[:, None]).T @ columns
+    return found.reshape(others * p, others * p) + np.diag(penalty.reshape(-1))
+
+
+def epanechnikov(distances: Array, eps: float) -> Array:
+    """K(d / eps), which falls to zero at eps."""
+    return np.maximum(1.0 - np.square(distances / eps), 0.0)
+
+
+# --- the trial ----------------------------------------------------------------------------------------------
+
+
+class HeldOutRows(NamedTuple):
+    """Simulations near the data whose model is known, as many of each model."""
+
+    number: Array
+    """(m,) in the pool."""
+    label: Array
+    log_balance: Array
+    """(models,) log of the prior probabilities under which all models are as likely there."""
+    variance: Array
+    """(models,) of these: they rest on the same simulations."""
+
+    def share(self) -> Array:
+        """(m,) the weight of each, so that all models have the same."""
+        each = np.bincount(self.label)[self.label]
+        found: Array = 1.0 / (each * len(np.unique(self.label)))
+        return found
+
+    def scores(self, log_evidence: Array) -> Array:
+        """Log probability (m,) of the true model, for log evidences (m, models).
+
+        The balance has an error, which is no fault of a route: each may move it at the price of its log density.
+        """
+        logs, shift = log_evidence + self.log_balance, np.zeros(len(self.log_balance))
+        there = np.isfinite(self.log_balance)
+        true = (self.label[:, None] == np.arange(len(there))).astype(float)
+        # As many as the weights are worth.
+        weight, precision = self.share(), 1.0 / np.maximum(self.variance, 1e-12)
+        number = effective(weight)
+        for _ in range(SHIFTS):
+            probability = _shares(logs + shift)
+            gradient = number * (weight @ (true - probability)) - precision * shift
+            step = gradient / (number * (weight @ np.maximum(probability * (1 - probability), 1e-9)) + precision)
+            shift = np.where(there, shift + np.clip(0.7 * step, -1.0, 1.0), 0.0)
+        with np.errstate(divide="ignore"):
+            found = np.log(_shares(logs + shift)[np.arange(len(logs)), self.label])
+        price = 0.5 * float(precision[there] @ np.square(shift[there])) / number
+        return np.maximum(found, LOWEST_SCORE) - price
+
+
+def _shares(logs: Array) -> Array:
+    top = np.maximum(logs.max(axis=1, keepdims=True), -1e300)
+    parts = np.exp(logs - top)
+    found: Array = parts / np.maximum(parts.sum(axis=1, keepdims=True), 1e-300)
+    return found
+
+
+SHIFTS = 50
+LOWEST_SCORE = math.log(1e-3)
+"""Of a held-out simulation, so that no single one decides."""
+
+
+def held_out_near(pool: Pool, eps: float, rng: np.random.Generator) -> HeldOutRows | None:
+    """Simulations within a distance of the data, picked by weight; None if fewer than two models have enough."""
+    total, variance = pool.evidence((pool.distances < eps).astype(float))
+    picked = []
+    for model in range(len(pool.proposals)):
+        near = np.flatnonzero((pool.label == model) & (pool.distances < eps) & (pool.weights > 0))
+        number = min(MOST_HELD_OUT, int(effective(pool.weights[near]) / 4) if near.size else 0)
+        if number >= FEWEST_HELD_OUT:
+            picked.append(near[np.unique(systematic(pool.weights[near], number, rng.random()))])
+    if len(picked) < 2:
+        return None
+    index = np.concatenate(picked)
+    there = np.isin(np.arange(len(total)), pool.label[index])
+    with np.errstate(divide="ignore"):
+        balance = np.where(there, -np.log(np.where(there, total, 1.0)), -np.inf)
+    return HeldOutRows(index, pool.label[index], balance, variance)
+
+
+def without(pool: Pool, index: Array, eps: float) -> Pool:
+    """The pool without some simulations within a distance, the others there of their model counting for them."""
+    keep, near, models = np.ones(len(pool.rows), dtype=bool), pool.distances < eps, len(pool.proposals)
+    keep[index] = False
+    before, after = (np.bincount(pool.label[some], pool.weights[some], models) for some in (near, near & keep))
+    factor = np.where(after > 0, before / np.where(after > 0, after, 1.0), 1.0)
+    weights = np.where(near, pool.weights * factor[pool.label], pool.weights)
+    return Pool(pool.rows[keep], pool.distances[keep], weights[keep], pool.label[keep], pool.proposals)
+
+
+def accepted_at(pool: Pool, others: Array, distances: Callable[[Array], Array]) -> Array:
+    """Log evidences (m, models) by the acceptance ratio at other simulations, which are not in the pool.
+
+    `distances` are those of the pool from one of them, by number. A model that is not near counts as if half a
+    simulation were.
+    """
+    found = np.empty((len(others), len(pool.proposals)))
+    for k, other in enumerate(others):
+        there = pool._replace(distances=distances(other))
+        eps = tolerance(there)
+        inside = (there.distances < eps).astype(float)
+        total, _ = there.evidence(inside)
+        found[k] = np.log(np.maximum(total, 0.5 / pool.proposals))
+    return found
+
+
+class ErrorRates(NamedTuple):
+    """How often the most probable model is not the true one."""
+
+    prior: float
+    """At simulations from the priors."""
+    prior_se: float
+    local: float
+    """At simulations near the data; NaN if they were too few."""
+    local_se: float
+    confusion: Array
+    """(models, models): of simulations of each model (rows), the share for which each is the most probable."""
+
+
+def prior_errors(rows: Array, label: Array, log_prior: Array) -> tuple[float, float, Array]:
+    """Error rate at simulations from the priors of all models, its standard error, and the confusion matrix.
+
+    A classifier of all simulations, fitted to four fifths of them and tried at the rest in turn.
+    """
+    models = len(log_prior)
+    counts = np.bincount(label, minlength=models)
+    guess = np.full(len(label), -1)
+    for fold in range(FOLDS):
+        test = np.arange(len(label)) % FOLDS == fold
+        train = ~test
+        share = np.bincount(label[train], minlength=models)
+        weights = 1.0 / np.maximum(share, 1)[label[train]]
+        pool = Pool(rows[train], np.zeros(int(train.sum())), weights, label[train], np.maximum(share, 1).astype(float))
+        fitted = _classified(pool)
+        if fitted is None:
+            guess[test] = int(np.argmax(np.where(share > 0, log_prior, -np.inf)))
+        else:
+            guess[test] = np.argmax(fitted.log_evidence(rows[test]) + log_prior, axis=1)
+    confusion = np.zeros((models, models))
+    np.add.at(confusion, (label, guess), 1.0)
+    confusion /= np.maximum(counts, 1)[:, None]
+    prior = np.exp(log_prior)
+    wrong = 1.0 - np.diag(confusion)
+    variance = float((prior**2 * wrong * (1 - wrong) / np.maximum(counts, 1)).sum())
+    return float(prior @ wrong), math.sqrt(variance), confusion
+
+
+def _classified(pool: Pool) -> Classifier | None:
+    try:
+        return classify(pool, np.ones(len(pool.rows)))
+    except LinAlgError:
+        return None
+
+
+def local_error(held: HeldOutRows, log_evidence: Array, log_prior: Array, total: Array) -> tuple[float, float]:
+    """Error rate at held-out simulations near the data, and its standard error.
+
+    Those of a model count by its prior probability and by how often it comes near, `total` (models,).
+    """
+    each = np.bincount(held.label, minlength=len(total))
+    weight = (np.exp(log_prior) * total)[held.label] / each[held.label]
+    weight = weight / weight.sum()
+    wrong = (np.argmax(log_evidence + log_prior, axis=1) != held.label).astype(float)
+    rate = float(weight @ wrong)
+    return rate, math.sqrt(float(np.square(weight) @ np.square(wrong - rate)))
+
+
+def lead(first: Array, second: Array, share: Array) -> tuple[float, float]:
+    """The mean of scores less that of others, by weights that sum to 1, and its standard error."""
+    gain = first - second
+    mean = float(share @ gain)
+    return mean, math.sqrt(float(np.square(share) @ np.square(gain - mean)))
+
+
+def first_of_the_best(scores: Sequence[Array | None], share: Array) -> int:
+    """The first route whose mean score is not clearly below that of the best."""
+    tried = {k: one for k, one in enumerate(scores) if one is not None}
+    best = max(tried, key=lambda k: float(share @ tried[k]))
+    for k, one in tried.items():
+        behind, error = lead(tried[best], one, share)
+        if behind <= TIED[0] * error + TIED[1]:
+            return k
+    return best
+
+
+def curve_of(pool: Pool) -> Array:
+    """Tolerances at which the acceptance ratio is shown: from few near simulations to half of all."""
+    low = tolerance(pool) if exact_matches(pool) else radius(pool.distances, pool.weights, 10.0)
+    high = max(radius(pool.distances, pool.weights, len(pool.rows) / 4), 1.01 * low)
+    return np.geomspace(low, high, CURVE) if low > 0 else np.linspace(low, high, CURVE)
+
+
+# --- probabilities ------------------------------------------------------------------------------------------
+
+
+class Probability(NamedTuple):
+    """The posterior probability of a model."""
+
+    value: float
+    se: float
+    low: float
+    high: float
+    """Interval."""
+
+
+def log_odds(estimate: RouteEstimate, log_prior: Array, model: int) -> tuple[float, float]:
+    """Log odds of a model against all others together, and their standard error.
+
+    >>> one = RouteEstimate(np.zeros(2), np.diag([0.03, 0.01]))
+    >>> log_odds(one, np.log([0.5, 0.5]), 0)
+    (0.0, 0.2)
+    """
+    logs = estimate.log_evidence + log_prior
+    others = np.arange(len(logs)) != model
+    rest = float(np.logaddexp.reduce(logs[others]))
+    if not np.isfinite(logs[model]) or not math.isfinite(rest):
+        return (-math.inf if math.isfinite(rest) else math.inf), math.nan
+    gradient = np.where(others, -np.exp(np.where(others, logs - rest, -np.inf)), 1.0)
+    some = np.isfinite(logs)
+    variance = float(gradient[some] @ estimate.covariance[np.ix_(some, some)] @ gradient[some])
+    return float(logs[model]) - rest, math.sqrt(max(variance, 0.0))
+
+
+def probabilities(estimate: RouteEstimate, log_prior: Array, bounds: Array, level: float) -> list[Probability]:
+    """Posterior probabilities with intervals of this level, symmetric on the scale of log odds.
+
+    `bounds` (models,) are upper bounds of the log evidence of models that never came near the data, NaN for others:
+    their probability is at most what the bound gives.
+    """
+    from scipy import stats
+
+    reach = float(stats.t.ppf(0.5 + level / 2, estimate.freedom))
+    absent, found = ~np.isnan(bounds), []
+    near = estimate._replace(log_evidence=np.where(absent, -np.inf, estimate.log_evidence))
+    worst = estimate._replace(log_evidence=np.where(absent, bounds, estimate.log_evidence))
+    worst = worst._replace(covariance=np.where(absent[:, None] | absent, 0.0, estimate.covariance))
+    for model in range(len(log_prior)):
+        odds, se = log_odds(estimate, log_prior, model)
+        spread = 0.0 if math.isnan(se) or absent[model] else se
+        low, high = _share(odds - reach * spread), _share(odds + reach * spread)
+        if absent[model]:
+            high = max(_share(log_odds(worst, log_prior, model)[0]), high)
+        elif absent.any():
+            # From models that came near the data alone, and with the others at their bounds.
+            above, spread = log_odds(near, log_prior, model)
+            spread = 0.0 if math.isnan(spread) else spread
+            below, larger = log_odds(worst, log_prior, model)
+            low, high = _share(below - reach * larger), _share(above + reach * spread)
+        value = _share(odds)
+        found.append(Probability(value, value * (1 - value) * spread, min(low, value), max(high, value)))
+    return found
+
+
+def _share(odds: float) -> float:
+    if math.isinf(odds):
+        return 1.0 if odds > 0 else 0.0
+    return 1.0 / (1.0 + math.exp(-min(max(odds, -700.0), 700.0)))

@@ -1,0 +1,139 @@
+"""The evidence at a tolerance against quadrature, its stated error over seeds, and who refuses to tell it."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+import onedraw as od
+from tests.reference import hit, toy
+
+GRID = np.linspace(-8.0, 8.0, 4001)
+
+
+def exact(kernel):
+    """Of the toy: theta ~ N(0, 1), y ~ N(theta, 1), y_obs = 2."""
+    return math.log(integrate.simpson(stats.norm.pdf(GRID) * hit(GRID, kernel), x=GRID))
+
+
+def scores(make, seeds):
+    """(estimate - truth) / stated error of many runs, each at the tolerance that it has reached."""
+    found = []
+    for seed in seeds:
+        post = make(seed)
+        one = post.log_evidence
+        kernel = {"uniform": od.uniform, "gaussian": od.gaussian}[one.kernel](one.eps)
+        found.append((one.value - exact(kernel)) / one.se)
+    return np.array(found)
+
+
+def assert_errors_are_right(z):
+    """The mean is zero within 4 errors and a tenth, and the sd is 1 within 4 errors and a sixth."""
+    n = len(z)
+    assert abs(z.mean()) < 4 / math.sqrt(n) + 0.1
+    assert 1 - 1 / 6 - 4 / math.sqrt(2 * n) < z.std() < 1 + 1 / 6 + 4 / math.sqrt(2 * n)
+
+
+@pytest.mark.parametrize("kernel", [od.uniform(0.4), od.gaussian(0.3)])
+@pytest.mark.parametrize("pseudo_samples", [1, 3])
+def test_of_rejection(kernel, pseudo_samples):
+    def make(seed):
+        return od.rejection(toy(), kernel, budget=6000, seed=seed, pseudo_samples=pseudo_samples)
+
+    assert_errors_are_right(scores(make, range(60)))
+
+
+@pytest.mark.parametrize("kernel", [None, od.uniform(0.1), od.gaussian(0.1)])
+def test_of_importance(kernel):
+    assert_errors_are_right(scores(lambda seed: od.importance(toy(), budget=2000, kernel=kernel, seed=seed), range(60)))
+
+
+@pytest.mark.parametrize("kernel", [None, od.uniform(0.1), od.gaussian(0.1)])
+def test_of_smc(kernel):
+    assert_errors_are_right(scores(lambda seed: od.smc(toy(), budget=6000, kernel=kernel, seed=seed), range(60)))
+
+
+@pytest.mark.parametrize("sampler", ["rejection", "importance", "smc"])
+def test_at_a_smaller_tolerance_of_the_same_run(sampler):
+    kernel = od.gaussian(0.8)
+    runs = {
+        "rejection": lambda seed: od.rejection(toy(), kernel, budget=4000, seed=seed),
+        "importance": lambda seed: od.importance(toy(), budget=2000, kernel=kernel, seed=seed),
+        "smc": lambda seed: od.smc(toy(), budget=6000, kernel=kernel, seed=seed),
+    }
+    assert_errors_are_right(scores(lambda seed: runs[sampler](seed).at(0.2), range(60)))
+
+
+def test_of_a_prior_whose_density_does_not_integrate_to_one():
+    """Half of the prior is cut off: draws follow the rest, and so does the evidence."""
+    prior = od.Prior(theta=stats.norm(0, 1), where=lambda theta: theta > 0)
+    model = od.Model(prior, od.batched(lambda rng, theta: rng.normal(theta, 1.0)), observed=2.0)
+    kernel, there = od.uniform(0.3), np.linspace(0, 8.0, 4001)
+    truth = math.log(2 * integrate.simpson(stats.norm.pdf(there) * hit(there, kernel), x=there))
+    for post in (
+        od.rejection(model, kernel, budget=20_000, seed=1),
+        od.importance(model, budget=4000, kernel=kernel, seed=1),
+        od.smc(model, budget=20_000, kernel=kernel, seed=1),
+    ):
+        assert abs(post.log_evidence.value - truth) < 4 * post.log_evidence.se < 0.6
+
+
+def test_failed_simulations_count_as_misses():
+    @od.batched
+    def simulate(rng, theta):
+        y = rng.normal(theta, 1.0)
+        return np.where(rng.random(theta.size) < 0.5, np.nan, y)
+
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
+    kernel = od.uniform(0.4)
+    for post in (
+        od.rejection(model, kernel, budget=20_000, seed=1),
+        od.importance(model, budget=4000, kernel=kernel, seed=1),
+        od.smc(model, budget=20_000, kernel=kernel, seed=1),
+    ):
+        assert abs(post.log_evidence.value - exact(kernel) - math.log(0.5)) < 4 * post.log_evidence.se < 0.6
+
+
+def test_a_distance_that_is_learned_again_keeps_the_evidence_of_its_last_scale():
+    model = toy(distance=od.scaled(adapt=True))
+    for post in (od.smc(model, budget=20_000, seed=3), od.importance(model, budget=4000, seed=3)):
+        [scale], one = post.settings["distance"]["scale"], post.log_evidence
+        assert abs(one.value - exact(od.uniform(one.eps * scale))) < 4 * one.se < 0.8
+
+
+def test_a_file_holds_it(tmp_path):
+    runs = {
+        "rejection": lambda **more: od.rejection(toy(), od.uniform(0.4), budget=2000, seed=1, **more),
+        "importance": lambda **more: od.importance(toy(), budget=1000, seed=1, **more),
+        "smc": lambda **more: od.smc(toy(), budget=3000, seed=1, **more),
+    }
+    for name, make in runs.items():
+        post = make(store=tmp_path / f"{name}.db")
+        assert od.load(tmp_path / f"{name}.db").log_evidence == post.log_evidence == make().log_evidence
+
+
+def test_a_chain_refuses_and_names_the_way():
+    kernel = od.uniform(0.4)
+    post = od.pseudo_marginal(toy(), kernel, draws=50, chains=8, seed=1)
+    with pytest.raises(ValueError, match=r"od\.importance\(model, budget=\.\.\., kernel=od\.uniform\(0\.4\), prop"):
+        _ = post.log_evidence
+    one = od.importance(toy(), budget=2000, kernel=kernel, proposal=post, seed=1).log_evidence
+    assert one.eps == 0.4 and abs(one.value - exact(kernel)) < 4 * one.se < 0.4
+
+
+def test_others_refuse_with_a_reason():
+    with pytest.raises(ValueError, match=r"compare models with od\.compare"):
+        _ = od.infer(toy(), budget=300, seed=1).log_evidence
+    with pytest.raises(ValueError, match=r"nothing was accepted of 100 proposals: it is below log\(3/100\) = -3\.51"):
+        _ = od.rejection(toy(y_obs=50.0), od.uniform(0.1), budget=100, seed=1).log_evidence
+    with pytest.raises(ValueError, match="before it was adjusted or resampled"):
+        _ = od.rejection(toy(), od.uniform(0.4), budget=2000, seed=1).resample(20).log_evidence
+
+
+def test_says_what_it_is():
+    one = od.rejection(toy(), od.uniform(0.4), budget=2000, seed=1).log_evidence
+    low, high = one.interval(0.9)
+    assert low < one.value < high and "uniform kernel, eps = 0.4" in str(one)
+    with pytest.raises(ValueError, match="probability must lie between 0 and 1"):
+        one.interval(1.5)
