@@ -9,24 +9,21 @@ their tolerance. `--out` gets a line of JSON for each run as it ends; a second c
 """
 
 import argparse
-import json
 import math
-import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
 from functools import cache
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 import onedraw as od
+from benchmarks.processes import Line, collected, recorded
 from benchmarks.timing import report
 
 RUNS = 200
@@ -249,19 +246,8 @@ class Task(NamedTuple):
     seed: int
 
 
-class Errors(NamedTuple):
-    """z of each estimate of one run, NaN if it states no error; and its reason."""
-
-    case: str
-    problem: str
-    seed: int
-    z: dict[str, float]
-    reasons: dict[str, str]
-    seconds: float
-
-
-def one_run(task: Task) -> Errors:
-    """Run a sampler once and compare its estimates with the exact ones."""
+def one_run(task: Task) -> Line:
+    """Run a sampler once: z of each estimate, NaN if it states no error, and why it does not."""
     problem, case = PROBLEMS[task.problem], CASES[task.case]
     true, began = answers(task.problem, case.target(problem)), time.perf_counter()
     with warnings.catch_warnings():
@@ -276,7 +262,7 @@ def one_run(task: Task) -> Errors:
     }
     z = {name: (one.value - getattr(true, name)) / one.mcse for name, one in found.items()}
     reasons = {name: one.reason for name, one in found.items() if one.reason}
-    return Errors(*task, z, reasons, time.perf_counter() - began)
+    return {**task._asdict(), "z": z, "reasons": reasons, "seconds": time.perf_counter() - began}
 
 
 # Many runs
@@ -330,58 +316,16 @@ def selected(only: list[str] | None, runs: int, first: int) -> list[Task]:
     return [Task(case, problem, seed) for seed in range(first, first + runs) for case, problem in pairs]
 
 
-def single_threaded() -> None:
-    """Processes side by side must not start threads of their own."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        os.environ[name] = "1"
-
-
-def made(tasks: list[Task], jobs: int) -> Iterator[Errors]:
-    """The runs as they end."""
-    if jobs == 1:
-        yield from map(one_run, tasks)
-        return
-    single_threaded()
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(one_run, task) for task in tasks]):
-            yield done.result()
-
-
-def recorded(file: Path | None) -> list[Errors]:
-    """The runs of earlier calls."""
-    if file is None or not file.exists():
-        return []
-    return [Errors(**json.loads(line)) for line in file.read_text().splitlines()]
-
-
-def collected(tasks: list[Task], jobs: int, file: Path | None) -> list[Errors]:
-    """All runs, those of the file first."""
-    wanted = set(tasks)
-    found = [one for one in recorded(file) if Task(*one[:3]) in wanted]
-    left = [task for task in tasks if task not in {Task(*one[:3]) for one in found}]
-    out: TextIO | None = None if file is None else file.open("a")
-    for number, one in enumerate(made(left, jobs), 1):
-        found.append(one)
-        if out is not None:
-            out.write(json.dumps(one._asdict()) + "\n")
-            out.flush()
-        if number % 500 == 0:
-            print(f"  {number:,} of {len(left):,} runs", flush=True)
-    if out is not None:
-        out.close()
-    return found
-
-
-def concluded(found: list[Errors]) -> bool:
+def concluded(found: list[Line]) -> bool:
     """Print rms z and coverage of each estimate for each sampler and problem."""
     rows: list[tuple[str, str, str, bool | None]] = []
-    groups: dict[tuple[str, str], list[Errors]] = {}
+    groups: dict[tuple[str, str], list[Line]] = {}
     for one in found:
-        groups.setdefault((one.case, one.problem), []).append(one)
+        groups.setdefault((one["case"], one["problem"]), []).append(one)
     for case, problem in product(CASES, PROBLEMS):
         some = groups.get((case, problem), [])
         for name in Answers._fields if some else ():
-            got = calibrated(np.array([one.z[name] for one in some]))
+            got = calibrated(np.array([one["z"][name] for one in some]))
             unknown = f" ({got.runs - got.known} unknown)" if got.known < got.runs else ""
             said = (
                 f"rms z {got.rms:.2f} ± {got.rms_error:.2f}, bias {got.mean:+.2f}, "
@@ -402,7 +346,7 @@ def main(arguments: list[str] | None = None) -> bool:
     given = parser.parse_args([] if arguments is None else arguments)
     if given.report:
         return concluded(recorded(given.out))
-    return concluded(collected(selected(given.only, given.runs, given.first), given.jobs, given.out))
+    return concluded(collected(one_run, selected(given.only, given.runs, given.first), given.jobs, given.out))
 
 
 if __name__ == "__main__":

@@ -145,10 +145,11 @@ def test_reference_posteriors_agree_with_a_second_computation(name):
 
 def test_warnings_are_counted_by_name(capsys):
     assert alarms.given(alarms.apart(1), 0) == {"R-hat", "Effective draws"}
-    right = alarms.counted(alarms.Case(2, alarms.accepted(alarms.toy, 0.5, 400), 60), 1.0)
-    assert right == (2, {})
-    wrong = alarms.counted(alarms.Case(4, alarms.accepted(alarms.contaminated, 0.5, 100), 100), 0.5)
-    assert wrong.runs == 2 and wrong.given["Misfit"] == 2
+    right = alarms.Task("", "rejection, 300 draws, 50 normals", 0)
+    wrong = alarms.Task("Misfit", "8 % outliers at 7 sd that no summary shows, rejection", 0)
+    lines = [alarms.one_run(one) for one in (right, right._replace(number=1), wrong, wrong._replace(number=1))]
+    assert alarms.false_alarms(lines) == {right.kind: (2, {})}
+    assert alarms.powers(lines)["Misfit"] == [(f"{wrong.kind} (2 runs)", 1.0)]
     assert 0.8 < alarms.narrow_power() < 1.0
     # Twelve of 100 runs are more than 5 % and its error.
     often, rarely = (alarms.Counted(100, {"Misfit": number}) for number in (12, 7))
@@ -217,10 +218,17 @@ def test_runs_of_the_calibration_continue_and_do_not_depend_on_the_processes(tmp
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted(line["seed"] for line in lines) == [0, 1, 2]
     for line in lines:
-        assert line["z"] == calibration.one_run(calibration.Task("rejection, 300 draws", "counts", line["seed"])).z
+        assert line["z"] == calibration.one_run(calibration.Task("rejection, 300 draws", "counts", line["seed"]))["z"]
 
 
 @pytest.mark.parametrize("case", [case for case in calibration.CASES if not case.startswith("infer")])
 def test_every_case_of_the_calibration_runs(case):
     found = calibration.one_run(calibration.Task(case, "two modes", 1))
-    assert not found.reasons and all(abs(z) < 5 for z in found.z.values())
+    assert not found["reasons"] and all(abs(z) < 5 for z in found["z"].values())
+
+
+def test_a_share_of_the_alarms_is_selected():
+    assert len(alarms.selected(0.001, None)) == 2 * (len(alarms.WELL) + sum(map(len, alarms.POWER.values())))
+    some = alarms.selected(1.0, ["R-hat"])
+    assert {(one.warning, one.kind) for one in some} == {("R-hat", "two modes, chains that stay in one")}
+    assert len(some) == len(set(some)) == 20
