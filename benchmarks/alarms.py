@@ -1,6 +1,7 @@
 """How often each warning about a posterior is given although nothing is wrong, and how often if something is.
 
-python -m benchmarks alarms, or python -m benchmarks.alarms --share 0.2 for a fifth of the runs.
+python -m benchmarks alarms, or python -m benchmarks alarms --share 0.2 --jobs 16 for a fifth of the runs. `--out` gets
+a line of JSON for each run as it ends; a second call with the same file continues.
 
 Runs are well specified: the data come from the model at a draw from the prior, each run from another. A warning is a
 finding of a verdict that is amber or red, or a note that begins with "warning". A false-alarm rate is at most 5 %, up
@@ -12,6 +13,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from scipy import stats
 
 import onedraw as od
 from benchmarks.coverage import MODELS
+from benchmarks.processes import Line, collected, recorded
 from benchmarks.timing import report
 from onedraw.report import binning, tolerances
 from onedraw.report.verdict import judge
@@ -251,6 +254,34 @@ POWER = {
 }  # fmt: skip
 
 
+class Task(NamedTuple):
+    """One run: of a well-specified kind if `warning` is empty, otherwise of a case in which it should be given."""
+
+    warning: str
+    kind: str
+    number: int
+
+
+def case_of(task: Task) -> Case:
+    """Its case."""
+    return dict(POWER[task.warning])[task.kind] if task.warning else WELL[task.kind]
+
+
+def one_run(task: Task) -> Line:
+    """Make one run: the warnings that were given."""
+    case = case_of(task)
+    return {**task._asdict(), "given": sorted(given(case.run(1000 + task.number), case.predictive))}
+
+
+def selected(share: float, only: list[str] | None) -> list[Task]:
+    """All runs, or a share of them, of the kinds and warnings with one of these words in their names."""
+    kinds = [("", kind, case) for kind, case in WELL.items()]
+    kinds += [(warning, what, case) for warning, cases in POWER.items() for what, case in cases]
+    kinds = [one for one in kinds if not only or any(word in f"{one[0]} {one[1]}" for word in only)]
+    counted = [(warning, kind, max(2, round(share * case.runs))) for warning, kind, case in kinds]
+    return [Task(warning, kind, number) for warning, kind, runs in counted for number in range(runs)]
+
+
 class Counted(NamedTuple):
     """How many runs were made, and in how many each warning was given."""
 
@@ -258,12 +289,10 @@ class Counted(NamedTuple):
     given: dict[str, int]
 
 
-def counted(case: Case, share: float) -> Counted:
-    """Make the runs of a case, or a share of them."""
-    runs, found = max(2, round(share * case.runs)), Counter()
-    for k in range(runs):
-        found.update(given(case.run(1000 + k), case.predictive))
-    return Counted(runs, dict(found))
+def counted(lines: list[Line], warning: str, kind: str) -> Counted:
+    """The warnings of the runs of one kind."""
+    some = [one["given"] for one in lines if (one["warning"], one["kind"]) == (warning, kind)]
+    return Counted(len(some), dict(Counter(name for names in some for name in names)))
 
 
 def narrow_power() -> float:
@@ -272,21 +301,21 @@ def narrow_power() -> float:
     return float(stats.binom.cdf(max(called), 100, 0.75))
 
 
-def false_alarms(kind: str, share: float) -> Counted:
-    """The warnings in well-specified runs of one kind."""
-    found = counted(WELL[kind], share)
-    print(f"  {kind}: {found.runs} runs, {found.given or 'no warnings'}", flush=True)
-    return found
+def false_alarms(lines: list[Line]) -> dict[str, Counted]:
+    """The warnings in well-specified runs, by their kind."""
+    found = {kind: counted(lines, "", kind) for kind in WELL}
+    return {kind: one for kind, one in found.items() if one.runs}
 
 
-def powers(share: float) -> dict[str, list[tuple[str, float]]]:
+def powers(lines: list[Line]) -> dict[str, list[tuple[str, float]]]:
     """How often each warning is given if it should be, in each case."""
     power = {"Intervals": [("intervals of 75 %, exact for 100 simulations", narrow_power())]}
     for name, cases in POWER.items():
-        for what, case in cases:
-            found = counted(case, share)
-            power.setdefault(name, []).append((what, found.given.get(name, 0) / found.runs))
-            print(f"  {name}, {what}: {100 * power[name][-1][1]:.0f} %", flush=True)
+        for what, _ in cases:
+            found = counted(lines, name, what)
+            if found.runs:
+                share = found.given.get(name, 0) / found.runs
+                power.setdefault(name, []).append((f"{what} ({found.runs} runs)", share))
     return power
 
 
@@ -311,10 +340,19 @@ def concluded(false: dict[str, Counted], power: dict[str, list[tuple[str, float]
 
 def main(arguments: list[str] | None = None) -> bool:
     """Measure all rates, print them and the table of the page."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--share", type=float, default=1.0, help="of the runs")
-    share = parser.parse_args([] if arguments is None else arguments).share
-    return concluded({kind: false_alarms(kind, share) for kind in WELL}, powers(share))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks alarms", description=__doc__.splitlines()[0])
+    parser.add_argument("--share", type=float, default=1.0, help="of the runs; 2 makes twice as many")
+    parser.add_argument("--only", nargs="+", help="words of the names of warnings and kinds of runs")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--out", type=Path, help="write a line of JSON for each run to this file")
+    parser.add_argument("--report", action="store_true", help="run nothing, print what the file says")
+    asked = parser.parse_args([] if arguments is None else arguments)
+    tasks = selected(asked.share, asked.only)
+    lines = recorded(asked.out) if asked.report else collected(one_run, tasks, asked.jobs, asked.out)
+    false = false_alarms(lines)
+    for kind, one in false.items():
+        print(f"  {kind}: {one.runs} runs, {one.given or 'no warnings'}")
+    return concluded(false, powers(lines))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """The benchmarks' own answers: likelihoods that belong to their simulators, posteriors computed twice, small runs."""
 
+import json
+import math
+
 import numpy as np
 import pytest
+from scipy import integrate, stats
 
-from benchmarks import accuracy, alarms, budgets, coverage, known, references
+import onedraw as od
+from benchmarks import accuracy, alarms, budgets, calibration, coverage, known, references
 from benchmarks.sbibm import FURTHER, TASKS, task
 from onedraw.cli.export import FIRST_MODEL
 
@@ -140,10 +145,11 @@ def test_reference_posteriors_agree_with_a_second_computation(name):
 
 def test_warnings_are_counted_by_name(capsys):
     assert alarms.given(alarms.apart(1), 0) == {"R-hat", "Effective draws"}
-    right = alarms.counted(alarms.Case(2, alarms.accepted(alarms.toy, 0.5, 400), 60), 1.0)
-    assert right == (2, {})
-    wrong = alarms.counted(alarms.Case(4, alarms.accepted(alarms.contaminated, 0.5, 100), 100), 0.5)
-    assert wrong.runs == 2 and wrong.given["Misfit"] == 2
+    right = alarms.Task("", "rejection, 300 draws, 50 normals", 0)
+    wrong = alarms.Task("Misfit", "8 % outliers at 7 sd that no summary shows, rejection", 0)
+    lines = [alarms.one_run(one) for one in (right, right._replace(number=1), wrong, wrong._replace(number=1))]
+    assert alarms.false_alarms(lines) == {right.kind: (2, {})}
+    assert alarms.powers(lines)["Misfit"] == [(f"{wrong.kind} (2 runs)", 1.0)]
     assert 0.8 < alarms.narrow_power() < 1.0
     # Twelve of 100 runs are more than 5 % and its error.
     often, rarely = (alarms.Counted(100, {"Misfit": number}) for number in (12, 7))
@@ -152,3 +158,77 @@ def test_warnings_are_counted_by_name(capsys):
     )
     assert not alarms.concluded({"x": rarely, "z": often}, {"Misfit": [("y", 0.9)]})
     assert not alarms.concluded({"x": rarely}, {"Misfit": [("y", 0.7)]})
+
+
+# Stated Monte Carlo errors
+
+
+def test_answers_are_those_of_closed_forms():
+    assert calibration.answers("counts", od.uniform(0.5)) == pytest.approx(_of(stats.gamma(6, scale=5 / 6), 6.0))
+    edge = stats.truncnorm(0.7, 3.7, -0.7, 1.0)
+    assert calibration.answers("corner", None) == pytest.approx(_of(edge, 1.0), rel=2e-4)
+    # A Gaussian kernel adds eps² to the variance of the noise, and normal priors stay normal.
+    matrix, noise = np.array([[1.0, 1.0], [0.5, -0.5]]), 0.6**2 + 0.4**2
+    covariance = np.linalg.inv(np.eye(2) + matrix.T @ matrix / noise)
+    mean = covariance @ matrix.T @ [1.2, 0.4] / noise
+    normal = stats.norm(mean[0], math.sqrt(covariance[0, 0]))
+    assert calibration.answers("plane", od.gaussian(0.4)) == pytest.approx(_of(normal, 1.0), rel=5e-4)
+
+
+@pytest.mark.parametrize("name", ["two modes", "skewed"])
+def test_answers_are_those_of_quadrature(name):
+    problem = calibration.PROBLEMS[name]
+    (low, high), (y,), eps = problem.ends[0], problem.observed, problem.eps
+
+    def density(theta):
+        law = stats.norm(theta**2, 0.5) if name == "two modes" else stats.gamma(3.0, scale=1 / theta)
+        return float(np.exp(problem.prior.logpdf(np.array([[theta]])))[0] * (law.cdf(y + eps) - law.cdf(y - eps)))
+
+    def integral(f, begin=low):
+        return integrate.quad(lambda theta: f(theta) * density(theta), begin, high, limit=200)[0]
+
+    total = integral(lambda theta: 1.0)
+    mean = integral(lambda theta: theta) / total
+    found = calibration.answers(name, od.uniform(eps))
+    assert found.mean == pytest.approx(mean, rel=1e-4)
+    assert found.sd == pytest.approx(math.sqrt(integral(lambda theta: (theta - mean) ** 2) / total), rel=1e-4)
+    assert found.above == pytest.approx(integral(lambda theta: 1.0, problem.above) / total, rel=1e-4)
+    assert integral(lambda theta: 1.0, found.upper) / total == pytest.approx(0.1, rel=1e-3)
+
+
+def _of(law, above):
+    return calibration.Answers(law.mean(), law.std(), law.ppf(0.9), law.sf(above))
+
+
+def test_errors_that_are_right_too_small_or_too_large_are_told_apart():
+    z = np.random.default_rng(1).standard_normal(200)
+    assert calibration.right(calibration.calibrated(z))
+    assert not calibration.right(calibration.calibrated(1.6 * z))
+    assert not calibration.right(calibration.calibrated(0.6 * z))
+    with_unknown = calibration.calibrated(np.append(z, np.nan))
+    assert (with_unknown.runs, with_unknown.known) == (201, 200)
+    assert with_unknown.rms == pytest.approx(math.sqrt(np.mean(z**2)))
+
+
+def test_runs_of_the_calibration_continue_and_do_not_depend_on_the_processes(tmp_path):
+    file = tmp_path / "runs.jsonl"
+    asked = ["--only", "rejection, 300", "counts", "--out", str(file)]
+    calibration.main(["--runs", "1", *asked])
+    calibration.main(["--runs", "3", "--jobs", "2", *asked])
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted(line["seed"] for line in lines) == [0, 1, 2]
+    for line in lines:
+        assert line["z"] == calibration.one_run(calibration.Task("rejection, 300 draws", "counts", line["seed"]))["z"]
+
+
+@pytest.mark.parametrize("case", [case for case in calibration.CASES if not case.startswith("infer")])
+def test_every_case_of_the_calibration_runs(case):
+    found = calibration.one_run(calibration.Task(case, "two modes", 1))
+    assert not found["reasons"] and all(abs(z) < 5 for z in found["z"].values())
+
+
+def test_a_share_of_the_alarms_is_selected():
+    assert len(alarms.selected(0.001, None)) == 2 * (len(alarms.WELL) + sum(map(len, alarms.POWER.values())))
+    some = alarms.selected(1.0, ["R-hat"])
+    assert {(one.warning, one.kind) for one in some} == {("R-hat", "two modes, chains that stay in one")}
+    assert len(some) == len(set(some)) == 20
