@@ -40,7 +40,7 @@ class ContinuationRule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeSimulation:
     """Both parts of a simulation in stages, one after the other."""
 
     first: Callable[..., Any]
@@ -79,8 +79,8 @@ class Pair:
         if self.signed:
             return self.second
         if isinstance(self.first, Batched):
-            return Batched(Whole(self.first.function, self.second.function))
-        return Whole(self.first, self.second)
+            return Batched(WholeSimulation(self.first.function, self.second.function))
+        return WholeSimulation(self.first, self.second)
 
     def __call__(self, rng: np.random.Generator, **parameters: Any) -> Any:
         return self.whole(rng, **parameters)
