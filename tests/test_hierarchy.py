@@ -445,7 +445,7 @@ def test_hierarchical_posteriors_are_exact(name):
 
 
 def test_infer_learns_a_hierarchical_model():
-    post = od.infer(hierarchical(), budget=4_000, seed=1)
+    post = od.infer(hierarchical(), budget=1_500, seed=1)
     mean, sd = exact(0.0)
     rows = list(post.summary().rows.values())
     assert (np.abs([row.mean for row in rows] - mean) < 0.15 * sd).all()
