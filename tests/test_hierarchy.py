@@ -158,6 +158,7 @@ OWN = np.random.default_rng(1)
         (lambda: od.vector(od.vector(N, 2), 2), "od.vector takes a frozen SciPy distribution"),
         (lambda: od.vector(N, 0), "size"),
         (lambda: od.vector(N, 2.5), "size"),
+        (lambda: od.Prior(a=od.vector(stats.multivariate_normal([0, 0]))), "its entries are independent, so give"),
         (lambda: od.Prior(a=od.vector(N)), "'a': how long is the vector"),
         (lambda: od.Prior(a=od.vector(stats.norm([0, 1, 2]), 8)), "a vector of 8 entries has a .* with 3 values"),
         (lambda: od.Prior(a=od.vector(stats.norm(np.zeros((2, 3))))), r"shape \(2, 3\): a vector has one axis"),
@@ -444,7 +445,7 @@ def test_hierarchical_posteriors_are_exact(name):
 
 
 def test_infer_learns_a_hierarchical_model():
-    post = od.infer(hierarchical(), budget=4_000, seed=1)
+    post = od.infer(hierarchical(), budget=1_500, seed=1)
     mean, sd = exact(0.0)
     rows = list(post.summary().rows.values())
     assert (np.abs([row.mean for row in rows] - mean) < 0.15 * sd).all()

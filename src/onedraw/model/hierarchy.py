@@ -72,6 +72,11 @@ def entries(name: str, given: Vector) -> list[Any]:
         shape = arguments_shape(given.distribution)
     except ValueError as error:
         raise ValueError(f"prior {name!r}: the arguments of its distribution do not fit together ({error})") from None
+    if not hasattr(given.distribution, "args"):
+        raise ValueError(
+            f"prior {name!r} is od.vector of {type(given.distribution).__name__}: its entries are independent, so give "
+            "the distribution of one entry, as stats.norm(0, 1); for a multivariate one use od.Prior.joint"
+        )
     if len(shape) > 1:
         raise ValueError(
             f"prior {name!r}: the arguments of its distribution have shape {shape}: a vector has one axis, so give "

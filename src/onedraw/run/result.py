@@ -127,6 +127,8 @@ def posterior(
     `asked` is the kernel by name, with the tolerance that was asked for; None for a run without one. `kernel` is None
     also if it is not known, as that of a file whose kernel was the user's own.
     """
+    if result.theta.ndim != 3 or result.theta.shape[2] != columns.layout.size:
+        raise ValueError(f"draws of shape {result.theta.shape} are none of {columns.layout.size} parameters")
     eps = result.eps if result.eps is not None or asked is None else asked[1]
     shown = {name: value for name, value in arguments.items() if name not in HIDDEN}
     chosen = {"kernel": None if asked is None else asked[0], "eps": eps}
