@@ -307,7 +307,7 @@ def test_an_interrupted_run_is_watched_and_goes_on(folder):
     assert "rejection, running: " in onedraw("watch", "run.db", "--once").output
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=30)
-    assert child.returncode == 130 and "interrupted" in out and "onedraw resume run.db slow.py goes on" in err
+    assert child.returncode == 130 and "interrupted" in out and "To continue: onedraw resume run.db slow.py" in err
     after = onedraw("watch", "run.db")
     assert after.exit_code == 0 and "rejection, stopped: " in after.output and writer("run.db") is None
     assert onedraw("resume", "run.db", "slow.py").exit_code == 0
