@@ -258,7 +258,8 @@ def _check_python(words: list[str], command: str) -> None:
             _check_onedraw(words[2:], command)
         elif package == "benchmarks":
             for name in [rest] if rest else [word for word in words[2:] if not word.startswith("-")]:
-                if not (ROOT / "benchmarks" / f"{name}.py").is_file():
+                place = ROOT / "benchmarks" / name
+                if not place.with_suffix(".py").is_file() and not (place / "__init__.py").is_file():
                     raise Wrong(f"{command}: there is no benchmark {name}")
         elif package == "pip":
             check_command(shlex.join(["pip", *words[2:]]))

@@ -2,13 +2,15 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from scipy import integrate, stats
 
 import onedraw as od
-from benchmarks import accuracy, alarms, budgets, calibration, coverage, known, references
+from benchmarks import accuracy, alarms, budgets, calibration, coverage, known, peers, references
 from benchmarks.sbibm import FURTHER, TASKS, task
 from onedraw.cli.export import FIRST_MODEL
 
@@ -232,3 +234,31 @@ def test_a_share_of_the_alarms_is_selected():
     some = alarms.selected(1.0, ["R-hat"])
     assert {(one.warning, one.kind) for one in some} == {("R-hat", "two modes, chains that stay in one")}
     assert len(some) == len(set(some)) == 20
+
+
+def test_the_score_of_a_package_beside_others():
+    """In exact standard deviations, over parameters and seeds; what it cost is the median."""
+    exact = known.moments("ricker")
+    runs = [
+        {"mean": (exact.mean + away * exact.sd).tolist(), "sd": (np.exp(wide) * exact.sd).tolist(),
+         "simulations": 1000, "seconds": seconds, "version": "1"}
+        for away, wide, seconds in ((3.0, 0.1, 1.0), (-4.0, -0.1, 3.0), (0.0, 0.1, 2.0))
+    ]  # fmt: skip
+    found = peers.score("ricker", runs)
+    assert np.allclose(found[:2], (np.sqrt(25 / 3), 0.1)) and found[2:] == (1000.0, 2.0, "1")
+    assert peers.line("mine", "ricker", 1000, found).split() == [
+        "mine", "(1)", "ricker", "1,000", "2.89", "0.10", "1,000", "2.0", "s"
+    ]  # fmt: skip
+
+
+def test_a_package_that_is_not_there_is_named(monkeypatch, capsys):
+    monkeypatch.delenv("ONEDRAW_PEERS", raising=False)
+    monkeypatch.setattr(peers, "PACKAGES", {"no_such_package": "Nothing"})
+    assert peers.main() and "no_such_package is not installed here" in capsys.readouterr().out
+
+
+def test_simulators_for_other_packages_need_none_of_ours():
+    code = "import sys, benchmarks.simulators; print('onedraw' in sys.modules)"
+    root = known.FILE.parent.parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "False"

@@ -861,7 +861,7 @@ def test_an_interrupted_command_goes_on(folder):
         "--json",
     ]
     stopped = CliRunner().invoke(main, command)
-    assert stopped.exit_code == 143 and "the same command goes on" in stopped.stderr
+    assert stopped.exit_code == 143 and "To continue, give the same command again" in stopped.stderr
     resumed = CliRunner().invoke(main, command)
     whole = CliRunner().invoke(main, [*command, "-o", "other.html"])
     one, other = json.loads(resumed.stdout), json.loads(whole.stdout)

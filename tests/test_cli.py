@@ -307,7 +307,7 @@ def test_an_interrupted_run_is_watched_and_goes_on(folder):
     assert "rejection, running: " in onedraw("watch", "run.db", "--once").output
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=30)
-    assert child.returncode == 130 and "interrupted" in out and "onedraw resume run.db slow.py goes on" in err
+    assert child.returncode == 130 and "interrupted" in out and "To continue: onedraw resume run.db slow.py" in err
     after = onedraw("watch", "run.db")
     assert after.exit_code == 0 and "rejection, stopped: " in after.output and writer("run.db") is None
     assert onedraw("resume", "run.db", "slow.py").exit_code == 0
@@ -431,7 +431,7 @@ def test_export_as_a_table(folder):
 
 
 def test_start_is_quick(tmp_path):
-    """`import onedraw` within 2 times and `onedraw --help` within 3 times what `import numpy` takes, side by side.
+    """`import onedraw` within 2 times and `onedraw --help` within 2.5 times what `import numpy` takes, side by side.
 
     In processor time, the least of several: the clock on the wall shows what else the machine does.
     """
@@ -455,9 +455,9 @@ def test_start_is_quick(tmp_path):
             # The first turn compiles what later ones read.
             if turn:
                 best[name] = min(best[name], spent() - before)
-        if turn > 3 and best["onedraw"] < 1.9 * best["numpy"] and best["help"] < 2.8 * best["numpy"]:
+        if turn > 3 and best["onedraw"] < 1.9 * best["numpy"] and best["help"] < 2.4 * best["numpy"]:
             break
-    assert best["onedraw"] <= 2 * best["numpy"] and best["help"] <= 3 * best["numpy"], best
+    assert best["onedraw"] <= 2 * best["numpy"] and best["help"] <= 2.5 * best["numpy"], best
 
 
 def test_engines(folder):

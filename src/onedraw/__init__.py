@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from onedraw.engines.numba import compiled
 from onedraw.estimators.own import unbiased
-from onedraw.estimators.particle_filter import particle_filter
 from onedraw.estimators.protocol import Estimator
 from onedraw.failures import Failure, SimulationError
 from onedraw.model.distance import euclidean, mahalanobis, scaled
@@ -21,23 +20,24 @@ from onedraw.proposals.independence import independence
 from onedraw.proposals.lazy import lazy
 from onedraw.proposals.random_walk import random_walk
 from onedraw.results.posterior import HIGHER, Posterior
-from onedraw.run.pool import WorkerError
-from onedraw.run.record import StoreError
-from onedraw.run.registry import sampler
-from onedraw.samplers.pseudo_marginal import pseudo_marginal
-from onedraw.samplers.r_hit import r_hit
-from onedraw.samplers.rejection import rejection
-from onedraw.samplers.wilkinson import wilkinson
 from onedraw.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from onedraw.estimators.particle_filter import particle_filter
     from onedraw.report import plots
     from onedraw.results.certificate import certificate
     from onedraw.run.earlier import bank_from_arrays
+    from onedraw.run.pool import WorkerError
+    from onedraw.run.record import StoreError
+    from onedraw.run.registry import sampler
     from onedraw.runs import load, replay, resume, reuse
     from onedraw.samplers.importance import importance
     from onedraw.samplers.infer import infer
+    from onedraw.samplers.pseudo_marginal import pseudo_marginal
+    from onedraw.samplers.r_hit import r_hit
+    from onedraw.samplers.rejection import rejection
     from onedraw.samplers.smc import smc
+    from onedraw.samplers.wilkinson import wilkinson
     from onedraw.tuning.advise import advise
     from onedraw.tuning.calibrate import calibrate
     from onedraw.tuning.compare import compare
@@ -45,16 +45,24 @@ if TYPE_CHECKING:
     from onedraw.tuning.tolerance import tolerance_for
 
 LATER = {
+    "particle_filter": "onedraw.estimators.particle_filter",
     "plots": "onedraw.report",
     "certificate": "onedraw.results.certificate",
     "bank_from_arrays": "onedraw.run.earlier",
+    "WorkerError": "onedraw.run.pool",
+    "StoreError": "onedraw.run.record",
+    "sampler": "onedraw.run.registry",
     "load": "onedraw.runs",
     "replay": "onedraw.runs",
     "resume": "onedraw.runs",
     "reuse": "onedraw.runs",
     "importance": "onedraw.samplers.importance",
     "infer": "onedraw.samplers.infer",
+    "pseudo_marginal": "onedraw.samplers.pseudo_marginal",
+    "r_hit": "onedraw.samplers.r_hit",
+    "rejection": "onedraw.samplers.rejection",
     "smc": "onedraw.samplers.smc",
+    "wilkinson": "onedraw.samplers.wilkinson",
     "advise": "onedraw.tuning.advise",
     "calibrate": "onedraw.tuning.calibrate",
     "compare": "onedraw.tuning.compare",

@@ -68,7 +68,9 @@ def verify(trials: int, seed: int, as_json: bool, stored: Path | None, save: Pat
 @click.argument("file")
 @click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="The tolerance of a model.")
 @click.option("--kernel", type=click.Choice(["uniform", "gaussian"]), default="uniform", show_default=True)
-@click.option("--budget", type=WholeNumber(), help="The most simulations.  [default: by the simulator]")
+@click.option(
+    "--budget", type=WholeNumber(), help="The largest number of simulations.  [default: chosen for the simulator]"
+)
 @click.option("--processors", type=WholeNumber(), default=1, show_default=True)
 @click.option("--max-pseudo-samples", type=WholeNumber(2), default=64, show_default=True)
 @click.option("--start", multiple=True, metavar="NAME=NUMBER", help="Starting points for the chains of an estimator.")

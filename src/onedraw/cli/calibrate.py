@@ -18,7 +18,9 @@ OPTIONS = ("budget", "seed", "on_error", "timeout", "engine", "workers", "max_se
 
 @click.command(short_help="Try the analysis of a model on data sets whose parameters are known.")
 @click.argument("model", metavar="MODELFILE[:NAME]")
-@click.option("--budget", type=COUNT, help="The most simulations of each analysis (of all, with --shared).")
+@click.option(
+    "--budget", type=COUNT, help="The largest number of simulations of each analysis (of all together, with --shared)."
+)
 @click.option("--data-sets", type=WholeNumber(20), default=200, show_default=True, help="Data sets to analyse.")
 @click.option("--shared", is_flag=True, help="Analyse all data sets with the same simulations (rejection, infer).")
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="The page.  [default: MODELFILE_calibration.html]")
@@ -58,7 +60,7 @@ def calibrate(
                 value, method, data_sets=data_sets, arguments=arguments, shared=shared, store=file, **whole
             )
         except KeyboardInterrupt as stopped:
-            click.echo(f"\n{file} holds what was done: the same command goes on", err=True)
+            click.echo(f"\nWhat was done is saved in {file}. To continue, give the same command again", err=True)
             sys.exit(EXIT.get(str(stopped), 130))
     found.report(page)
     if json_wanted:
@@ -71,4 +73,4 @@ def calibrate(
         click.echo(as_json(numbers))
         return
     click.echo(printable(found.summary()))
-    click.echo(f"\nOpen {page}; {file} holds what was done", err=True)
+    click.echo(f"\nOpen {page}. The results are saved in {file}", err=True)

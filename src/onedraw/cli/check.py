@@ -34,7 +34,9 @@ ENOUGH = 50
     show_default=True,
     help="Stop after this time.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds that one simulation may take.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), help="Time limit of one simulation, in seconds."
+)
 @click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=1, show_default=True)
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text.")
 def check(

@@ -211,7 +211,7 @@ def new(file: str) -> None:
         raise click.ClickException(f"{path} already exists: give another name") from error
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror or error}") from error
-    click.echo(f"{path} is a model to start from: onedraw run {path} --budget 1000")
+    click.echo(f"{path} is a model to start from. Change its four parts, then: onedraw run {path} --budget 1000")
 
 
 def _refuse_same(file: str, target: Path) -> None:

@@ -53,20 +53,24 @@ what_to_run = _added(
         click.option("--chains", type=COUNT, help="Chains side by side."),
         click.option("--thin", type=COUNT, help="Keep every Nth step."),
         click.option("--pseudo-samples", type=COUNT, help="M, the simulations at one parameter value.  [default: 1]"),
-        click.option("--hits", type=COUNT, help="Of r_hit."),
-        click.option("--particles", type=COUNT, help="Of smc."),
+        click.option("--hits", type=COUNT, help="Hits per estimate (r_hit only)."),
+        click.option("--particles", type=COUNT, help="Number of particles (smc only)."),
     )
 )
 """Options that say which sampler is run and how; `run` and `calibrate` share them."""
 how_to_run = _added(
     (
         click.option("--seed", type=SEED, help="[default: drawn and recorded]"),
-        click.option("--on-error", type=click.Choice(["reject", "raise"]), help="What a failed simulation does."),
-        click.option("--timeout", type=POSITIVE, help="Seconds that one simulation may take."),
+        click.option(
+            "--on-error",
+            type=click.Choice(["reject", "raise"]),
+            help="Count a failed simulation as rejected, or stop.  [default: reject]",
+        ),
+        click.option("--timeout", type=POSITIVE, help="Time limit of one simulation, in seconds."),
         click.option(
             "--engine",
             type=click.Choice(["numpy", "numba", "jax", "jax:float32", "jax:float64"]),
-            help="What takes the steps.  [default: what the simulator is for]",
+            help="The engine that runs the simulations.  [default: the one that the simulator is written for]",
         ),
     )
 )
@@ -77,7 +81,7 @@ where_to_work = _added(
         click.option("--dask", metavar="ADDRESS", help="Simulate on the Dask cluster with this scheduler."),
         click.option("--max-seconds", type=POSITIVE, help="Stop after this time."),
         click.option("--segment", type=POSITIVE, default=30.0, show_default=True, help="Seconds between saves."),
-        click.option("--progress/--no-progress", default=None, help="Show progress.  [default: where it can be seen]"),
+        click.option("--progress/--no-progress", default=None, help="Show progress.  [default: in terminals and logs]"),
         click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text."),
     )
 )
@@ -87,17 +91,19 @@ bank_option = click.option(
     multiple=True,
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Of infer: an earlier run of the same simulator, whose simulations are used too. May be given several times.",
+    help="An earlier run whose simulations are used too (infer only). May be given several times.",
 )
 
 
 @click.command(short_help="Run the model in a Python file; keep the run in a file.")
 @click.argument("model", metavar="MODELFILE[:NAME]")
-@click.option("--budget", type=COUNT, help="The most simulations.")
+@click.option("--budget", type=COUNT, help="The largest number of simulations.")
 @click.option("--out", type=click.Path(dir_okay=False), help="The run's file.  [default: MODELFILE with .db]")
 @click.option("--overwrite", is_flag=True, help="Replace the run that the file holds.")
 @what_to_run
-@click.option("--coverage", type=COUNT, help="Of infer: simulations near the data that intervals are tried at.")
+@click.option(
+    "--coverage", type=COUNT, help="Number of simulations near the data at which intervals are checked (infer only)."
+)
 @bank_option
 @click.option(
     "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
@@ -271,13 +277,13 @@ def _finish(post: Any, file: str, model: str, json_wanted: bool, page: Any = Non
         )
     empty = math.prod(post.shape) == 0
     if not post.status.complete:
-        last = f"{file} holds what was done: onedraw resume {file} {model} goes on"
+        last = f"What was done is saved in {file}. To continue: onedraw resume {file} {model}"
     elif empty:
         last = f"No draws. {remedy(post)}"
     elif page is not None:
-        last = f"{file} holds the run. {page.verdict.headline} Open {page.path}"
+        last = f"The run is saved in {file}. {page.verdict.headline} Open {page.path}"
     else:
-        last = f"{file} holds the run: onedraw report {file} -o {Path(file).stem}.html --model {model}"
+        last = f"The run is saved in {file}. Next: onedraw report {file} -o {Path(file).stem}.html --model {model}"
     if empty or not json_wanted:
         click.echo(f"\n{printable(last)}", err=True)
     sys.exit(EXIT.get(post.status.reason, NO_DRAWS if empty else 0))

@@ -171,7 +171,7 @@ def _agreement(post: Posterior, rows: dict[str, SummaryRow]) -> Iterator[Finding
     name, worst = max(known.items(), key=lambda item: item[1])
     apart = disagree(rows[name], post.shape[0])
     level = level_of(apart, apart and worst > RED_R_HAT)
-    text = f"largest for {name}; {'larger than' if apart else 'as'} in chains that agree."
+    text = f"largest for {name}; {'larger than in' if apart else 'as in'} chains that agree."
     todo = f"The chains do not agree on {name} yet: run longer, and look for separate chains in the traces."
     yield Finding(level, "R-hat", f"{worst:.3f}", text, "" if level == GREEN else todo)
 
@@ -202,7 +202,7 @@ def _effective_draws(post: Posterior, rows: dict[str, SummaryRow]) -> Finding:
 def _acceptance(post: Posterior) -> Iterator[Finding]:
     if math.prod(post.shape) == 0:
         text = f"none of {post.cost.proposals:,} proposals was accepted."
-        todo = "Raise eps or the budget: no simulation was close enough to the data."
+        todo = "Raise eps or the budget: no simulation came close enough to the data."
         yield Finding(RED, "Accepted", "nothing", text, todo)
     elif not math.isnan(post.acceptance_rate):
         error = "" if math.isnan(post.acceptance_rate_se) else f"± {100 * post.acceptance_rate_se:.2g} %, "
