@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 ALL = ["rejection", "chains", "engines", "store", "sequential", "study", "particle_filter", "executors", "scaling"]
-SLOW = ["alarms", "coverage", "budgets", "infer_time", "references", "accuracy", "gpu"]
+SLOW = ["alarms", "compare", "coverage", "budgets", "infer_time", "references", "accuracy", "gpu"]
 """Run only when they are named."""
 
 if __name__ == "__main__":
