@@ -5,8 +5,8 @@ from importlib import import_module
 
 ALL = ["rejection", "chains", "engines", "store", "sequential", "study", "particle_filter", "executors", "scaling"]
 SLOW = [
-    "multifidelity", "peers", "alarms", "calibration", "coverage", "budgets", "infer_time", "references", "accuracy",
-    "gpu",
+    "multifidelity", "compare", "peers", "alarms", "calibration", "coverage", "budgets", "infer_time", "references",
+    "accuracy", "gpu",
 ]  # fmt: skip
 """Run only when they are named."""
 

@@ -363,3 +363,21 @@ def test_eight_schools_are_pooled_as_they_should_be(tmp_path, capsys):
     # A quarter of a standard deviation for what the surrogate leaves, which the Monte Carlo error does not know of.
     for row, middle, spread in zip(rows, mean, sd, strict=True):
         assert abs(row.mean - middle) < 4 * row.mcse + 0.25 * spread
+
+
+def test_two_mechanisms_have_the_same_epidemic_without_a_latent_period():
+    """An SEIR model whose exposed boys become infectious at once is the SIR model, and both have the same total."""
+    school = load("two_mechanisms")
+    n = 4000
+    one = school.sir(np.random.default_rng(1), np.full(n, 3.0), np.full(n, 2.0))
+    quick = np.full(n, 1e-9)
+    other = school.seir(np.random.default_rng(2), np.full(n, 3.0), np.full(n, 2.0), quick, np.zeros(n))
+    error = np.sqrt((one.var(axis=0) + other.var(axis=0)) / n) + 1e-9
+    assert np.all(np.abs(one.mean(axis=0) - other.mean(axis=0)) < 4 * error)
+    assert one.shape == (n, 14) and one.max() <= school.BOYS and one.min() >= 0
+
+
+def test_two_mechanisms_are_compared(quick):
+    found = load("two_mechanisms").main(budget=400)
+    assert set(found.probabilities) == {"SIR", "SEIR"} and found.cost.simulations <= 400
+    assert found.posteriors["SEIR"].names == ("r0", "recovery", "latent", "exposed")

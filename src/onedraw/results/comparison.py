@@ -27,8 +27,8 @@ DECISIVE, CLEAR, SOME = 150.0, 20.0, 3.0
 """Bayes factors from which evidence is called very strong, strong and positive (Kass and Raftery 1995)."""
 LARGE_ERROR = 0.2
 """Local error rate from which the choice is called unreliable."""
-DECIDED = 0.95
-"""Probability from which a model is called the most probable without reservation."""
+DECIDED, UNDECIDED = 0.95, 0.75
+"""Probabilities from which predictions need no other model, and below which the data do not decide."""
 
 
 class ComparedModel(NamedTuple):
@@ -195,7 +195,7 @@ class Comparison:
         if first.name in self.unlike:
             return f"{first.name} is the most probable of these models, but it does not reproduce the data"
         told = f"{shown(first.probability)} ({100 * LEVEL:.0f} % interval {_interval(first)})"
-        if first.low < 0.5:
+        if first.low < 0.5 or first.probability < UNDECIDED:
             return f"The data do not decide between {first.name} and {second.name}: {first.name} has probability {told}"
         return f"{first.name} is the most probable model, with probability {told}: {self._strength(first, second)}"
 

@@ -482,16 +482,16 @@ def probabilities(estimate: RouteEstimate, log_prior: Array, bounds: Array, leve
     worst = worst._replace(covariance=np.where(absent[:, None] | absent, 0.0, estimate.covariance))
     for model in range(len(log_prior)):
         odds, se = log_odds(estimate, log_prior, model)
-        spread = 0.0 if math.isnan(se) or absent[model] else se
+        spread = 0.0 if math.isnan(se) else se
         low, high = _share(odds - reach * spread), _share(odds + reach * spread)
         if absent[model]:
-            high = max(_share(log_odds(worst, log_prior, model)[0]), high)
+            high = _share(log_odds(worst, log_prior, model)[0])
         elif absent.any():
             # From models that came near the data alone, and with the others at their bounds.
-            above, spread = log_odds(near, log_prior, model)
-            spread = 0.0 if math.isnan(spread) else spread
+            above, smaller = log_odds(near, log_prior, model)
             below, larger = log_odds(worst, log_prior, model)
-            low, high = _share(below - reach * larger), _share(above + reach * spread)
+            low = _share(below - reach * larger)
+            high = _share(above + reach * (0.0 if math.isnan(smaller) else smaller))
         value = _share(odds)
         found.append(Probability(value, value * (1 - value) * spread, min(low, value), max(high, value)))
     return found

@@ -220,9 +220,12 @@ def decide(
         table = np.column_stack([curve, np.log([one for one, _ in parts]), [one for _, one in parts]])
     chosen = estimates[route]
     assert chosen is not None
-    of_prior = np.array([float(max(one.of_prior, 1)) for one in models])
+    bounds = bounds_of(near, np.array([float(max(one.of_prior, 1)) for one in models]), table, chosen)
+    # A likelihood that was learnt from simulations farther away cannot say more than their number does.
+    least = chosen._replace(log_evidence=np.fmin(chosen.log_evidence, bounds))
+    estimates = (*estimates[:route], least, *estimates[route + 1 :])
     return DecidedModels(
-        route, estimates, scores, share, bounds_of(near, of_prior, table, chosen), near, eps, exact,
+        route, estimates, scores, share, bounds, near, eps, exact,
         ErrorRates(rate, rate_se, *local, confusion), table, unavailable,
     )  # fmt: skip
 
