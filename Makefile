@@ -25,7 +25,7 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m slow
 
-# Plants the errors of tests/planted.toml one at a time (some five minutes); ARGS are words of their names.
+# Plants the errors of tests/planted.toml (some five minutes); ARGS are words of their names, or --jobs 4.
 mutate: $(STAMP)
 	$(BIN)/python -m tests.plant $(ARGS)
 
@@ -50,8 +50,9 @@ docs: $(STAMP)
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env --builder html docs build/docs
 	@echo "Open build/docs/index.html"
 
+# ARGS names one, as in make bench ARGS="calibration --jobs 8".
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
 
 bench-accuracy: $(STAMP)
 	@$(BIN)/python -c "import sklearn" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"

@@ -1,17 +1,21 @@
 """Plants errors in the formulas that matter, one at a time, and expects the tests that should see each one to fail.
 
 The errors are in planted.toml: a file under src/onedraw, a text in it, what is put in its place, and tests. The package
-is copied to a temporary folder, so that nothing is changed here. `make mutate` runs all of them,
-`python -m tests.plant skewness` those with that word in their name.
+is copied to temporary folders, so that nothing is changed here. `make mutate` runs all of them,
+`python -m tests.plant skewness` those with that word in their name, `--jobs 4` four at a time.
 """
 
+import argparse
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,18 +62,47 @@ def caught(error: Planted, package: Path) -> bool:
     return done.returncode == 1
 
 
-def main(words: list[str]) -> int:
-    """Plant the errors with these words in their names, all without a word; 1 if one was missed."""
-    errors = [error for error in listed() if not words or any(word in error.name for word in words)]
+class Tried(NamedTuple):
+    """An error that was planted."""
+
+    name: str
+    caught: bool
+    seconds: float
+
+
+def tried(error: Planted, packages: "queue.Queue[Path]") -> Tried:
+    """Plant an error in a copy that no one else uses."""
+    package, began = packages.get(), time.monotonic()
+    try:
+        return Tried(error.name, caught(error, package), time.monotonic() - began)
+    finally:
+        packages.put(package)
+
+
+def plant(errors: Sequence[Planted], jobs: int) -> list[str]:
+    """Plant errors, so many at a time, and say of each whether it was caught; the names of those that were missed."""
+    packages: queue.Queue[Path] = queue.Queue()
     missed = []
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "src" / "onedraw"
-        shutil.copytree(ROOT / "src" / "onedraw", package, ignore=shutil.ignore_patterns("__pycache__"))
-        for error in errors:
-            began = time.monotonic()
-            found = caught(error, package)
-            missed += [] if found else [error.name]
-            print(f"{'caught' if found else 'MISSED'}  {time.monotonic() - began:5.1f} s  {error.name}", flush=True)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        for number in range(jobs):
+            package = Path(folder) / str(number) / "src" / "onedraw"
+            shutil.copytree(ROOT / "src" / "onedraw", package, ignore=shutil.ignore_patterns("__pycache__"))
+            packages.put(package)
+        for done in as_completed([pool.submit(tried, error, packages) for error in errors]):
+            one = done.result()
+            missed += [] if one.caught else [one.name]
+            print(f"{'caught' if one.caught else 'MISSED'}  {one.seconds:5.1f} s  {one.name}", flush=True)
+    return missed
+
+
+def main(arguments: list[str]) -> int:
+    """Plant the errors with these words in their names, all without a word; 1 if one was missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.plant", description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="of the names of errors")
+    parser.add_argument("--jobs", type=int, default=1, help="errors planted at a time")
+    asked = parser.parse_args(arguments)
+    errors = [error for error in listed() if not asked.words or any(word in error.name for word in asked.words)]
+    missed = plant(errors, asked.jobs)
     print(f"{len(errors) - len(missed)} of {len(errors)} planted errors were caught", *missed, sep="\n  ")
     return 1 if missed else 0
 

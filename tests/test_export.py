@@ -94,6 +94,10 @@ def test_draws_spread_evenly_add_little_to_the_error(name):
     for key, row in post.summary().rows.items():
         away = [post.resample(seed=seed).draws[key].mean() - row.mean for seed in range(20)]
         assert np.sqrt(np.mean(np.square(away))) < 0.35 * row.mcse
+        # Whether or not their number can be halved.
+        one_less = post.resample().shape[1] - 1
+        away = [post.resample(one_less, seed=seed).draws[key].mean() - row.mean for seed in range(20)]
+        assert np.sqrt(np.mean(np.square(away))) < 0.35 * row.mcse
 
 
 def test_resampling_has_the_law_of_the_weights():

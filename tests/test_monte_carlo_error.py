@@ -78,8 +78,22 @@ def test_weighted_errors_are_those_of_the_jackknife(kind):
         keep = units != unit
         means.append((weights * values)[keep].sum() / weights[keep].sum())
     size, mean = len(means), (weights * values).sum()
-    by_hand = math.sqrt((size - 1) / size * ((np.array(means) - mean) ** 2).sum())
+    moved = np.array(means) - mean
+    by_hand = math.sqrt((size - 1) / size * (moved**2).sum())
+    # Four times the squared skewness of what the units add, over their number.
+    by_hand *= math.sqrt(1 + 4 * (moved**3).sum() ** 2 / (moved**2).sum() ** 3)
     assert monte_carlo(values, draws).mcse == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_heavy_weights_widen_the_error():
+    """Normal proposals that are too narrow: a run in which no draw is far away knows nothing of such draws."""
+    values = 0.85 * np.random.default_rng(11).standard_normal((1000, 1, 300))
+    weights = np.exp(-0.5 * values**2 * (1 - 0.85**-2))
+    weights /= weights.sum(axis=2, keepdims=True)
+    found = [monte_carlo(x**2, Draws(w, independent=True)) for x, w in zip(values, weights, strict=True)]
+    z = np.array([(one.value - 1) / one.mcse for one in found])
+    assert 0.9 < math.sqrt(np.mean(z**2)) < 1.1
+    assert np.mean(np.abs(z) < 1.96) > 0.92
 
 
 def test_probabilities_quantiles_and_sds_of_independent_normals():
@@ -214,6 +228,14 @@ def test_errors_of_weighted_and_independent_draws_hold(case):
     true = Exact(kernel).mean
     found = [sampler(seed).estimate("theta") for seed in range(runs)]
     assert_calibrated([(one.value - true) / one.mcse for one in found], runs)
+
+
+def test_errors_of_quantiles_allow_for_the_noise_of_the_slope():
+    """60 draws have 13 within two errors of the upper quartile: the slope there is known to 28 %."""
+    values = np.random.default_rng(12).standard_normal((2000, 1, 60))
+    found = [monte_carlo(one, Draws(independent=True), 0.75) for one in values]
+    z = np.array([(one.value - stats.norm.ppf(0.75)) / one.mcse for one in found])
+    assert abs(np.sqrt(np.mean(z**2)) - 1) < 3 / math.sqrt(4000)
 
 
 # One account

@@ -508,6 +508,14 @@ def test_few_effective_draws_of_an_estimate_are_a_statement_unless_they_are_very
     assert "Note" not in [one.name for one in verdict.findings] and (level == "green") == ("budget" not in str(verdict))
 
 
+@pytest.mark.parametrize(("effective", "level"), [(26.0, "green"), (24.0, "amber"), (9.0, "red")])
+def test_effective_draws_of_a_learnt_likelihood_are_known_to_a_factor(accepted, effective, level):
+    post = replace(
+        accepted, effective=effective, settings={**accepted.settings, "calibration": {"number": 0, "cover_90": {}}}
+    )
+    assert levels(post)["Effective draws"] == level
+
+
 # Plots
 
 

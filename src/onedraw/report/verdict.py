@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from onedraw.report.tolerances import SliderPosition
-from onedraw.results.diagnostics import FEW, FEW_EFFECTIVE, FEWEST_PLACED, MISFIT, NARROW, too_narrow
+from onedraw.results.diagnostics import FEW, FEW_EFFECTIVE, FEWEST_PLACED, MISFIT, NARROW, sure_effective, too_narrow
 from onedraw.results.misfit import DOUBTFUL, SURE, Misfit, kept
 from onedraw.results.posterior import Posterior
 from onedraw.results.summary import ESS_LIMIT, SummaryRow, disagree
@@ -183,7 +183,8 @@ def _effective_draws(post: Posterior, rows: dict[str, SummaryRow]) -> Finding:
         todo = "Run longer: there are too few different draws to state an error."
         return Finding(RED, "Effective draws", "unknown", f"no error can be stated for {name}.", todo)
     amber, red = ESS if post.effective is None else EFFECTIVE
-    level = level_of(ess < amber, ess < red)
+    sure = sure_effective(ess, "calibration" in post.settings)
+    level = level_of(sure < amber, sure < red)
     text = f"of {math.prod(post.shape):,} draws, smallest for {name}"
     if least.sd > 0:
         text += f": its mean is known to {100 * least.mcse / least.sd:.2g} % of the posterior's standard deviation"

@@ -14,6 +14,9 @@ from onedraw.results.trial import TrialResult
 
 FEW_EFFECTIVE = 10
 """Effective draws of an estimate below which a warning is given: means are uncertain by a third of a sd."""
+KNOWN_SHARE = 0.4
+"""That of a learnt likelihood comes from eight fits, each without an eighth of the simulations: in nine of ten cases
+the right number is above this share of it (chi square with 7 degrees of freedom)."""
 FEWEST_PLACED = 20
 """Simulations near the posterior from which coverage is told and judged."""
 NOMINAL, LEAST_COVERAGE, BY_CHANCE = 0.9, 0.85, 0.01
@@ -200,7 +203,7 @@ def learnt_warnings(
     learnt: LearntLikelihood, names: Sequence[str], effective: float, before: AmongSimulations | None, unseen: float
 ) -> list[str]:
     """What a reader must know before using draws of a learnt likelihood, in plain words."""
-    found, covered, number = _few(effective), learnt.coverage(0.9), len(learnt.ranks)
+    found, covered, number = _few(effective, learnt=True), learnt.coverage(0.9), len(learnt.ranks)
     if number and too_narrow(float(covered.min()), number, len(covered)):
         worst = int(np.argmin(covered))
         found.append(
@@ -215,18 +218,28 @@ def learnt_warnings(
     return [*found, *prior_check(before)]
 
 
-def _few(effective: float) -> list[str]:
-    if not effective < FEW_EFFECTIVE:
+def sure_effective(effective: float, learnt: bool) -> float:
+    """The effective draws that an estimate has at least, as far as is known: what notes and verdicts judge.
+
+    >>> sure_effective(20.0, learnt=True), sure_effective(20.0, learnt=False)
+    (8.0, 20.0)
+    """
+    return KNOWN_SHARE * effective if learnt else effective
+
+
+def _few(effective: float, learnt: bool) -> list[str]:
+    sure = sure_effective(effective, learnt)
+    if not sure < FEW_EFFECTIVE:
         return []
     return [
-        f"{FEW} {effective:.0f}: posterior means are uncertain by {1 / math.sqrt(effective):.1g} posterior standard "
+        f"{FEW} {effective:.0f}: posterior means may be uncertain by {1 / math.sqrt(sure):.1g} posterior standard "
         "deviations; raise the budget"
     ]
 
 
 def warnings(effective: float, trial: TrialResult, before: AmongSimulations | None) -> list[str]:
     """What a reader must know before using the draws, in plain words."""
-    found = _few(effective)
+    found = _few(effective, learnt=False)
     if trial.tried and too_narrow(trial.coverage, trial.tried):
         found.append(
             f"{NARROW} contain only {100 * trial.coverage:.0f} % of the known parameters of {trial.tried} simulations "

@@ -81,17 +81,21 @@ def neighbours_in_order(theta: Array, parts: int) -> Array:
     """
     spread = theta.std(axis=0)
     scaled = theta / np.where(spread > 0, spread, 1.0)
-    done, open_parts = [], [np.arange(len(theta))]
+    done, open_parts, last = [], [np.arange(len(theta))], np.zeros(theta.shape[1])
     smallest = max(1, len(theta) // (4 * parts))
     while open_parts:
         part = open_parts.pop()
         if len(part) <= smallest:
             done.append(part)
+            last = scaled[part[-1]]
             continue
         along = scaled[part, np.ptp(scaled[part], axis=0).argmax()]
         part = part[np.argsort(along, kind="stable")]
         half = len(part) // 2
-        open_parts += [part[half:], part[:half]]
+        halves = [part[half:], part[:half]]
+        # The half that is nearer to where the order has come to is next: a stretch across a border lies together too.
+        away = [np.square(scaled[one].mean(axis=0) - last).sum() for one in halves]
+        open_parts += halves if not done or away[1] <= away[0] else halves[::-1]
     return np.concatenate(done)
 
 
