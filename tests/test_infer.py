@@ -740,7 +740,7 @@ def test_a_time_limit_holds_with_many_parameters():
     began = time.process_time()
     post = od.infer(model, budget=100_000, seed=1, draws=1000, max_seconds=1.0)
     assert post.status.reason == "max_seconds"
-    assert time.process_time() - began < 2.0 + 30 * job, job
+    assert time.process_time() - began < 2.0 + 24 * job, job
 
 
 @pytest.mark.parametrize("given_up", ["stage", "estimate"])

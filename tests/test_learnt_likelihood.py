@@ -291,12 +291,11 @@ class TestPower:
 class TestChoice:
     """Regression is used only if it is clearly ahead, and leans on enough draws."""
 
-    def assessment(self, gain, spread, draws, observed=np.zeros(1), power=1.0):
+    def assessment(self, gain, spread, draws, rows=(), power=1.0):
         scores = np.array([1.0, -1.0] * 50)
         trial = TrialResult(Method(0, 10, "linear"), 100, 0.0, 0.0, 0.9, np.arange(100), 0.0 * scores)
-        learnt = LearntLikelihood(
-            Surrogate(None, (), None, power), None, observed, False, gain + spread * scores, scores, scores, None
-        )
+        surrogate, observed, found = Surrogate(None, (), None, power), np.zeros((*rows, 1)), gain + spread * scores
+        learnt = LearntLikelihood(surrogate, None, observed, False, found, scores, scores, None)
         adjusted = AdjustedDraws(np.zeros((draws, 1)), np.ones(draws), np.arange(draws), 1.0)
         return Assessment((), (), (), trial, adjusted, np.arange(0), np.arange(0), None, learnt)
 
@@ -318,14 +317,14 @@ class TestChoice:
     @pytest.mark.parametrize(("gain", "power", "surrogate"),
                              [(-0.19, 1.0, True), (-0.21, 1.0, False), (-0.06, 0.5, False)])  # fmt: skip
     def test_what_was_said_of_rows_counts_unless_they_are_too_sure(self, gain, power, surrogate):
-        found = self.assessment(gain, 0.01, 500, np.zeros((10, 1)), power)
+        found = self.assessment(gain, 0.01, 500, (10,), power)
         assert (found.likelihood is not None) == surrogate
 
     @pytest.mark.parametrize(("gain", "power", "rows"),
                              [(-0.19, 1.0, True), (-0.21, 1.0, False), (0.3, 0.85, False)])  # fmt: skip
     def test_all_summaries_or_one_row(self, gain, power, rows):
         whole = self.assessment(0.0, 0.0, 500).learnt
-        by_row = self.assessment(gain, 0.001, 500, np.zeros((10, 1)), power).learnt
+        by_row = self.assessment(gain, 0.001, 500, (10,), power).learnt
         assert (_better(whole, by_row) is by_row) == rows
         assert _better(None, by_row) is by_row and _better(whole, None) is whole and _better(None, None) is None
 
