@@ -24,6 +24,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -257,7 +258,8 @@ def _check_python(words: list[str], command: str) -> None:
         if package == "onedraw" and not rest:
             _check_onedraw(words[2:], command)
         elif package == "benchmarks":
-            for name in [rest] if rest else [word for word in words[2:] if not word.startswith("-")]:
+            # Options, and what belongs to them, follow the name.
+            for name in [rest] if rest else takewhile(lambda word: not word.startswith("-"), words[2:]):
                 place = ROOT / "benchmarks" / name
                 if not place.with_suffix(".py").is_file() and not (place / "__init__.py").is_file():
                     raise Wrong(f"{command}: there is no benchmark {name}")
