@@ -68,6 +68,7 @@ NOT_RUN = {
         "not ours: sbi 0.27.0; not run, its names and arguments were compared with its source",
         "not ours: EasyABC, in R; not run, its names and arguments were compared with its manual",
     ],
+    "docs/multifidelity.md": ["parsed: it takes minutes"],
     "docs/pandas_and_arviz.md": [
         "not ours: sbi; not run, written as its documentation has it",
         "not ours: BayesFlow 2; not run, its names were compared with its source",
