@@ -156,7 +156,7 @@ def guesswork():
     def cheap(rng, infection, recovery):
         return PEOPLE * rng.random(TIMES.size)
 
-    return right._replace(name="epidemic, guesswork", cheap=cheap)
+    return right._replace(name="epidemic, guesswork", cheap=cheap, pilot=400)
 
 
 # --- an epidemic on a lattice, stopped early ----------------------------------------------------------------
@@ -226,9 +226,11 @@ class Pair(NamedTuple):
     """Of the dear model alone; the pair has what these cost as its budget."""
     rest: object = None
     signal: object = None
+    pilot: int = 1000
 
     def simulator(self, price, **more):
         """The simulator in two parts."""
+        more = {"pilot": self.pilot} | more
         if self.rest is None:
             return od.multifidelity(self.cheap, self.dear, price=price, **more)
         return od.stages(self.cheap, self.rest, signal=self.signal, price=price, **more)

@@ -33,6 +33,10 @@ FEWEST_HITS = 25
 """Hits of the pilot from which a continuation probability is learnt, at a larger tolerance if need be."""
 
 
+LEAST_GAIN = 0.97
+"""Share of the cost of whole simulations that a rule learnt from half of a pilot must undercut at the other half."""
+
+
 class PairDraws(NamedTuple):
     """One simulation at each of n rows of theta."""
 
@@ -166,7 +170,8 @@ class WithFactors:
 def learnt_rule(pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: Array) -> tuple[ContinuationRule, float]:
     """The best continuation probability by pilot simulations with these signals and distances (n,).
 
-    Also the tolerance at which it was learnt: the kernel's, or the least at which the pilot has some hits.
+    Also the tolerance at which it was learnt: the kernel's, or the least at which the pilot has some hits. A rule that
+    does not do better than whole simulations at draws that it was not learnt from is not used: alpha is 1 then.
     """
     near = np.sort(dear[np.isfinite(dear)])
     if near.size <= FEWEST_HITS:
@@ -176,7 +181,21 @@ def learnt_rule(pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: A
     # The first stage may have failed: such a simulation is never taken up again.
     alive = ~np.isnan(signal)
     signal, change, of_dear = signal[alive], ((of_dear - of_cheap) ** 2)[alive], of_dear[alive]
-    edges = rule_edges(signal, change, kernel.eps if pair.signed else None)
+    eps, number = kernel.eps if pair.signed else None, np.arange(len(signal))
+    half, judged = number // 10 % 2 == 0, np.ones(len(signal))
+    for one, other in ((half, ~half), (~half, half)):
+        judged[other] = _fitted(pair, signal[one], change[one], of_dear[one], eps)(signal[other])
+    assert pair.price is not None
+    moment, rest = float((of_dear**2).mean()), float((of_dear**2 - change).mean())
+    crossed = (rest + float((change / judged).mean())) * (pair.price[0] + pair.price[1] * float(judged.mean()))
+    if not crossed < LEAST_GAIN * moment * sum(pair.price):
+        return ContinuationRule(np.empty(0), np.ones(1)), kernel.eps
+    return _fitted(pair, signal, change, of_dear, eps), kernel.eps
+
+
+def _fitted(pair: Pair, signal: Array, change: Array, of_dear: Array, eps: float | None) -> ContinuationRule:
+    """The best rule for simulations with these signals, squared changes and K of the dear data (n,)."""
+    edges = rule_edges(signal, change, eps)
     part = np.searchsorted(edges, signal, side="right")
     count = np.bincount(part, minlength=edges.size + 1)
     # Half a change more in each part, as Jeffreys has it: where there was none, changes are rare, and count 1/alpha.
@@ -184,7 +203,7 @@ def learnt_rule(pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: A
     mean = (np.bincount(part, change, minlength=edges.size + 1) + 0.5 * typical) / (count + 1.0)
     assert pair.price is not None
     rest = float((of_dear**2).mean() - change.mean())
-    return ContinuationRule(edges, best_alpha(count / count.sum(), mean, rest, pair.price, pair.floor)), kernel.eps
+    return ContinuationRule(edges, best_alpha(count / count.sum(), mean, rest, pair.price, pair.floor))
 
 
 def rule_edges(signal: Array, change: Array, eps: float | None) -> Array:
