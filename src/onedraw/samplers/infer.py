@@ -63,8 +63,8 @@ from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
 from onedraw.run.specification import specify_model
 
-PLAIN_BLOCK = 32
-"""Simulations per block for simulators that are called once per pseudo-sample."""
+PLAIN_BLOCK, SMALL_STAGE = 32, 100
+"""Simulations per block for simulators that are called once per pseudo-sample, and the stages with blocks of one."""
 PILOT, PILOT_GROWTH = 200, 0.7
 """Pilot simulations at a budget of 1000, and the power of the budget with which they grow."""
 FEWEST_PILOT = 20
@@ -148,11 +148,11 @@ def block_size(model: Model) -> int:
 
 
 def stage_block(model: Model, size: int) -> int:
-    """Simulations per block of a stage of this size: of plain simulators, which may be slow, a 32nd of it at most.
+    """Simulations per block of a stage of this size: one of a plain simulator if the stage is small.
 
-    So that many workers share a small stage, and a kill loses little of it.
+    Such a simulator may be slow: many workers share the stage, and a kill loses no simulation that is finished.
     """
-    return block_size(model) if model.block is not None else max(1, min(PLAIN_BLOCK, size // PLAIN_BLOCK))
+    return 1 if model.block is None and size < SMALL_STAGE else block_size(model)
 
 
 def next_size(budget: int, done: int) -> int:
@@ -276,7 +276,7 @@ class Replicates(NamedTuple):
 def check(run: Inference, theta: Array, number: int) -> Round:
     """Replicates at `number` of the posterior draws (n, dim)."""
     task = ProposeAndSimulate(run, CHECK_STAGE, given=theta[:: len(theta) // number][:number])
-    return Round(task, lambda gathered: cut(number, stage_block(run.model, number), gathered.done), phase="check")
+    return Round(task, lambda gathered: cut(number, block_size(run.model), gathered.done), phase="check")
 
 
 def with_coverage(
