@@ -757,9 +757,8 @@ def log_ratios(kernel: Kernel, eps: float, distances: Array) -> Array:
 
     A start that was given has no distance yet (inf) and no weight.
     """
-    log_run = kernel.log_average(distances)
-    new = kernel.with_eps(eps).log_average(distances)
-    return np.where(np.isneginf(log_run), -np.inf, new - np.maximum(log_run, -1e300))
+    new, log_run = kernel.with_eps(eps), kernel.log_average(distances)
+    return np.where(np.isneginf(log_run), -np.inf, new.log_average(distances) - np.maximum(log_run, -1e300))
 
 
 def without_evidence(post: Posterior) -> str:
