@@ -100,7 +100,7 @@ def near_number(n: int, columns: int) -> float:
     """The effective number of simulations in a neighbourhood, of n with so many summaries.
 
     >>> round(near_number(4000, 1)), round(near_number(4000, 10))
-    (380, 50)
+    (381, 50)
     """
     return min(max(FEWEST_NEAR, 0.5 * n ** (4 / (4 + columns))), n / 4)
 
