@@ -373,3 +373,16 @@ def test_a_posterior_that_is_mostly_unseen_is_kept_and_told(monkeypatch):
     post = od.infer(od.Model(NORMAL, noisy, 2.0), budget=300, seed=1, draws=400)
     assert np.unique(post.draws["theta"]).size == 400
     assert any("75 % of the posterior lies where there are hardly any simulations" in note for note in post.notes)
+
+
+def test_a_likelihood_that_depends_on_no_parameter_is_none():
+    """Fifty simulations are too few for a likelihood of twelve parameters. The prior is then no posterior without error."""
+    names, mixed = [f"t{j}" for j in range(12)], np.random.default_rng(1).standard_normal((12, 20))
+
+    def simulate(rng, **theta):
+        rows = np.column_stack([theta[name] for name in names]) @ mixed
+        return rows + 0.5 * rng.standard_normal(rows.shape)
+
+    model = od.Model(od.Prior(**{name: stats.norm(0, 1) for name in names}), od.batched(simulate), 2.0 * mixed[0])
+    post = od.infer(model, budget=50, seed=1, draws=400)
+    assert post.method != "learnt likelihood" and post.effective < 50

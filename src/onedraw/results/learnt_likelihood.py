@@ -258,7 +258,7 @@ def learn_likelihood(
     rng: np.random.Generator,
     thorough: bool,
 ) -> LearntLikelihood | None:
-    """The surrogate of these simulations, and how it does at those held out; None if no summary varies.
+    """The surrogate of these simulations, and how it does at those held out; None if none could be learnt.
 
     `scale` (dim, dim) takes parameters to the coordinates in which densities are compared. If many simulations were
     made for other data, it is tried whether they should count in full.
@@ -268,7 +268,8 @@ def learn_likelihood(
     if found is None or not simulations.for_others or not (picked.training.weights < 1.0).any():
         return found
     in_full = _learnt(simulations, described, picked, 1.0, scale, thorough)
-    assert in_full is not None
+    if in_full is None:
+        return found
     number = len(found.scores)
     behind = better(found.scores, in_full.scores, np.full(number, 1.0 / max(number, 1)), CLEARLY)
     return found if behind else in_full
@@ -310,6 +311,9 @@ def _learnt(
     if form is None:
         return None
     both, success = picked.tried(), _success(simulations, form)
+    if form.flat and success is None:
+        # The posterior would be the prior, and no error would show that nothing was learnt.
+        return None
     held = held_out_likelihoods(form, training, both, free, success)
     near = held.some(np.searchsorted(both, calibration))
     power = choose_power(near, free.log_aimed)

@@ -76,6 +76,11 @@ class Form(NamedTuple):
     terms: tuple[Terms, ...]
     law: ResidualLaw
 
+    @property
+    def flat(self) -> bool:
+        """Whether no factor depends on the parameters: too few simulations were there to learn how."""
+        return all(one.mean == one.scale == "0" and one.earlier in ("", "0") for one in self.terms)
+
     def columns(self, theta: Array) -> Array:
         """Features (n, p) of parameters in unbounded coordinates (n, dim)."""
         return self.features(self.coordinates(theta))
