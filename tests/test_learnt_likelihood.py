@@ -376,7 +376,7 @@ def test_a_posterior_that_is_mostly_unseen_is_kept_and_told(monkeypatch):
 
 
 def test_a_likelihood_that_depends_on_no_parameter_is_none():
-    """Fifty simulations are too few for a likelihood of twelve parameters. The prior is then no posterior without error."""
+    """Fifty simulations are too few for twelve parameters: the prior would pass for a posterior without error."""
     names, mixed = [f"t{j}" for j in range(12)], np.random.default_rng(1).standard_normal((12, 20))
 
     def simulate(rng, **theta):
