@@ -261,15 +261,15 @@ def learn_likelihood(
     """The surrogate of these simulations, and how it does at those held out; None if none could be learnt.
 
     `scale` (dim, dim) takes parameters to the coordinates in which densities are compared. If many simulations were
-    made for other data, it is tried whether they should count in full.
+    made for other data, or too few near the posterior, it is tried whether all should count in full.
     """
     picked = _picked(simulations, described, held_out, rng, thorough)
     found = _learnt(simulations, described, picked, LEAST_RELEVANCE, scale, thorough)
-    if found is None or not simulations.for_others or not (picked.training.weights < 1.0).any():
+    if not (picked.training.weights < 1.0).any() or not (found is None or simulations.for_others):
         return found
     in_full = _learnt(simulations, described, picked, 1.0, scale, thorough)
-    if in_full is None:
-        return found
+    if found is None or in_full is None:
+        return found or in_full
     number = len(found.scores)
     behind = better(found.scores, in_full.scores, np.full(number, 1.0 / max(number, 1)), CLEARLY)
     return found if behind else in_full
