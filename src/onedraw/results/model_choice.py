@@ -26,7 +26,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective, systematic
 
-FEWEST_EXACT = 100.0
+FEWEST_EXACT = 40.0
 """Effective number of simulations that match the data exactly from which no other neighbourhood is used."""
 FEWEST_NEAR = 50.0
 WIDER = 4.0

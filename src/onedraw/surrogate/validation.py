@@ -164,7 +164,8 @@ def evidence_error(
     same = (form for form in forms if form is not None and np.array_equal(form.transform.kept, _kept(surrogate)))
     others = (fit_surrogate(form, training, None)._replace(power=surrogate.power) for form in same)
     away = _evidence_ratios(surrogate._replace(success=None), others, observed, draws)
-    return (groups - 1) * float(logs.mean()), jackknife + (0.5 * float(np.square(away).mean()) if len(away) else 0.0)
+    # Two forms say little of their spread: it counts in full, although all simulations choose better than halves.
+    return (groups - 1) * float(logs.mean()), jackknife + (float(np.square(away).mean()) if len(away) else 0.0)
 
 
 def _kept(surrogate: Surrogate) -> Array:
