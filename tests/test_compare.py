@@ -313,9 +313,9 @@ def z_scores(problem: Problem, datasets, budget=1200):
 @pytest.mark.parametrize(
     ("problem", "datasets"),
     [
-        (NORMAL, [np.array([0.3, 0.2]), np.array([0.7, -0.5])]),
+        pytest.param(NORMAL, [np.array([0.3, 0.2]), np.array([0.7, -0.5])], marks=pytest.mark.slow),
         (REGRESSION, [np.array([0.2, 0.5, 0.6])]),
-        (NESTED, [np.array([0.9, 0.7])]),
+        pytest.param(NESTED, [np.array([0.9, 0.7])], marks=pytest.mark.slow),
     ],
 )
 def test_probabilities_are_exact_within_their_errors(problem, datasets):
@@ -469,6 +469,7 @@ def test_all_models_that_fail_are_an_error():
         od.compare({"a": broken, "b": broken}, budget=400, seed=1)
 
 
+@pytest.mark.slow
 def test_models_of_one_and_of_twelve_parameters():
     names = [f"b{k}" for k in range(12)]
 
@@ -583,7 +584,7 @@ def test_a_raised_budget_uses_what_was_done(tmp_path):
     assert small.cost.simulations <= 400 < large.cost.simulations <= 800
 
 
-@pytest.mark.parametrize("budget", [200, 333, 1000])
+@pytest.mark.parametrize("budget", [200, 333, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_budget_is_never_passed(budget):
     three = {**PAIR, "one": shifted(1.0)} if budget > 300 else PAIR
     assert od.compare(three, budget=budget, draws=100, seed=3).cost.simulations <= budget

@@ -88,6 +88,7 @@ def test_resampled_draws_agree_with_the_original(run):
 
 
 @pytest.mark.parametrize("name", ["infer", "smc"])
+@pytest.mark.slow
 def test_draws_spread_evenly_add_little_to_the_error(name):
     """Draws picked by chance would double the variance: here each stands for its own part of the posterior."""
     post = RUNS[name]()

@@ -296,7 +296,9 @@ def as_bytes(post):
     return b"".join(values.tobytes() for values in post.columns.values())
 
 
-@pytest.mark.parametrize("kind", SIMULATORS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("jax", "compiled"))) for kind in SIMULATORS]
+)
 def test_simulators_receive_vectors(kind):
     vectors, scalars = (
         od.Model(prior, simulate, OBSERVED) for prior, simulate in zip(PAIR, SIMULATORS[kind], strict=True)
@@ -496,7 +498,9 @@ def test_same_bytes_for_any_worker_segment_and_resume(kind, tmp_path):
         assert as_bytes(run(budget=600, store=file)) == as_bytes(od.load(file))
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("infer", "r_hit"))) for name in SAMPLED]
+)
 def test_every_sampler_meets_its_contract_with_a_hierarchical_prior(name, tmp_path):
     """The same bytes again, with two workers, from the file, and when the file is continued."""
     model, file = hierarchical("plain"), tmp_path / "run.db"

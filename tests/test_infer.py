@@ -161,21 +161,21 @@ def test_same_seed_same_bytes(kind, quick):
 
 
 def test_little_of_a_small_stage_is_lost(quick, tmp_path):
-    """A slow simulator is interrupted in its tenth simulation: the file has the nine before it, of a stage of 25."""
+    """A slow simulator is interrupted in its tenth simulation: the file has the eight of the blocks before, of 25."""
     counter, model = counted()
     counter.stop_at = 10
     stopped = od.infer(model, budget=50, seed=1, draws=100, store=tmp_path / "run.db")
-    assert stopped.status.reason == "interrupted" and od.load(tmp_path / "run.db").cost.simulations == 9
+    assert stopped.status.reason == "interrupted" and od.load(tmp_path / "run.db").cost.simulations == 8
     whole = od.infer(counted()[1], budget=50, seed=1, draws=100, store=tmp_path / "run.db")
-    assert counter.calls == 41
+    assert counter.calls == 42
     assert (
         whole.draws["theta"].tobytes() == od.infer(counted()[1], budget=50, seed=1, draws=100).draws["theta"].tobytes()
     )
 
 
 def test_blocks_of_a_stage():
-    """Plain simulators are handed out one by one if the stage is small; batched ones are not divided further."""
-    assert [stage_block(toy("plain"), size) for size in (1, 25, 99, 100, 10_000)] == [1, 1, 1, 32, 32]
+    """Plain simulators are handed out two by two if the stage is small; batched ones are not divided further."""
+    assert [stage_block(toy("plain"), size) for size in (1, 25, 99, 100, 10_000)] == [2, 2, 2, 32, 32]
     assert stage_block(toy("batched"), 57) > 1000
 
 

@@ -28,7 +28,7 @@ def normal_model(n, **given):
     return od.Model(MU, normals(n), np.random.default_rng(3).normal(1.0, 1.0, n), replicates=0, **given)
 
 
-@pytest.mark.parametrize("n", [10, 100])
+@pytest.mark.parametrize("n", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_mean_of_normal_rows(n):
     """With 500 simulations the means are off by less than a tenth of the exact posterior's standard deviation."""
     model = normal_model(n)
@@ -46,6 +46,7 @@ def test_the_mean_of_normal_rows(n):
     assert np.mean([row.sd for row in rows]) == pytest.approx(sd, rel=0.06)
 
 
+@pytest.mark.slow
 def test_a_gamma_sample():
     """Against quadrature: rows are skewed, and their scale depends on both parameters."""
     prior, n = od.Prior(shape=stats.uniform(1, 5), rate=stats.uniform(0.3, 2.7)), 20

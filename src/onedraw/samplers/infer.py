@@ -33,6 +33,7 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.failures import NoAnswer
 from onedraw.model.coordinates import Support, support_of
+from onedraw.model.first_simulation import LOOKS
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import CHUNK_VALUES
@@ -148,11 +149,11 @@ def block_size(model: Model) -> int:
 
 
 def stage_block(model: Model, size: int) -> int:
-    """Simulations per block of a stage of this size: one of a plain simulator if the stage is small.
+    """Simulations per block of a stage of this size: those that are looked at first, if a plain one's stage is small.
 
-    Such a simulator may be slow: many workers share the stage, and a kill loses no simulation that is finished.
+    Such a simulator may be slow: many workers share the stage, and a kill loses little.
     """
-    return 1 if model.block is None and size < SMALL_STAGE else block_size(model)
+    return LOOKS if model.block is None and size < SMALL_STAGE else block_size(model)
 
 
 def next_size(budget: int, done: int) -> int:
