@@ -381,3 +381,11 @@ def test_two_mechanisms_are_compared(quick):
     found = load("two_mechanisms").main(budget=400)
     assert set(found.probabilities) == {"SIR", "SEIR"} and found.cost.simulations <= 400
     assert found.posteriors["SEIR"].names == ("r0", "recovery", "latent", "exposed")
+
+
+def test_the_population_of_the_first_page(tmp_path, capsys):
+    example = load("population")
+    post = example.main(tmp_path / "figure.png", budget=300)
+    assert "growth" in capsys.readouterr().out and (tmp_path / "figure.png").stat().st_size > 10_000
+    for name, row in post.summary().rows.items():
+        assert abs(row.mean - example.TRUTH[name]) < 3 * row.sd
