@@ -65,7 +65,7 @@ from onedraw.run.signals import Stopped
 from onedraw.run.specification import specify_model
 
 PLAIN_BLOCK, SMALL_STAGE = 32, 100
-"""Simulations per block for simulators that are called once per pseudo-sample, and the stages with blocks of one."""
+"""Simulations per block for simulators that are called once per pseudo-sample, and stages with smaller ones."""
 PILOT, PILOT_GROWTH = 200, 0.7
 """Pilot simulations at a budget of 1000, and the power of the budget with which they grow."""
 FEWEST_PILOT = 20
@@ -433,8 +433,7 @@ def infer(
     start = starting_bank(bank, model, run.support)
     arguments = {
         "budget": budget, "draws": draws, "coverage": coverage, "bank": start.reused or None,
-        "replicates": model.replicates,
-        **checked.identity(estimator),
+        "replicates": model.replicates, **checked.identity(estimator),
     }  # fmt: skip
     parts: dict[str, Any] = {} if fitted is None else {"simulations of od.fit_summary": (fitted.theta, fitted.rows)}
     if start.reused:
