@@ -74,6 +74,7 @@ def small():
 
 class TestReuse:
     @pytest.mark.parametrize("known", [True, False])
+    @pytest.mark.slow
     def test_a_bank_is_worth_its_simulations(self, earlier, without, known):
         """300 simulations and 1,960 earlier ones give what 2,300 give, to within their error; 300 alone know less."""
         model = od.Model(PRIOR, mixed, THERE)
@@ -326,6 +327,7 @@ class TestFiles:
 
 class TestOtherData:
     @pytest.mark.parametrize("data", [THERE, [0.0, 0.0, 0.0], [3.0, 1.0, -1.0], HERE])
+    @pytest.mark.slow
     def test_the_posterior_is_that_of_the_other_data(self, earlier, data):
         post = earlier.observed(data, draws=4000, seed=1)
         mean, log_sd = errors(post, data)

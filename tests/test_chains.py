@@ -176,6 +176,7 @@ def test_acceptance_rates_of_the_random_walk_equal_those_of_the_exact_chain(run,
     assert abs(post.acceptance_rate - expected) < 4 * post.acceptance_rate_se + 2e-4
 
 
+@pytest.mark.slow
 def test_the_error_of_the_acceptance_rate_is_its_spread_over_runs():
     for chains, draws in ((4, 400), (64, 40)):
         runs = [
@@ -292,6 +293,7 @@ def test_early_rejection_stops_between_draws():
     assert post.cost.skipped % 5 != 0
 
 
+@pytest.mark.slow
 def test_the_saving_is_what_theory_says():
     """Expected simulations a step, with early rejection before and between the draws, from the exact chain."""
     kernel = od.uniform(1.0)

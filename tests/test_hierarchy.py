@@ -446,6 +446,7 @@ def test_hierarchical_posteriors_are_exact(name):
     right(post, post.settings["eps"])
 
 
+@pytest.mark.slow
 def test_infer_learns_a_hierarchical_model():
     post = od.infer(hierarchical(), budget=1_500, seed=1)
     mean, sd = exact(0.0)

@@ -308,6 +308,7 @@ class TestGivenProposal:
             (Counted, COUNT, counts(0.01), {}),
         ],
     )
+    @pytest.mark.slow
     def test_right_whatever_is_given(self, problem, functions, post, settings):
         """Draws near the posterior, to the side of it, too narrow, too wide: the same target."""
         post = posterior_of(problem.model, **post) if isinstance(post, dict) else post

@@ -256,6 +256,7 @@ def test_a_constraint_draws_each_row_again_until_it_holds():
 
 
 @pytest.mark.parametrize("engine", ["jax:float32", pytest.param("jax:float64", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_whole_numbers_reach_the_simulator_as_integers(engine):
     def count(key, k, mu, n):
         assert jnp.issubdtype(k.dtype, jnp.integer) and jnp.issubdtype(n.dtype, jnp.integer)
@@ -465,6 +466,7 @@ def test_an_estimate_that_u_equals_is_not_accepted():
         assert np.asarray(found).tolist() == [False, True, False, False]
 
 
+@pytest.mark.slow
 def test_pseudo_marginal_with_a_walk_and_the_uniform_kernel():
     post = od.pseudo_marginal(toy(), UNIFORM, proposal=WALK, **MANY)
     agrees(post, Exact(UNIFORM))
@@ -682,6 +684,7 @@ def test_rounds_give_the_same_bytes(run, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_starts_are_those_of_any_session(precision, tmp_path, monkeypatch):
     """Each block is as long as the ones before it suggest, also where an earlier session drew them."""
     asked = []
@@ -838,6 +841,7 @@ WIDE = od.uniform(1e9)
 CHANCE = stats.norm.sf(1.5)
 
 
+@pytest.mark.slow
 def test_failures_of_rejection_are_counted_and_named():
     proposed = od.rejection(toy(), WIDE, budget=1000, seed=4).draws["theta"].ravel()
     post = od.rejection(BROKEN, WIDE, budget=1000, seed=4)
@@ -944,6 +948,7 @@ INSIDE = od.Prior(p=stats.uniform(0, 1))
     ],
     ids=["M=1", "wilkinson", "one-hit", "2-hit", "smc", "adaptive", "importance"],
 )
+@pytest.mark.slow
 def test_a_proposal_outside_the_prior_is_not_simulated(run, request):
     if "adaptive" in request.node.name:
         model = od.Model(INSIDE, od.jax_simulator(two_of_it), [0.9, 0.45], distance=od.scaled(pilot=16, adapt=True))
