@@ -28,11 +28,10 @@ LEARN_FROM, LEARN_SHARE = 5000, 0.3
 """The most simulations from which a summary is learnt, and the share of all, the nearest, they are taken from."""
 FEWEST_CLUSTERED = 100
 """Simulations below which no clusters are sought."""
-CLEARLY, LEAST_LEAD = 2.0, 0.05
-"""Standard errors of the log score, and how much more of it, by which regression must be ahead of a surrogate."""
-LEAST_LEAD_OF_ROWS = 0.2
-"""The same if the user has said that rows of the data are independent: what standard deviations lose that are wrong by
-a factor of one and a half, as they are if that is not so."""
+CLEARLY, LEAST_LEAD = 2.0, 0.2
+"""Standard errors of the log score, and how much more of it, by which others must be ahead of a surrogate: the best of
+many methods of regression is chosen at the same simulations, so its score is too good. Standard deviations that are
+wrong by a factor of one and a half lose as much."""
 FEWEST_EFFECTIVE = 50.0
 """Effective draws of a regression that may be preferred: few heavy ones score well at each other."""
 FEWEST_PER_SUMMARY, PER_SUMMARY = 3, 20
@@ -72,9 +71,7 @@ class Assessment(NamedTuple):
     def likelihood(self) -> LearntLikelihood | None:
         """The surrogate unless regression does better, by two standard errors and more, and leans on enough draws."""
         mean, error = self.gain
-        told = self.learnt is not None and self.learnt.rows and self.learnt.surrogate.power == 1.0
-        lead = LEAST_LEAD_OF_ROWS if told else LEAST_LEAD
-        ahead = _ahead(mean, error, lead) and effective(self.draws.weights) >= FEWEST_EFFECTIVE
+        ahead = _ahead(mean, error) and effective(self.draws.weights) >= FEWEST_EFFECTIVE
         return None if ahead else self.learnt
 
     @property
@@ -175,7 +172,7 @@ def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None) -> 
         return by_row or whole
     if by_row.surrogate.power < whole.surrogate.power:
         return whole
-    return whole if _ahead(*_gain(by_row.scores, whole.scores), LEAST_LEAD_OF_ROWS) else by_row
+    return whole if _ahead(*_gain(by_row.scores, whole.scores)) else by_row
 
 
 def _gain(scores: Array, others: Array) -> tuple[float, float]:
@@ -186,9 +183,9 @@ def _gain(scores: Array, others: Array) -> tuple[float, float]:
     return float(gain.mean()), float(gain.std(ddof=1)) / math.sqrt(len(gain))
 
 
-def _ahead(mean: float, error: float, lead: float) -> bool:
-    """Whether a gain of this mean and standard error says that the others are ahead, clearly and by this much."""
-    return mean < -(CLEARLY * error + lead)
+def _ahead(mean: float, error: float) -> bool:
+    """Whether a gain of this mean and standard error says that the others are ahead, clearly and by enough."""
+    return mean < -(CLEARLY * error + LEAST_LEAD)
 
 
 def _by_row(model: Model, rows: Array) -> DescribedRows | None:
