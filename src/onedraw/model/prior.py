@@ -217,7 +217,7 @@ class Prior:
         return log_density
 
     def columns(self, theta: Array) -> dict[str, Array]:
-        """Theta (..., dim) by parameter, read-only arrays (of the shape of the parameter behind), whole numbers for discrete parameters."""
+        """Theta (..., dim) by parameter, as read-only arrays with its shape behind, integers if it is discrete."""
         return columns_by_name(self.layout, self._whole, theta)
 
     def rows(self, theta: Array) -> list[dict[str, Any]]:
