@@ -380,3 +380,14 @@ def test_a_likelihood_that_depends_on_no_parameter_is_none():
     model = od.Model(od.Prior(**{name: stats.norm(0, 1) for name in names}), od.batched(simulate), 2.0 * mixed[0])
     post = od.infer(model, budget=50, seed=1, draws=400)
     assert post.effective < 50
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_few_draws_can_be_asked_for(draws):
+    """Whether draws are far from all simulations is measured by their own spread, which a few do not have."""
+    model = od.Model(
+        od.Prior(a=stats.norm(0, 1), b=stats.uniform(0, 1)),
+        od.batched(lambda rng, a, b: np.column_stack([a, b]) + rng.standard_normal((len(a), 2))), np.array([0.5, 0.5]),
+    )  # fmt: skip
+    post = od.infer(model, budget=300, seed=1, draws=draws)
+    assert post.shape == (1, draws) and np.isfinite(post.draws["a"]).all()

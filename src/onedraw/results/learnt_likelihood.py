@@ -185,9 +185,11 @@ def unseen(theta: Array, draws: Array) -> Array:
     """
     from scipy.spatial import cKDTree
 
-    if not len(theta):
-        return np.ones(len(draws), dtype=bool)
-    whole, dim = np.atleast_2d(np.cov(draws, rowvar=False)), theta.shape[1]
+    dim = theta.shape[1]
+    if not len(theta) or len(draws) <= dim + 1:
+        # So few draws have no spread by which distances could be measured.
+        return np.full(len(draws), not len(theta))
+    whole = np.atleast_2d(np.cov(draws, rowvar=False))
     whiten = np.linalg.inv(np.linalg.cholesky(whole + 1e-9 * np.diag(np.diag(whole)) + 1e-300 * np.eye(dim)))
     there = draws @ whiten.T
     # From a fourth as many draws of the posterior itself as there are simulations, others are this far.

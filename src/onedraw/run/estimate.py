@@ -28,6 +28,8 @@ COMPONENTS, LEARNT_SCALE = 300, 0.25
 """The number of these normals, and their covariances in covariances of a draw's neighbours: they are many."""
 SPARE = 50
 """One draw in this many is spare."""
+FEWEST_DRAWS = 100
+"""Draws that the sampler over a learnt likelihood needs to reach the posterior, however few are wanted of them."""
 MOST_LEFT_OUT = 0.5
 """Share of the draws of a learnt likelihood that may be left out because no simulation is near them."""
 
@@ -109,7 +111,7 @@ def _learnt(
     """Draws of the posterior under a learnt likelihood and everything there is to say of them."""
     simulations, names = bank.simulations(), model.prior.labels
     # A few more than are wanted take the places of those that are left out.
-    theta = learnt.draws(simulations, draws + draws // SPARE, rng)
+    theta = learnt.draws(simulations, max(draws + draws // SPARE, FEWEST_DRAWS), rng)
     far = learnt.unseen(theta)
     left_out = float(far.mean())
     theta = theta[np.resize(np.flatnonzero(~far), draws)] if left_out < MOST_LEFT_OUT else theta[:draws]
