@@ -6,9 +6,10 @@ number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -107,19 +108,16 @@ class Driver:
             known = self._recorded(request.name, number)
         for record in known:
             return record.scalars, {name: array.copy(order="K") for name, array in record.arrays.items()}
+        make: Callable[[Decision], Any] = methodcaller("make")
+        if request.droppable:
+            make = self.deadline.limiting(make)
         try:
             with self._as_recorded():
-                scalars, arrays = self._made(request)
+                scalars, arrays = make(request)
         except OutOfTime:
             raise Stopped("max_seconds") from None
         self.saver.put(request.name, {**scalars, "round": number}, arrays)
         return scalars, arrays
-
-    def _made(self, request: Decision) -> tuple[Mapping[str, Any], Mapping[str, Array]]:
-        def make(made: Decision) -> tuple[Mapping[str, Any], Mapping[str, Array]]:
-            return made.make()
-
-        return self.deadline.limiting(make)(request) if request.droppable else make(request)
 
     # --- independent items ---------------------------------------------------------------------------------
 

@@ -312,16 +312,16 @@ def fulfil(
         note = "No simulation has succeeded: there is no posterior."
         return bank, replicates, nothing(model.prior.dim, reason or "budget", model=model, notes=(note,))
     assessment = cache(lambda: assessed(run, bank, thorough=True))
-    try:
-        if reason:
-            raise Stopped(reason)
-        packed = yield Decision(
-            "estimate", lambda: run.estimated(bank, assessment(), draws, "budget").packed(), droppable=True
-        )
-    except Stopped as stopped:
+    if not reason:
+        try:
+            packed = yield Decision(
+                "estimate", lambda: run.estimated(bank, assessment(), draws, "budget").packed(), droppable=True
+            )
+        except Stopped as stopped:
+            reason = stopped.reason
+    if reason:
         # Whoever stops a run does not want to wait for the thorough one.
-        brief = assessed(run, bank, thorough=False)
-        return bank, replicates, run.estimated(bank, brief, draws, stopped.reason)
+        return bank, replicates, run.estimated(bank, assessed(run, bank, thorough=False), draws, reason)
     result = replace(Result.unpacked(*packed), model=model, kept=bank)
     number = min(check_size(budget), budget - bank.cost.simulations, draws)
     # More draws of the same estimate need no other check.
