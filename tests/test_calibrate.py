@@ -693,7 +693,7 @@ def test_more_data_sets_may_be_asked_for_and_nothing_else(model, tmp_path):
     with pytest.raises(od.StoreError, match="method: rejection -> exact"):
         od.calibrate(model, exact, data_sets=30, store=file)
     other = replace(model, observed=3.0)
-    with pytest.raises(od.StoreError, match="Use the model, the method and the settings") as error:
+    with pytest.raises(od.StoreError, match="Repeat the call that it was made with, or give store= another") as error:
         od.calibrate(other, od.rejection, data_sets=30, **given)
     assert "resume" not in str(error.value)
     with pytest.raises(od.StoreError, match=r"what od\.calibrate has measured"):

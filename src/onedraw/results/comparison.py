@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -352,7 +352,7 @@ class Comparison:
             if not mine.size:
                 continue
             model = post.model_for("predict")
-            model = replace(model, summary=None, distance=None, names=None) if data else model
+            model = model.with_summary(None) if data else model
             own = Rng(seed, Phase.PREDICT, step=1 + k)
             theta, layout = post.picked(len(mine), seed + k), model.recipe.layout
             parts.append(model.simulate_rows(own, theta, np.arange(len(mine))).rows[:, 0, :])

@@ -12,6 +12,7 @@ from onedraw.run.driver import Driver
 from onedraw.run.options import Options
 from onedraw.run.plan import Bar, Limits, Plan, Value
 from onedraw.run.pool import opened_pool
+from onedraw.run.record import OtherRun
 from onedraw.run.recorded import recorded_result
 from onedraw.run.registry import SAMPLERS
 from onedraw.run.result import Result, posterior, status_of
@@ -58,7 +59,11 @@ class Run:
             saver.finish("finished", f"finished: {cost.simulations:,} simulations")
             return value, cost
 
-        return self._carried_out(finished)
+        try:
+            return self._carried_out(finished)
+        except OtherRun as error:
+            # od.resume continues runs that have draws, and no others.
+            raise OtherRun(error.what, "Repeat the call that it was made with, or give store= another name") from None
 
     def _carried_out(self, finished: Callable[[Any, Driver, Saver, Cost], Value]) -> Value:
         options, arguments = self.options, self.arguments

@@ -41,7 +41,6 @@ from onedraw.run.blocks import Block, cut
 from onedraw.run.options import Options, RunOptions, check_model, check_pays, on_engine
 from onedraw.run.plan import Bar, Limits, Outcome, Plan, Round
 from onedraw.run.prior_draws import block_size
-from onedraw.run.record import OtherRun
 from onedraw.run.registry import SAMPLERS, Entry
 from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
@@ -64,8 +63,6 @@ OPTIONS = ("seed", "max_seconds", "workers", "executor", "store", "segment", "pr
 """Arguments of a method that are given to `calibrate` itself."""
 DATA, ANALYSIS, RANKS, PRIOR, BANK = range(5)
 """Names of the streams of each data set, and of the whole."""
-REMEDY = "Use the model, the method and the settings that it was made with, or another file"
-"""If a file holds another calibration, or something else."""
 
 
 class PriorBank(NamedTuple):
@@ -369,11 +366,7 @@ def calibrate(
         "calibrate", asked, lambda: specify_model("calibrate", model, asked, **parts), checked,
         lambda limits: plan(task, data_sets, bank), model.prior, None,
     )  # fmt: skip
-    try:
-        outcome, cost = run.value()
-    except OtherRun as error:
-        # A calibration has no draws, so od.resume cannot force it.
-        raise OtherRun(error.what, REMEDY) from None
+    outcome, cost = run.value()
     arrays = outcome.arrays
     refuse_unanswered(arrays["draws"][:, 0])
     return Calibration(

@@ -39,7 +39,6 @@ from onedraw.run.blocks import cut
 from onedraw.run.earlier import starting_bank
 from onedraw.run.options import Options, RunOptions, check_model, on_engine
 from onedraw.run.plan import Decision, Gathered, Limits, Outcome, Plan, Round
-from onedraw.run.record import OtherRun
 from onedraw.run.result import Result, nothing, posterior, status_of
 from onedraw.run.saving import Specification
 from onedraw.run.session import Run
@@ -63,8 +62,6 @@ CHECK_SHARE, CHECK_MOST = 20, 100
 """One simulation in this many, up to a limit, is a replicate at a posterior draw of its model."""
 CHOICE = 7
 """Names the stream of the choice."""
-REMEDY = "Use the models and the settings that it was made with, or another file"
-"""If a file holds another comparison, or something else."""
 
 
 class ModelBlock(NamedTuple):
@@ -138,6 +135,29 @@ class ModelRun(NamedTuple):
         return bool(self.bank.ends)
 
 
+class ComparisonSetup(NamedTuple):
+    """What stays the same during a comparison."""
+
+    names: tuple[str, ...]
+    runs: tuple[Inference, ...]
+    log_prior: Array
+    seed: int
+    described: tuple[Described, ...] | None
+    """Models whose summaries are followed by checks of the raw data; None if there are none."""
+
+    @property
+    def first(self) -> Model:
+        """The model whose distance is used."""
+        return self.runs[0].model
+
+    def measure(self, models: Sequence[ModelRun]) -> tuple[Array, Callable[[Array], Array], Any]:
+        """The data, the map to scaled summaries, and the user's distance if there is one."""
+        pilots = [one.bank.good()[1][: one.bank.ends[0]] for one in models if one.alive]
+        fewest = min(map(len, pilots))
+        _, scale = scaled_summary(self.first, np.concatenate([rows[:fewest] for rows in pilots]))
+        return self.first.observed_row, scale, own_distance(self.first)
+
+
 def with_pilot(runs: Sequence[Inference], outcome: Outcome) -> list[ModelRun]:
     """Each model with its part of the pilots."""
     found = []
@@ -178,19 +198,19 @@ def shares(log_evidence: Array, log_prior: Array) -> Array:
     return found
 
 
-def limits_of(models: Sequence[ModelRun], budget: int, log_prior: Array, whole: "Whole") -> list[int]:
+def limits_of(models: Sequence[ModelRun], budget: int, setup: ComparisonSetup) -> list[int]:
     """Simulations of each model, checks included, that a budget pays for: its floor, and its share of the rest."""
     floor = int(FLOOR * budget / len(models))
     done = [one.bank.cost.simulations for one in models]
     alive = np.array([one.alive for one in models])
     contenders = [contender(one, None) for one in models]
-    found = pooled(contenders, *whole.measure(models)).pool
+    found = pooled(contenders, *setup.measure(models)).pool
     ratio = accepted(found, tolerance(found))
     bound = np.log(1.0 / np.array([max(one.of_prior, 1) for one in contenders]))
     logs = np.where(alive, np.maximum(ratio.log_evidence, np.where(np.isfinite(ratio.log_evidence), -np.inf, bound)),
                     -np.inf)  # fmt: skip
     spent = sum(max(floor, used) if lives else used for used, lives in zip(done, alive, strict=True))
-    extra = shares(logs, log_prior) * max(budget - spent, 0)
+    extra = shares(logs, setup.log_prior) * max(budget - spent, 0)
     return [
         max(floor, used) + int(more) if lives else used for used, more, lives in zip(done, extra, alive, strict=True)
     ]
@@ -205,29 +225,6 @@ def contender(model: ModelRun, found: Assessment | None) -> Contender:
     held = np.empty(0, dtype=np.int64) if found is None else found.members[found.trial.held_out]
     learnt = None if found is None else found.learnt
     return Contender(bank.simulations(), bank.proposals(), bank.of_prior, bank.ends[0], learnt, held)
-
-
-class Whole(NamedTuple):
-    """What stays the same during a comparison."""
-
-    names: tuple[str, ...]
-    runs: tuple[Inference, ...]
-    log_prior: Array
-    seed: int
-    described: tuple[Described, ...] | None
-    """Models whose summaries are followed by checks of the raw data; None if there are none."""
-
-    @property
-    def first(self) -> Model:
-        """The model whose distance is used."""
-        return self.runs[0].model
-
-    def measure(self, models: Sequence[ModelRun]) -> tuple[Array, Callable[[Array], Array], Any]:
-        """The data, the map to scaled summaries, and the user's distance if there is one."""
-        pilots = [one.bank.good()[1][: one.bank.ends[0]] for one in models if one.alive]
-        fewest = min(map(len, pilots))
-        _, scale = scaled_summary(self.first, np.concatenate([rows[:fewest] for rows in pilots]))
-        return self.first.observed_row, scale, own_distance(self.first)
 
 
 class Fulfilled(NamedTuple):
@@ -249,13 +246,13 @@ def stages(model: ModelRun, limit: int) -> Plan[tuple[ModelRun, str]]:
     return model._replace(bank=bank), reason
 
 
-def spend(whole: Whole, models: list[ModelRun], budget: int) -> Plan[tuple[list[ModelRun], list[int], str]]:
+def spend(setup: ComparisonSetup, models: list[ModelRun], budget: int) -> Plan[tuple[list[ModelRun], list[int], str]]:
     """The stages of all models: to the floor, and then each to its share. With the replicates, and why it ended."""
     floor, reason = int(FLOOR * budget / len(models)), ""
     limits = [floor] * len(models)
     for last in (False, True):
         if last:
-            limits = limits_of(models, budget, whole.log_prior, whole)
+            limits = limits_of(models, budget, setup)
         checks = check_sizes(limits)
         for number in range(len(models)):
             if not reason:
@@ -264,19 +261,19 @@ def spend(whole: Whole, models: list[ModelRun], budget: int) -> Plan[tuple[list[
     return models, [min(one, max(left // len(models), 0)) for one in checks], reason
 
 
-def fulfil(whole: Whole, models: list[ModelRun], budget: int, draws: int) -> Plan[Fulfilled]:
+def fulfil(setup: ComparisonSetup, models: list[ModelRun], budget: int, draws: int) -> Plan[Fulfilled]:
     """Stages, posteriors, replicates and the choice of one budget."""
-    models, checks, reason = yield from spend(whole, models, budget)
+    models, checks, reason = yield from spend(setup, models, budget)
     if reason not in ("", "max_seconds"):
         raise Stopped(reason)
     assessments = [cache(lambda one=one: assessed(one.run, one.bank, thorough=not reason)) for one in models]
     results = []
     for one, assessment in zip(models, assessments, strict=True):
         results.append((yield from estimate_of(one, assessment, draws, reason)))
-    replicates = [np.empty((0, whole.first.observed_row.size))] * len(models)
+    replicates = [np.empty((0, setup.first.observed_row.size))] * len(models)
     if not reason:
         try:
-            models, replicates = yield from replicate(whole, models, results, checks)
+            models, replicates = yield from replicate(setup, models, results, checks)
         except Stopped as stopped:
             if stopped.reason != "max_seconds":
                 raise
@@ -287,8 +284,8 @@ def fulfil(whole: Whole, models: list[ModelRun], budget: int, draws: int) -> Pla
             contender(one, assessment() if one.alive else None)
             for one, assessment in zip(models, assessments, strict=True)
         ]
-        rng = Rng(whole.seed, Phase.RESAMPLE, CHOICE).bulk(Purpose.MOVE)
-        return decide(contenders, *whole.measure(models), whole.log_prior, rng).packed()
+        rng = Rng(setup.seed, Phase.RESAMPLE, CHOICE).bulk(Purpose.MOVE)
+        return decide(contenders, *setup.measure(models), setup.log_prior, rng).packed()
 
     scalars, arrays = (yield Decision("comparison", choose)) if not reason else choose()
     return Fulfilled(models, results, replicates, DecidedModels.unpacked(scalars, arrays), reason)
@@ -309,7 +306,7 @@ def estimate_of(model: ModelRun, assessment: Callable[[], Assessment], draws: in
 
 
 def replicate(
-    whole: Whole, models: list[ModelRun], results: Sequence[Result], checks: Sequence[int]
+    setup: ComparisonSetup, models: list[ModelRun], results: Sequence[Result], checks: Sequence[int]
 ) -> Plan[tuple[list[ModelRun], list[Array]]]:
     """Replicates at the posterior draws of all models, with the checks of the raw data."""
     sizes = [size if one.alive else 0 for size, one in zip(checks, models, strict=True)]
@@ -317,11 +314,11 @@ def replicate(
         found.theta[0][:: max(len(found.theta[0]) // size, 1)][:size] if size else found.theta[0][:0]
         for size, found in zip(sizes, results, strict=True)
     )
-    runs = whole.runs
-    if whole.described is not None:
+    runs = setup.runs
+    if setup.described is not None:
         runs = tuple(
-            run._replace(model=replace(run.model, summary=one, distance=None, names=None))
-            for run, one in zip(runs, whole.described, strict=True)
+            run._replace(model=run.model.with_summary(one))
+            for run, one in zip(runs, setup.described, strict=True)
         )
     if not sum(sizes):
         return models, [np.empty((0, runs[0].model.observed_row.size))] * len(models)
@@ -331,12 +328,12 @@ def replicate(
     return [one._replace(bank=one.bank.with_cost(cost)) for one, cost in zip(models, costs, strict=True)], rows
 
 
-def plan(whole: Whole, limits: list[Limits]) -> Plan[Fulfilled]:
+def plan(setup: ComparisonSetup, limits: list[Limits]) -> Plan[Fulfilled]:
     """Pilots, and then each budget in turn."""
     assert limits[0].budget is not None
-    size = next_size(limits[0].budget // len(whole.runs), 0)
+    size = next_size(limits[0].budget // len(setup.runs), 0)
     try:
-        outcome = yield models_round(SimulateModels(whole.runs, 0), [size] * len(whole.runs), "run")
+        outcome = yield models_round(SimulateModels(setup.runs, 0), [size] * len(setup.runs), "run")
     except Stopped as stopped:
         if stopped.reason != "max_seconds":
             raise
@@ -344,11 +341,11 @@ def plan(whole: Whole, limits: list[Limits]) -> Plan[Fulfilled]:
             "max_seconds passed before every model had its first simulations: raise it; with store= the same call "
             "continues"
         ) from None
-    models = with_pilot(whole.runs, outcome)
+    models = with_pilot(setup.runs, outcome)
     found = Fulfilled(models, [], [], None, "")
     for limit in limits:
         assert limit.budget is not None and limit.draws is not None
-        found = yield from fulfil(whole, found.models, limit.budget, limit.draws)
+        found = yield from fulfil(setup, found.models, limit.budget, limit.draws)
         if found.reason:
             break
     return found
@@ -416,20 +413,17 @@ def compare(
         Inference(one.model, support_of(one.model.prior), derived_seed(checked.seed, number), checked.on_error)
         for number, one in enumerate(estimators)
     )
-    whole = Whole(names, runs, log_prior, checked.seed, described_models(runs))
+    setup = ComparisonSetup(names, runs, log_prior, checked.seed, described_models(runs))
     arguments = {
         "models": list(names), "prior": [round(float(one), 12) for one in np.exp(log_prior)], "draws": draws,
         "budget": budget, **checked.identity(estimators[0]),
     }  # fmt: skip
     run = Run(
         "compare", arguments, lambda: specification(names, given, arguments), checked,
-        lambda limits: plan(whole, limits), given[0].prior, None, threads=all(one.compiled for one in given),
+        lambda limits: plan(setup, limits), given[0].prior, None, threads=all(one.compiled for one in given),
     )  # fmt: skip
-    try:
-        found, cost = run.value()
-    except OtherRun as error:
-        raise OtherRun(error.what, REMEDY) from None
-    return comparison_of(whole, found, cost, arguments, given)
+    found, cost = run.value()
+    return comparison_of(setup, found, cost, arguments, given)
 
 
 def specification(names: Sequence[str], models: Sequence[Model], arguments: Mapping[str, Any]) -> Specification:
@@ -500,13 +494,13 @@ def described_models(runs: Sequence[Inference]) -> tuple[Described, ...] | None:
 
 
 def comparison_of(
-    whole: Whole, found: Fulfilled, cost: Cost, arguments: Mapping[str, Any], models: Sequence[Model]
+    setup: ComparisonSetup, found: Fulfilled, cost: Cost, arguments: Mapping[str, Any], models: Sequence[Model]
 ) -> Comparison:
     """Everything together."""
     assert found.decided is not None
     posteriors, misfits = {}, {}
-    described = whole.described
-    for number, (name, one, result) in enumerate(zip(whole.names, found.models, found.results, strict=True)):
+    described = setup.described
+    for number, (name, one, result) in enumerate(zip(setup.names, found.models, found.results, strict=True)):
         model = one.run.model
         status = status_of(result, one.bank.cost.simulations)
         settings = {"draws": arguments["draws"], "seed": one.run.seed}
@@ -523,9 +517,9 @@ def comparison_of(
     spent = f"the budget of {arguments['budget']:,} simulations is spent"
     message = f"stopped by max_seconds after {cost.simulations:,} simulations" if found.reason else spent
     return Comparison(
-        whole.names, dict(zip(whole.names, np.exp(whole.log_prior).tolist(), strict=True)), posteriors, found.decided,
-        misfits, tuple(found_beyond(whole, found)), any(model.summary is not None for model in models), cost,
-        Status(reason, message), whole.seed, first_failures(*(one.failures for one in found.models)),
+        setup.names, dict(zip(setup.names, np.exp(setup.log_prior).tolist(), strict=True)), posteriors, found.decided,
+        misfits, tuple(found_beyond(setup, found)), any(model.summary is not None for model in models), cost,
+        Status(reason, message), setup.seed, first_failures(*(one.failures for one in found.models)),
         {"budget": arguments["budget"], "draws": arguments["draws"]},
     )  # fmt: skip
 
@@ -539,10 +533,10 @@ def distinct(rows: Array) -> Array:
     return np.array(found)
 
 
-def found_beyond(whole: Whole, found: Fulfilled) -> list[Beyond]:
+def found_beyond(setup: ComparisonSetup, found: Fulfilled) -> list[Beyond]:
     """Checks of the raw data that tell the models apart beyond the summaries."""
-    if whole.described is None or not all(len(rows) for rows in found.replicates):
+    if setup.described is None or not all(len(rows) for rows in found.replicates):
         return []
     rows = np.concatenate(found.replicates)
     label = np.concatenate([np.full(len(one), number) for number, one in enumerate(found.replicates)])
-    return beyond_summaries(rows, label, whole.first.observed_row.size, whole.described[0].labels)
+    return beyond_summaries(rows, label, setup.first.observed_row.size, setup.described[0].labels)
