@@ -24,7 +24,9 @@ OPTIONS = ("budget", "seed", "on_error", "timeout", "engine", "workers", "max_se
 @click.option("--data-sets", type=WholeNumber(20), default=200, show_default=True, help="Data sets to analyse.")
 @click.option("--shared", is_flag=True, help="Analyse all data sets with the same simulations (rejection, infer).")
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="The page.  [default: MODELFILE_calibration.html]")
-@click.option("--store", type=click.Path(dir_okay=False), help="The file of what is done.  [default: the page's, .db]")
+@click.option(
+    "--store", type=click.Path(dir_okay=False), help="The file of the run.  [default: like the page, with .db]"
+)
 @what_to_run
 @how_to_run
 @where_to_work
@@ -40,8 +42,8 @@ def calibrate(
 ) -> None:
     """Draw data sets from the prior, analyse each as `onedraw run` would, and say whether the posteriors are right.
 
-    The same command again continues where the file ends, and goes on with a larger --data-sets. The exit status is 0
-    whatever the verdict, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
+    The same command, given again, continues where the file ends, and a larger --data-sets adds data sets. The exit
+    status is 0 whatever the verdict, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
     """
     import onedraw as od
 

@@ -42,11 +42,11 @@ ENOUGH = 50
 def check(
     model: str, budget: int, simulations: int, max_seconds: float, timeout: float | None, seed: int, json_wanted: bool
 ) -> None:
-    """Try the model that MODELFILE makes (`model`, or NAME), and keep nothing.
+    """Try the model that MODELFILE defines (`model`, or NAME), and keep nothing.
 
-    One simulation shows whether its form is that of the data, whether it is finite, whether the same random stream
-    gives the same data, and how long it takes. More at draws from the prior show what the prior expects beside what
-    was observed.
+    One simulation shows whether it has the form of the data, whether it is finite, whether the same random stream
+    gives the same data, and how long it takes. Further simulations, at draws from the prior, show whether the prior
+    expects data like those observed.
     """
     import onedraw as od
     from onedraw.tuning.first_look import first_look
@@ -97,9 +97,12 @@ def _table(beside: Any, made: int) -> list[str]:
     ]
     lines = [table([head, *rows])]
     if len(shown) < len(beside):
-        lines.append(f"These are the {len(shown)} of {len(beside)} numbers that simulations reach least.")
+        lines.append(f"These are the {len(shown)} of {len(beside)} numbers furthest out among the simulations.")
     if made < ENOUGH:
-        return [*lines, f"{made} simulations are too few to judge by: give a larger --max-seconds or --simulations."]
+        return [
+            *lines,
+            f"{made} simulations are too few to judge by: give a larger --max-seconds or --simulations.",
+        ]
     outside = [one for one in beside if one.outside]
     if not outside:
         return [*lines, "Every observed number lies within the range of the simulations."]

@@ -14,11 +14,15 @@ from onedraw.results.plain import printable
 
 @click.command(short_help="Say which of several models is the most probable.")
 @click.argument("models", nargs=-1, required=True, metavar="[LABEL=]MODELFILE[:NAME]...")
-@click.option("--budget", type=COUNT, required=True, help="The most simulations of all models together.")
+@click.option("--budget", type=COUNT, required=True, help="The largest number of simulations of all models together.")
 @click.option("--draws", type=COUNT, help="Draws of each model's posterior.  [default: 5000]")
 @click.option("--prior", multiple=True, metavar="LABEL=NUMBER", help="Prior probability of a model; equal by default.")
-@click.option("-o", "--out", type=click.Path(dir_okay=False), default="models.html", help="[default: models.html]")
-@click.option("--store", type=click.Path(dir_okay=False), help="The file of what is done.  [default: the page's, .db]")
+@click.option(
+    "-o", "--out", type=click.Path(dir_okay=False), default="models.html", show_default=True, help="The page."
+)
+@click.option(
+    "--store", type=click.Path(dir_okay=False), help="The file of the run.  [default: like the page, with .db]"
+)
 @how_to_run
 @where_to_work
 def compare(
@@ -30,11 +34,11 @@ def compare(
     json_wanted: bool,
     **options: Any,
 ) -> None:
-    """Posterior probabilities of the models in two files or more, for the same data, and a page about them.
+    """Give the posterior probabilities of two or more models of the same data, and write a page about them.
 
-    A model is called by its file, or by its NAME if the files are the same; LABEL=MODELFILE gives it another label.
-    The same command again continues where the file ends. The exit status is 0 whatever the answer, 130 after Ctrl-C,
-    143 after SIGTERM, and 1 after an error.
+    A model is labelled by the name of its file, or by its NAME if files repeat; LABEL=MODELFILE sets another label.
+    The same command, given again, continues where the file ends. The exit status is 0 whatever the answer, 130 after
+    Ctrl-C, 143 after SIGTERM, and 1 after an error.
     """
     import onedraw as od
 
@@ -53,7 +57,7 @@ def compare(
         try:
             found = od.compare(values, store=file, **given)
         except KeyboardInterrupt as stopped:
-            click.echo(f"\n{file} holds what was done: the same command goes on", err=True)
+            click.echo(f"\nWhat was done is saved in {file}. To continue, give the same command again", err=True)
             sys.exit(EXIT.get(str(stopped), 130))
     found.report(page)
     if json_wanted:
@@ -66,7 +70,7 @@ def compare(
         click.echo(as_json(told))
         return
     click.echo(printable(found.summary()))
-    click.echo(f"\nOpen {page}; {file} holds what was done", err=True)
+    click.echo(f"\nOpen {page}. The results are saved in {file}", err=True)
 
 
 def labelled(models: tuple[str, ...]) -> dict[str, str]:
@@ -84,7 +88,7 @@ def labelled(models: tuple[str, ...]) -> dict[str, str]:
     for (label, _, file), path in zip(given, paths, strict=True):
         name = label or (split(file)[1] if same else path.stem)
         if name in found:
-            raise click.UsageError(f"two models would be called {name!r}: say label=FILE, as in other={file}")
+            raise click.UsageError(f"two models would be called {name!r}: give one of them a label, as in other={file}")
         found[name] = file
     return found
 

@@ -121,13 +121,14 @@ def run(
     bank: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Run the model that MODELFILE makes (`model`, or NAME), and keep the run in a file.
+    """Run the model that MODELFILE defines (`model`, or NAME), and keep the run in a file.
 
     Start with `onedraw run MODELFILE --budget 1000`: tolerance and method are then chosen for the budget. The same
-    command again continues where the file ends. A file that holds another run is replaced if that has no draws or if
-    all its simulations failed; otherwise --overwrite is needed. A `kernel` or `proposal` in MODELFILE is used if the
-    algorithm takes one and the options do not say otherwise, and `checks` are used by --report. The exit status is 0
-    if the run came to its end, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
+    command, given again, continues where the file ends. A file that holds another run is replaced if that run has no
+    draws or only failed simulations; otherwise --overwrite is needed. A `kernel` or `proposal` in MODELFILE is used
+    if the algorithm takes one and the options do not say otherwise, and `checks` are used by --report. The exit
+    status is 0 if the run came to its end, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an
+    error.
     """
     from onedraw.model.first_simulation import listening
     from onedraw.results.misfit import checks_of
@@ -296,7 +297,7 @@ def remedy(post: Any) -> str:
         return "Give a larger --budget."
     return (
         f"None of {spent:,} simulations came within the tolerance, eps = {eps:.4g}, of the data. Leave out --eps and "
-        "--algorithm, and the tolerance is chosen for the budget; or give a larger --eps."
+        "--algorithm to have the tolerance chosen for the budget, or give a larger --eps."
     )
 
 

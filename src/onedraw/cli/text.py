@@ -7,6 +7,7 @@ import click
 
 from onedraw.cli.models import without_ours
 from onedraw.cli.wording import in_options
+from onedraw.failures import in_words
 from onedraw.results.plain import as_json as as_json
 from onedraw.results.plain import printable, six_digits
 
@@ -50,10 +51,16 @@ def takes(seconds: float, budget: int | None, workers: int = 1) -> str:
 
 
 def concerns(first: Any) -> list[str]:
-    """What the first simulation of a run gives reason to look at."""
+    """Warnings about the first simulation of a run.
+
+    >>> from onedraw.model.first_simulation import FirstSimulation
+    >>> failed = FirstSimulation({"mu": 1.23456, "beta": [1.0, 2.5]}, 0.1, 1, True, None, "ValueError: no")
+    >>> concerns(failed)
+    ['warning: the first simulation failed, at mu = 1.235, beta = [1, 2.5]: ValueError: no']
+    """
     found = []
     if first.failed:
-        found.append(f"warning: the first simulation failed at {first.theta}: {first.failed}")
+        found.append(f"warning: the first simulation failed, at {in_words(first.theta)}: {first.failed}")
     if first.same is False:
         found.append(
             "warning: the same random stream gave different data. The simulator takes random numbers from a source "
