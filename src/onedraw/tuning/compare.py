@@ -317,8 +317,7 @@ def replicate(
     runs = setup.runs
     if setup.described is not None:
         runs = tuple(
-            run._replace(model=run.model.with_summary(one))
-            for run, one in zip(runs, setup.described, strict=True)
+            run._replace(model=run.model.with_summary(one)) for run, one in zip(runs, setup.described, strict=True)
         )
     if not sum(sizes):
         return models, [np.empty((0, runs[0].model.observed_row.size))] * len(models)
