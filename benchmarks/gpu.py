@@ -75,11 +75,11 @@ def chains(small):
         hand = seconds_of(by_hand(side_by_side, pseudo_samples, thin, kept))
         speed = work / api
         many = pseudo_samples == 64
-        reached = None if small else (speed >= 1e11 if many else hand / api >= 0.7)
+        reached = None if small else (speed >= 1e11 if many else hand / api >= 0.9)
         label, share = f"M = {pseudo_samples}: pseudo-samples per second", f"{hand / api:.2f}"
         rows.append((label, f"{speed:.3g}", ">= 1e11" if many else "", reached if many else None))
         label = f"M = {pseudo_samples}: of a hand-written loop ({work / hand:.3g})"
-        rows.append((label, share, "" if many else ">= 0.7", None if many else reached))
+        rows.append((label, share, "" if many else ">= 0.9", None if many else reached))
     return report("Chains on the toy, one step in a thousand recorded", rows)
 
 

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -260,7 +261,8 @@ def test_a_constraint_draws_each_row_again_until_it_holds():
 def test_whole_numbers_reach_the_simulator_as_integers(engine):
     def count(key, k, mu, n):
         assert jnp.issubdtype(k.dtype, jnp.integer) and jnp.issubdtype(n.dtype, jnp.integer)
-        assert mu.dtype == engine[4:] or (mu.dtype == "float64" and mu.size == 1)
+        # A model is traced once for its mistakes, with the precision of the device.
+        assert mu.dtype in (engine[4:], "float64" if jax.default_backend() == "cpu" else "float32")
         return k + 10 * n + 0.0 * jax.random.normal(key)
 
     prior = od.Prior(k=stats.randint(-3, 4), mu=stats.norm(), n=stats.poisson(2))
@@ -590,13 +592,17 @@ def told(post):
     return arrays, distances, cost, repr(post.acceptance_rate), repr(post.acceptance_rate_se)
 
 
+OWN, OTHER = ("jax:float64", "jax:float32")[:: 1 if jax.default_backend() == "cpu" else -1]
+"""The precision that a device has by default, and the other."""
+
+
 @pytest.fixture(scope="module")
 def whole():
     return od.pseudo_marginal(toy(), UNIFORM, **FEW)
 
 
 def test_the_engine_of_a_jax_simulator_is_jax(whole):
-    for engine in ("jax", "jax:float64"):
+    for engine in ("jax", OWN):
         assert told(od.pseudo_marginal(toy(), UNIFORM, engine=engine, **FEW)) == told(whole)
     assert told(od.pseudo_marginal(toy(), UNIFORM, **(FEW | {"seed": 8})))[0] != told(whole)[0]
 
@@ -607,7 +613,7 @@ def test_runs_in_files_go_on(whole, tmp_path):
     assert told(first)[0]["theta"] == np.ascontiguousarray(whole.draws["theta"][:, :7].T).T.tobytes()
     assert told(od.resume(path, toy(), draws=20)) == told(whole) == told(od.load(path))
     with pytest.raises(od.StoreError, match="engine"):
-        od.pseudo_marginal(toy(), UNIFORM, store=path, engine="jax:float32", **FEW)
+        od.pseudo_marginal(toy(), UNIFORM, store=path, engine=OTHER, **FEW)
 
 
 def test_the_engine_of_a_run_is_kept(tmp_path):
@@ -668,7 +674,7 @@ def test_rejection_in_a_file_goes_on(tmp_path):
     more = od.resume(path, toy(), draws=20_000)
     assert told(more) == told(od.rejection(toy(), UNIFORM, draws=20_000, seed=5))
     with pytest.raises(od.StoreError, match="engine"):
-        od.rejection(toy(), UNIFORM, draws=20_000, seed=5, store=path, engine="jax:float32")
+        od.rejection(toy(), UNIFORM, draws=20_000, seed=5, store=path, engine=OTHER)
 
 
 @pytest.mark.parametrize(
@@ -749,6 +755,7 @@ def test_the_smallest_of_many():
 
 
 def test_options_that_a_compiler_does_not_know(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     assert device._options() == {}
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     # The compiler of a CPU takes those of a GPU, too, and does nothing with them.
@@ -1585,3 +1592,27 @@ def test_a_search_for_the_first_failure_is_surplus():
     assert post.cost.failed > 0 and post.cost.surplus >= 64
     # A proposal that was wanted, and none that was not.
     assert np.isfinite(post.failures[0].theta["theta"])
+
+
+def test_programs_for_a_gpu_are_kept_in_the_users_cache_folder(monkeypatch, tmp_path):
+    changed = {}
+    monkeypatch.setattr(jax.config, "update", changed.__setitem__)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if jax.config.jax_compilation_cache_dir is None:
+        monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+        device._keep_programs()
+        assert not changed and not list(tmp_path.iterdir())
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        device._keep_programs()
+        assert changed["jax_compilation_cache_dir"] == str(tmp_path / "onedraw" / "jax")
+        assert (tmp_path / "onedraw" / "jax").is_dir()
+        changed.clear()
+        # A folder that cannot be made costs the time of the compiler and nothing else.
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        device._keep_programs()
+        assert not changed
+    given = SimpleNamespace(jax_compilation_cache_dir="mine", update=changed.__setitem__)
+    monkeypatch.setattr(device, "jax", SimpleNamespace(default_backend=lambda: "gpu", config=given))
+    device._keep_programs()
+    assert not changed

@@ -15,11 +15,14 @@ float64 on a CPU and float32 on a GPU unless asked otherwise.
 """
 
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +38,9 @@ from onedraw.failures import Failure, SimulationError
 PRECISIONS = ("float32", "float64")
 LONGEST = 512
 """The most draws of each chain that one program keeps on the device."""
+UNROLLED, LONG_LOOP = 4, 64
+"""Steps that a GPU takes in one turn of a loop, and the thinning from which it does: the state of the chains then stays
+in its registers for longer, but the program takes longer to compile."""
 VALUES = 2**25
 """Numbers of raw data that a step holds at once; beyond that the M pseudo-samples are drawn in groups."""
 
@@ -53,6 +59,32 @@ def _options() -> dict[str, Any]:
 
 
 OPTIONS = _options()
+MOST_PROGRAMS = 2**30
+"""Bytes of compiled programs that are kept in the user's cache folder, if JAX can count them."""
+
+
+def _keep_programs() -> None:
+    """Keep what is compiled for a GPU from one process to the next, unless the user has said where or that it is not.
+
+    What is compiled for a CPU depends on its make, and a cache folder may be shared by machines: it is not kept.
+    """
+    if jax.default_backend() != "gpu" or jax.config.jax_compilation_cache_dir is not None:
+        return
+    if not jax.config.jax_enable_compilation_cache:
+        return
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onedraw" / "jax"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if find_spec("filelock") is not None:
+        # JAX needs that package to remove the oldest.
+        jax.config.update("jax_compilation_cache_max_size", MOST_PROGRAMS)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+_keep_programs()
 
 
 class Engine(NamedTuple):
@@ -203,9 +235,10 @@ def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: 
     """Pseudo-samples first .. first + count - 1 of `every` at each row of theta (n, dim)."""
     words = rng.named(Purpose.SIMULATE, chunk)
     observed = jnp.asarray(model.observed_row, rng.dtype)
-    # What a row has in common is computed once; otherwise it becomes a part of every pseudo-sample's program.
-    barrier: Any = lax.optimization_barrier
-    theta = barrier(theta)
+    if count > 1:
+        # What a row has in common is computed once; otherwise it becomes a part of every pseudo-sample's program.
+        barrier: Any = lax.optimization_barrier
+        theta = barrier(theta)
 
     def one(counter: Any, row: Any) -> tuple[Any, Any, Any]:
         summary = simulated(model.recipe, model.simulate, words, counter, row, rng.dtype)
@@ -461,6 +494,7 @@ def _steps(
             sums.capped + jnp.asarray(info.capped, jnp.int32),
         )
 
+    unrolls = jax.default_backend() == "gpu" and thin >= LONG_LOOP and thin % UNROLLED == 0
     # The keys of many steps at once: a small program for each would cost a GPU more than the step.
     every = DeviceRng.at(block, name.step + lax.iota(jnp.uint32, room)) if thin == 1 else None
 
@@ -473,7 +507,7 @@ def _steps(
         def one_of(k: Any, inner: tuple[Any, Sums]) -> tuple[Any, Sums]:
             return step(first + jnp.asarray(k, jnp.uint32), (words[0][k], words[1][k]), inner)
 
-        return lax.fori_loop(0, thin, one_of, carry)
+        return lax.fori_loop(0, thin, one_of, carry, unroll=UNROLLED if unrolls else 1)
 
     def shown(state: Any) -> tuple[Any, Any]:
         return state.theta, state.distances if keep_distances else None

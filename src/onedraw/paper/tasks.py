@@ -142,6 +142,8 @@ def _share_device(programs: str | None) -> None:
     warnings.filterwarnings("ignore", message="Error .* persistent compilation cache")
     import jax
 
+    import onedraw.engines.jax  # noqa: F401  # on a GPU it says where compiled programs are kept
+
     if jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", programs)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
