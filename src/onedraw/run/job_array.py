@@ -159,15 +159,13 @@ class JobArray:
         self._began, self._threads = disk_time(self.folder), threads
         remove_leftovers(self.folder)
         known, now = read_json(self.folder / RUN), specification.as_json()
-        if known is None:
-            write_json(self.folder / RUN, {"specification": now, "versions": versions()})
-            return
-        what = _differs(self.folder / RUN, known, now)
+        what = [] if known is None else _differs(self.folder / RUN, known, now)
         if what:
             raise OtherRun(
                 f"{self.folder} belongs to another run: {'; '.join(what)}",
                 "Use the model and the settings that it was planned with, or another folder",
             )
+        write_json(self.folder / RUN, {"shards": self.shards, "specification": now, "versions": versions()})
 
     def end(self) -> None:
         """Say that the run is complete, for workers that wait for more to do."""

@@ -38,8 +38,8 @@ from onedraw.run.saving import versions
 MAGIC = b"onedraw job array 1\n"
 STALE = 180.0
 """Seconds without a sign of life after which a shard counts as left by its process: more than network disks delay."""
-BEAT = 20.0
-"""Seconds between signs of life."""
+BEATS = (0.5, 20.0)
+"""Seconds between signs of life: at first, and later."""
 ROUND = re.compile(r"round-(\d{4,})")
 PART = re.compile(r"part-(\d{5,})-(\d{9,})(\.error)?")
 STORE, RUN, CLOSED, SEEN, COMPLETE = "run.db", "run.json", "closed.json", "seen.json", "complete"
@@ -91,12 +91,14 @@ class Lease(NamedTuple):
 
     host: str
     pid: int
-    began: float
-    """When, by this process's clock."""
     at: int
     """What was done of the shard when it began."""
     attempts: int
     """How many processes before it began at the same place and left without a word."""
+    before: int
+    """Simulations that were made then."""
+    seconds: float
+    """Since it began."""
     done: int
     simulations: int
     failed: int
@@ -378,7 +380,7 @@ def read_lease(path: Path) -> tuple[Lease, float] | None:
         value = json.loads(path.read_text())
         if set(value) != set(Lease._fields):
             return None
-        kinds = (str, int, float, int, int, int, int, int)
+        kinds = (str, int, int, int, int, float, int, int, int)
         known = Lease(**value)
         return (known, changed) if all(map(isinstance, known, kinds)) else None
     except (OSError, ValueError, TypeError):

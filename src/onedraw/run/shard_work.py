@@ -30,8 +30,9 @@ from onedraw.run.pool import DEATHS, WorkerError, opened_pool, sendable
 from onedraw.run.progress import Progress, Show
 from onedraw.run.record import StoreError
 from onedraw.run.shard_files import (
-    BEAT,
+    BEATS,
     COMPLETE,
+    RUN,
     Damaged,
     Lease,
     RoundClosed,
@@ -41,6 +42,7 @@ from onedraw.run.shard_files import (
     header_of,
     is_alive,
     newest_round,
+    read_json,
     read_lease,
     write_lease,
     write_whole,
@@ -84,6 +86,7 @@ def work(
     path = Path(folder)
     if not path.is_dir():
         raise StoreError(f"{path} is not a folder: give the one that was planned")
+    _check_folder(path, shard)
     how = Work(Deadline(max_seconds), workers, segment, progress, tell)
     pause, until = POLLS[0], time.monotonic() + (wait or 0.0)
     with guarded(terminate=True):
@@ -110,6 +113,18 @@ def work(
             except Stopped as stopped:
                 return stopped.reason
             pause = min(1.5 * pause, POLLS[1])
+
+
+def _check_folder(path: Path, shard: int | None) -> None:
+    """A StoreError if this is no folder of a job array, or if it has no such shard."""
+    known = read_json(path / RUN)
+    if known is None:
+        raise StoreError(f"{path} is not the folder of a job array: onedraw plan makes one")
+    most = known.get("shards") if isinstance(known, dict) else None
+    if type(most) is not int:
+        raise StoreError(f"{path / RUN} does not hold what a job array writes: plan the run anew in another folder")
+    if shard is not None and not 1 <= shard <= most:
+        raise StoreError(f"there is no shard {shard}: {path} has shards 1 to {most}")
 
 
 def _chosen(found: ShardRound, shard: int | None, now: float) -> int | None:
@@ -143,7 +158,8 @@ class Shard:
         """Of each item, or of each block of chains."""
         self.collect: Callable[[], list[Any]] = lambda: self.results
         """The results so far."""
-        self._saved, self._saved_at, self._seconds = 0, time.monotonic(), 0.0
+        self._began = time.monotonic()
+        self._saved, self._saved_at, self._seconds = 0, self._began, 0.0
         self._load()
         self.lease = self._taken_lease(now)
 
@@ -178,12 +194,14 @@ class Shard:
             else:
                 left = f"process {before.pid} on {before.host} has left it"
                 self.how.tell(f"shard {self.number} is taken over: {left}")
-        return Lease(host, os.getpid(), time.time(), self.done, attempts, self.done, self.simulations, self.failed)
+        counts = (self.simulations, 0.0, self.done, self.simulations, self.failed)
+        return Lease(host, os.getpid(), self.done, attempts, *counts)
 
     def renew(self) -> None:
         """A sign of life."""
-        done = self.lease._replace(done=self.done, simulations=self.simulations, failed=self.failed)
-        write_lease(self.round.lease_name(self.number), done)
+        seconds = time.monotonic() - self._began
+        now = self.lease._replace(seconds=seconds, done=self.done, simulations=self.simulations, failed=self.failed)
+        write_lease(self.round.lease_name(self.number), now)
 
     def count(self, cost: Cost) -> None:
         """Count what was simulated."""
@@ -299,9 +317,11 @@ def _beating(shard: Shard) -> Iterator[None]:
     over = threading.Event()
 
     def beat() -> None:
-        while not over.wait(BEAT):
+        pause, longest = BEATS
+        while not over.wait(pause):
             with suppress(OSError, RoundClosed):
                 shard.renew()
+            pause = min(2 * pause, longest)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
