@@ -132,8 +132,7 @@ class JobArray:
 
     def __init__(self, folder: Path, shards: int, wait: float) -> None:
         self.folder, self.shards, self.wait = folder, shards, wait
-        self._threads: bool | None = None
-        self._began = 0.0
+        self._threads, self._began = False, 0.0
 
     def __repr__(self) -> str:
         return f"od.job_array({str(self.folder)!r}, shards={self.shards})"
@@ -299,10 +298,6 @@ class JobArray:
 
     def _present(self, here: Place) -> ShardRound | None:
         """The round that the folder is at, if it is this one; one that was over before is closed."""
-        if self._threads is None:
-            raise ValueError(
-                f"executor = {self!r} is for the samplers, od.calibrate and od.compare: give workers= here"
-            )
         found = newest_round(self.folder)
         if found is None:
             return None
