@@ -70,10 +70,14 @@ def at_once(folder, shards, *, kills, draw, pause=0.001):
 
     order = draw.sample(shards, len(shards))
     running = [begin(shard) for shard in (*order, order[0])]
+    killed = dict.fromkeys(shards, 0)
     while running:
         time.sleep(draw.random() * 0.03)
-        if kills and draw.random() < 0.5:
-            draw.choice(running)[1].send(signal.SIGKILL)
+        shard, child = draw.choice(running)
+        # After three deaths in a row a shard would simulate in children, and tracebacks would be theirs.
+        if kills and killed[shard] < 2 and draw.random() < 0.5:
+            child.send(signal.SIGKILL)
+            killed[shard] += 1
             kills -= 1
         for one in list(running):
             code = one[1].poll()

@@ -94,7 +94,7 @@ class Lease(NamedTuple):
     at: int
     """What was done of the shard when it began."""
     attempts: int
-    """How many processes before it began at the same place and left without a word."""
+    """How many processes, this one included, have begun to simulate at the same place; none before it does."""
     before: int
     """Simulations that were made then."""
     seconds: float

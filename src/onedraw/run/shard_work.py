@@ -188,7 +188,7 @@ class Shard:
         known, attempts = read_lease(path), 0
         if known is not None:
             before, changed = known
-            attempts = before.attempts + 1 if before.at == self.done else 0
+            attempts = before.attempts if before.at == self.done else 0
             if is_alive(before, changed, now):
                 self.how.tell(f"shard {self.number} is also worked on by process {before.pid} on {before.host}")
             else:
@@ -196,6 +196,16 @@ class Shard:
                 self.how.tell(f"shard {self.number} is taken over: {left}")
         counts = (self.simulations, 0.0, self.done, self.simulations, self.failed)
         return Lease(host, os.getpid(), self.done, attempts, *counts)
+
+    @property
+    def alone(self) -> bool:
+        """Whether simulations run in children, since they have killed processes before this one."""
+        return self.lease.attempts >= DEATHS
+
+    def attempt(self) -> None:
+        """Say that simulations begin: if this process dies, they may be to blame."""
+        self.lease = self.lease._replace(attempts=self.lease.attempts + 1)
+        self.renew()
 
     def renew(self) -> None:
         """A sign of life."""
@@ -209,8 +219,12 @@ class Shard:
         self.failed += int(cost.failed)
 
     def save_if_due(self) -> None:
-        """Save if it is time to; a disk that is full is tried again at the next save."""
-        if time.monotonic() - self._saved_at < max(self.how.segment, SAVE_SHARE * self._seconds):
+        """Save if it is time to; a disk that is full is tried again at the next save.
+
+        After a death everything is saved at once, so that a further one shows which item is to blame.
+        """
+        waited = time.monotonic() - self._saved_at
+        if self.lease.attempts < 2 and waited < max(self.how.segment, SAVE_SHARE * self._seconds):
             return
         try:
             self.save()
@@ -281,12 +295,13 @@ def _begun(shard: Shard) -> str:
     how, found = shard.how, shard.round
     if shard.done == shard.size:
         return "done"
-    alone = shard.lease.attempts >= DEATHS
+    alone = shard.alone
     if alone:
         how.tell(f"shard {shard.number} has killed {shard.lease.attempts} processes: its simulations run in children")
     try:
         shard.renew()
         task, items = found.task(), found.items(shard.number)
+        shard.attempt()
         with _beating(shard), one_blas_thread(), isolated(alone):
             reason = _worked(shard, task, items)
             shard.save()
