@@ -1,4 +1,4 @@
-"""The scripts of examples/clusters: with stand-ins for the commands of the queues, they bring a planned run to its end."""
+"""The scripts of examples/clusters bring a planned run to its end, with stand-ins for the commands of the queues."""
 
 import os
 import subprocess

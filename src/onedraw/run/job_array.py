@@ -26,8 +26,8 @@ from onedraw.run.shard_files import (
     RUN,
     SEEN,
     STORE,
-    Part,
     RoundClosed,
+    ShardPart,
     ShardRound,
     ShardsMissing,
     check_versions,
@@ -257,8 +257,8 @@ class JobArray:
             self._close(found, 0)
 
     def _results(
-        self, found: ShardRound, shard: int, parts: dict[int, Part], passed: Callable[[], bool]
-    ) -> tuple[list[Any], Exception | None, dict[int, Part]]:
+        self, found: ShardRound, shard: int, parts: dict[int, ShardPart], passed: Callable[[], bool]
+    ) -> tuple[list[Any], Exception | None, dict[int, ShardPart]]:
         """All results of a shard, or those before its error; waited for, if that was asked for."""
         pause, until = POLLS[0], time.monotonic() + self.wait
         while True:
@@ -280,7 +280,7 @@ class JobArray:
             current_guard().call(partial(time.sleep, pause))
             pause = min(1.5 * pause, POLLS[1])
 
-    def _missing(self, found: ShardRound, parts: dict[int, Part]) -> ShardsMissing:
+    def _missing(self, found: ShardRound, parts: dict[int, ShardPart]) -> ShardsMissing:
         """The error that names what is missing; the folder remembers how far it was."""
         missing = tuple(k for k in range(1, found.shards + 1) if k not in parts or parts[k].done < found.size(k))
         seen = {"round": found.number, "done": sum(one.done for one in parts.values())}
@@ -400,7 +400,7 @@ def items_wanted(pace: Pace, size: int, shards: int) -> int:
     return max(least, math.ceil(more / size))
 
 
-def done_by(found: ShardRound, shard: int, parts: Mapping[int, Part]) -> tuple[int, int]:
+def done_by(found: ShardRound, shard: int, parts: Mapping[int, ShardPart]) -> tuple[int, int]:
     """Simulations that a shard has made, and how many of them failed, as far as the folder knows."""
     made = failed = 0
     lease = read_lease(found.lease_name(shard))

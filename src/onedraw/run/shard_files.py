@@ -76,7 +76,7 @@ class Damaged(StoreError):
     """A file of a folder that is not as it was written."""
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """A file with the results of a shard so far."""
 
     path: Path
@@ -217,16 +217,16 @@ class ShardRound(NamedTuple):
         """Items of a shard, or steps of its chains."""
         return int(self.header["sizes"][shard - 1])
 
-    def parts(self) -> dict[int, Part]:
+    def parts(self) -> dict[int, ShardPart]:
         """The furthest part of each shard that has one."""
-        found: dict[int, Part] = {}
+        found: dict[int, ShardPart] = {}
         for one in self.all_parts():
             known = found.get(one.shard)
             if known is None or (one.done, one.failed) > (known.done, known.failed):
                 found[one.shard] = one
         return found
 
-    def all_parts(self) -> Iterator[Part]:
+    def all_parts(self) -> Iterator[ShardPart]:
         """Every part."""
         try:
             names = os.listdir(self.path)
@@ -237,7 +237,7 @@ class ShardRound(NamedTuple):
             if match is None or not 1 <= int(match[1]) <= self.shards:
                 continue
             if int(match[2]) <= self.size(int(match[1])):
-                yield Part(self.path / name, int(match[1]), int(match[2]), match[3] is not None)
+                yield ShardPart(self.path / name, int(match[1]), int(match[2]), match[3] is not None)
 
     def part_name(self, shard: int, done: int, failed: bool = False) -> Path:
         """Where a part is kept."""
@@ -247,7 +247,7 @@ class ShardRound(NamedTuple):
         """Where its lease is kept."""
         return self.path / f"lease-{shard:05d}"
 
-    def unpacked(self, part: Part) -> tuple[dict[str, Any], Any]:
+    def unpacked(self, part: ShardPart) -> tuple[dict[str, Any], Any]:
         """Header and results of a part; a StoreError if it is not one of this round."""
         header, body = read_whole(part.path)
         if header.get("token") != self.token or header.get("done") != part.done or header.get("shard") != part.shard:
@@ -259,7 +259,7 @@ class ShardRound(NamedTuple):
             raise Damaged(f"{part.path} holds {len(found[0])} results, not {part.done}: {_REMEDY}")
         return header, found
 
-    def counted(self, part: Part) -> tuple[int, int]:
+    def counted(self, part: ShardPart) -> tuple[int, int]:
         """Simulations in a part, and how many of them failed; none if it is gone."""
         try:
             header = header_of(part.path)

@@ -10,8 +10,8 @@ from onedraw.run.shard_files import (
     COMPLETE,
     RUN,
     STALE,
-    Part,
     RoundClosed,
+    ShardPart,
     ShardRound,
     disk_time,
     header_of,
@@ -111,7 +111,7 @@ def _states(found: ShardRound, now: float) -> tuple[ShardState, ...]:
     return tuple(_state(found, shard, parts.get(shard), now) for shard in range(1, found.shards + 1))
 
 
-def _state(found: ShardRound, shard: int, part: Part | None, now: float) -> ShardState:
+def _state(found: ShardRound, shard: int, part: ShardPart | None, now: float) -> ShardState:
     size, saved = found.size(shard), 0 if part is None else part.done
     made, failed = (0, 0) if part is None else found.counted(part)
     if saved == size:

@@ -55,7 +55,7 @@ POLLS = (0.1, 5.0)
 """Seconds between looks for something to do: at first, and after a long wait."""
 
 
-class Work(NamedTuple):
+class ShardSession(NamedTuple):
     """How a shard is worked on."""
 
     deadline: Deadline
@@ -87,7 +87,7 @@ def work(
     if not path.is_dir():
         raise StoreError(f"{path} is not a folder: give the one that was planned")
     _check_folder(path, shard)
-    how = Work(Deadline(max_seconds), workers, segment, progress, tell)
+    how = ShardSession(Deadline(max_seconds), workers, segment, progress, tell)
     pause, until = POLLS[0], time.monotonic() + (wait or 0.0)
     with guarded(terminate=True):
         while True:
@@ -150,7 +150,7 @@ class TakenOver(Exception):
 class Shard:
     """A shard at work: what is done of it, its parts and its lease."""
 
-    def __init__(self, found: ShardRound, number: int, now: float, how: Work) -> None:
+    def __init__(self, found: ShardRound, number: int, now: float, how: ShardSession) -> None:
         self.round, self.number, self.how = found, number, how
         self.size = found.size(number)
         self.done = self.simulations = self.failed = 0
@@ -280,7 +280,7 @@ def _write_part(path: Path, header: dict[str, Any], body: bytes) -> None:
         raise StoreError(f"{path} could not be written ({error}): make room, and start the shard again") from error
 
 
-def _do(found: ShardRound, number: int, now: float, how: Work) -> str:
+def _do(found: ShardRound, number: int, now: float, how: ShardSession) -> str:
     """Work on a shard until it is done or something stops it."""
     for line in check_versions(found):
         how.tell(f"warning: {found.path} was made with {line}: the same bytes are not promised")
