@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import onedraw as od
+from onedraw.cli.main import main
 from tests.stored_run import told
 
 SCRIPTS = Path(__file__).parent.parent / "examples" / "clusters"
@@ -58,23 +60,20 @@ def test_scripts_are_shell(script):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["local.sh", "slurm.sh", "sge.sh", "pbs.sh"])
-def test_scripts_bring_a_run_to_its_end(script, tmp_path):
+def test_scripts_bring_a_run_to_its_end(script, tmp_path, monkeypatch):
     """Also if a job is lost: the next array does what it has left."""
     (tmp_path / "model.py").write_text(MODEL)
     for name, text in (("sbatch", SBATCH), ("qsub", QSUB)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    program = f"{sys.executable} -m onedraw"
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    settings = {**os.environ, "PATH": path, "ONEDRAW": program, "ONEDRAW_WAIT": "0.1"}
-
-    def shell(*words):
-        return subprocess.run(words, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=300)
-
-    shell(*program.split(), "run", "model.py", *OPTIONS, "--out", "alone.db")
-    planned = shell(*program.split(), "plan", "model.py", *OPTIONS, "--shards", "2", "--out", "run")
-    assert planned.returncode == 0 and "waits for 2 of 2 shards" in planned.stdout
-    done = shell("bash", str(SCRIPTS / script), "run", "2")
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(main, ["run", "model.py", *OPTIONS, "--out", "alone.db"]).exit_code == 0
+    planned = CliRunner().invoke(main, ["plan", "model.py", *OPTIONS, "--shards", "2", "--out", "run"])
+    assert planned.exit_code == 0 and "waits for 2 of 2 shards" in planned.output
+    settings = {**os.environ, "ONEDRAW": f"{sys.executable} -m onedraw", "ONEDRAW_WAIT": "0.1"}
+    settings["PATH"] = f"{tmp_path}:{settings['PATH']}"
+    command = ["bash", str(SCRIPTS / script), "run", "2"]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert told(od.load(tmp_path / "run" / "run.db"))[:3] == told(od.load(tmp_path / "alone.db"))[:3]
     if script != "local.sh":

@@ -169,10 +169,22 @@ def test_workers_without_a_number_do_all_shards_and_wait_for_the_rounds_to_come(
     assert [one.wait(20) for one in helpers] == [0, 0]
 
 
-def test_calibrate_and_compare_go_by_shards(tmp_path):
+def test_calibrate_goes_by_shards(tmp_path):
     measure = stored_run.MEASUREMENTS["calibrate"]
     found = driven(tmp_path, lambda executor: measure(None, executor=executor))
     assert str(found) == str(measure(None))
+
+
+@pytest.mark.slow
+def test_compare_goes_by_shards(tmp_path):
+    other = od.Model(od.Prior(a=stats.norm(0, 1)), far_off, stored_run.model.observed)
+    models = {"one": stored_run.model, "other": other}
+    make = functools.partial(od.compare, models, budget=300, seed=1)
+    assert str(driven(tmp_path, make)) == str(make())
+
+
+def far_off(rng, a):
+    return rng.normal(a, 5.0, size=2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -403,6 +415,53 @@ def test_a_step_that_ends_before_it_has_closed_its_round(planned, monkeypatch):
     post, missing = stepped(folder, make)
     assert missing == () and told(post) == told(make())
     assert not list(folder.glob("round-*"))
+
+
+def test_a_step_that_runs_out_of_time_leaves_the_round_to_the_next(planned):
+    folder, make = planned
+    lease(folder, 4, host="elsewhere", pid=1)
+    work(folder, 1)
+    waiting = od.job_array(folder, shards=SHARDS, wait=60.0)
+    post = make(executor=waiting, max_seconds=0.3)
+    assert post.status.reason == "max_seconds" and post.cost.simulations == 16
+    assert newest_round(folder) is not None and not (folder / "complete").exists()
+    assert told(driven(folder, make)) == told(make())
+    assert (folder / "complete").exists()
+
+
+def test_a_full_disk_keeps_the_shards(planned, monkeypatch):
+    """What could not be committed is still in the folder."""
+    import sqlite3
+
+    from onedraw.run.store import Store
+
+    folder, make = planned
+    work(folder)
+
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "put", full)
+        with pytest.warns(UserWarning, match="could not be written"), pytest.raises(od.StoreError, match="make room"):
+            stepped(folder, make)
+    assert len(newest_round(folder).parts()) == 4
+    assert told(driven(folder, make)) == told(make())
+
+
+def test_without_a_seed_the_one_drawn_first_is_used(planned):
+    _, make = planned
+    folder = planned[0] / "more"
+    post = driven(folder, functools.partial(make, seed=None))
+    assert told(post) == told(make(seed=post.seed))
+
+
+def test_a_run_is_shown_between_its_rounds(tmp_path):
+    make = functools.partial(call, "importance")
+    for _ in range(3):
+        work(tmp_path, stepped(tmp_path, make)[1] and None)
+    post = od.load(tmp_path / "run.db")
+    assert post.shape[1] > 0 and post.status.reason == "unfinished" and post.cost.simulations < 2000
 
 
 def test_a_step_says_whether_anything_has_moved(planned):

@@ -42,6 +42,8 @@ class Driver:
         self.failures: tuple[Failure, ...] = ()
         self.fresh = False
         """Whether this session has simulated anything."""
+        self.stopped = False
+        """Whether time or a signal has ended a request before its end."""
         self.pace = float("inf")
         """Seconds per simulation in the latest round of this session."""
         self._bar = bar
@@ -74,6 +76,7 @@ class Driver:
                 try:
                     go_on = partial(plan.send, self._answer(request))
                 except Stopped as stopped:
+                    self.stopped = True
                     go_on = partial(plan.throw, stopped)
 
     def _as_recorded(self) -> AbstractContextManager[None]:

@@ -148,6 +148,11 @@ class JobArray:
             raise ValueError(f"store = {str(given)!r} with {self!r}, which keeps its run in {mine}: leave store= out")
         return asked
 
+    def seed(self, asked: Any) -> Any:
+        """The seed given; if there is none, that of the run which the folder holds already."""
+        known = read_json(self.folder / RUN) if asked is None else None
+        return asked if known is None else _specified(self.folder / RUN, known)["arguments"].get("seed")
+
     @property
     def surplus(self) -> int:
         """Simulations that shards have made and the run has not used."""
@@ -431,11 +436,17 @@ def _earlier_seconds(found: ShardRound, began: float) -> float:
     return max(0.0, min(last, began) - written)
 
 
-def _differs(path: Path, known: Any, now: Mapping[str, Any]) -> list[str]:
-    """What a folder was planned for and what it is used for now, if that is not the same, in words."""
+def _specified(path: Path, known: Any) -> dict[str, Any]:
+    """What a folder was planned for."""
     before: Any = known.get("specification") if is_table(known) else None
     if not is_table(before) or not all(is_table(before.get(one)) for one in ("arguments", "parts")):
         raise StoreError(f"{path} {_NOT_OURS}")
+    return dict(before)
+
+
+def _differs(path: Path, known: Any, now: Mapping[str, Any]) -> list[str]:
+    """What a folder was planned for and what it is used for now, if that is not the same, in words."""
+    before = _specified(path, known)
     if before.get("algorithm") != now["algorithm"]:
         return [f"it is a run of {before.get('algorithm')}, not of {now['algorithm']}"]
     there, here = known.get("versions"), versions()

@@ -107,7 +107,7 @@ engine, timeout, store, segment, progress
                 raise TypeError(f"there is no option {name!r}: the options of a run are {', '.join(names)}")
         asked = Options(**{"seed": None, **given})
         if isinstance(asked.executor, JobArray):
-            asked = replace(asked, store=asked.executor.store(asked.store))
+            asked = replace(asked, store=asked.executor.store(asked.store), seed=asked.executor.seed(asked.seed))
         max_seconds, timeout = asked.max_seconds, asked.timeout
         if max_seconds is not None:
             max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")

@@ -83,7 +83,7 @@ class Run:
             value = driver.run(self.plan(driver.limits(draws, budget)))
             cost = driver.cost.plus(Cost(surplus=pool.surplus))._replace(seconds=saver.seconds())
             done = finished(value, driver, saver, cost)
-            if isinstance(pool, JobArray):
+            if isinstance(pool, JobArray) and not driver.stopped:
                 saver.commit()
                 pool.end()
             return done

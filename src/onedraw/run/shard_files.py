@@ -389,7 +389,7 @@ def read_lease(path: Path) -> tuple[Lease, float] | None:
 
 def is_alive(lease: Lease, changed: float, now: float) -> bool:
     """Whether somebody still works on a shard: on this host by its process, elsewhere by its last sign of life."""
-    if lease.host == socket.gethostname():
+    if lease.host == socket.gethostname() and os.name == "posix":
         try:
             os.kill(lease.pid, 0)
         except ProcessLookupError:

@@ -5,6 +5,7 @@ saved part, and whoever does the same work writes the same results. Code that ha
 times without a step forward is run in child processes, as in the workers of a run (`run.pool`).
 """
 
+import errno
 import os
 import pickle
 import random
@@ -274,9 +275,9 @@ class Shard:
 def _write_part(path: Path, header: dict[str, Any], body: bytes) -> None:
     try:
         write_whole(path, header, body)
-    except FileNotFoundError as gone:
-        raise RoundClosed from gone
     except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            raise RoundClosed from error
         raise StoreError(f"{path} could not be written ({error}): make room, and start the shard again") from error
 
 
