@@ -367,11 +367,11 @@ def test_whoever_has_done_more_of_a_shard_goes_on(planned, monkeypatch):
     """Two processes at one shard: the one behind continues from the part of the other."""
     from onedraw.run import shard_work
 
-    model = od.Model(od.Prior(a=stats.norm(0, 1)), normal, 2.0)
+    model = od.Model(od.Prior(a=stats.norm(0, 1)), counted, 2.0)
     folder = planned[0] / "more"
     make = functools.partial(od.rejection, model, od.uniform(1.0), budget=640, seed=4)
     stepped(folder, make)
-    before, calls = shard_work.Shard.save_if_due, []
+    before, calls, Test.calls = shard_work.Shard.save_if_due, [], 0
 
     def overtaken(shard):
         calls.append(shard.done)
@@ -382,8 +382,14 @@ def test_whoever_has_done_more_of_a_shard_goes_on(planned, monkeypatch):
 
     monkeypatch.setattr(shard_work.Shard, "save_if_due", overtaken)
     assert work(folder, 1, segment=1e-6) == "done"
-    assert calls == [1, 2]
+    # Two items by the one, all five by the other, and none twice after that.
+    assert calls == [1, 2] and Test.calls == 7 * 16
     assert told(driven(folder, make)) == told(make())
+
+
+def counted(rng, a):
+    Test.calls += 1
+    return rng.normal(a, 1.0)
 
 
 def test_a_round_that_is_closed_meanwhile_ends_the_work_on_it(planned, monkeypatch):
@@ -415,6 +421,56 @@ def test_a_step_that_ends_before_it_has_closed_its_round(planned, monkeypatch):
     post, missing = stepped(folder, make)
     assert missing == () and told(post) == told(make())
     assert not list(folder.glob("round-*"))
+
+
+@pytest.mark.parametrize("name", ["smc", "importance", "pseudo_marginal"])
+def test_every_step_ends_before_it_has_closed_its_round(name, tmp_path, monkeypatch):
+    """The rounds of smc have the same blocks: one that is left behind is not taken for the next."""
+    make, close = functools.partial(call, name), job_array.JobArray._close
+    lost = []
+
+    def closed(self, found, unused):
+        if found.number not in lost:
+            lost.append(found.number)
+            raise ZeroDivisionError
+        close(self, found, unused)
+
+    monkeypatch.setattr(job_array.JobArray, "_close", closed)
+    post = None
+    while post is None:
+        try:
+            post, missing = stepped(tmp_path, make)
+        except ZeroDivisionError:
+            continue
+        for shard in missing:
+            work(tmp_path, shard)
+    assert len(lost) > 3 or name == "pseudo_marginal"
+    assert told(post) == alone(name)
+
+
+def test_a_step_that_ends_in_the_middle_of_a_shard(tmp_path, monkeypatch):
+    """What is in the run's file is not taken again from the shard."""
+    from onedraw.run import driver
+
+    model = od.Model(od.Prior(a=stats.norm(0, 1)), normal, 2.0)
+    make = functools.partial(od.rejection, model, od.uniform(1.0), budget=640, seed=4, segment=1e-9)
+    stepped(tmp_path, make)
+    work(tmp_path)
+    for items in (3, 4, 9):
+        # The last calls are those for what the file holds.
+        left = [items]
+
+        def limited(*_, last, left=left):
+            left[0] -= 1
+            if left[0] == 0:
+                raise ZeroDivisionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "refuse_if_all_failed", limited)
+            with pytest.raises(ZeroDivisionError):
+                stepped(tmp_path, make)
+    assert 16 < od.load(tmp_path / "run.db").cost.simulations < 640
+    assert told(driven(tmp_path, make)) == told(make())
 
 
 def test_a_step_that_runs_out_of_time_leaves_the_round_to_the_next(planned):
