@@ -41,18 +41,18 @@ def call(name, **more):
     return stored_run.run(name, **kept, **more)
 
 
-def stepped(folder, make):
+def stepped(folder, make, shards=SHARDS):
     """The result of a run, or the shards that it waits for."""
     try:
-        return make(executor=od.job_array(folder, shards=SHARDS)), ()
+        return make(executor=od.job_array(folder, shards=shards)), ()
     except od.ShardsMissing as missing:
         return None, missing.shards
 
 
-def driven(folder, make, do=lambda folder, shards: [work(folder, shard) for shard in shards]):
+def driven(folder, make, do=lambda folder, missing: [work(folder, shard) for shard in missing], shards=SHARDS):
     """The result of a run whose shards are done by `do`."""
     while True:
-        post, missing = stepped(folder, make)
+        post, missing = stepped(folder, make, shards)
         if post is not None:
             return post
         do(folder, missing)
@@ -191,11 +191,12 @@ def far_off(rng, a):
 # What is spent
 
 
-def test_what_is_not_used_is_surplus_and_the_budget_holds(tmp_path):
+@pytest.mark.parametrize("draws", [50, 60, 70, 80])
+def test_what_is_not_used_is_surplus_and_the_budget_holds(draws, tmp_path):
     make = functools.partial(
-        od.rejection, stored_run.model, stored_run.KERNEL, draws=40, budget=1500, seed=3, keep="draws"
+        od.rejection, stored_run.model, od.uniform(0.8), draws=draws, budget=1500, seed=3, keep="draws"
     )
-    post, here = driven(tmp_path, make), make()
+    post, here = driven(tmp_path, make, shards=2), make()
     assert told(post) == told(here)
     closed = json.loads((tmp_path / "closed.json").read_text())
     made = sum(one["simulations"] for one in closed)
