@@ -21,6 +21,7 @@ from onedraw.run import job_array, shard_files
 from onedraw.run.shard_files import Lease, newest_round, read_lease, write_json, write_lease
 from onedraw.run.shard_progress import look_at
 from onedraw.run.shard_work import work
+from onedraw.run.store import Store
 from tests import stored_run
 from tests.stored_run import Child, Test, told
 
@@ -490,8 +491,6 @@ def test_a_full_disk_keeps_the_shards(planned, monkeypatch):
     """What could not be committed is still in the folder."""
     import sqlite3
 
-    from onedraw.run.store import Store
-
     folder, make = planned
     work(folder)
 
@@ -559,6 +558,71 @@ def test_a_larger_budget_continues(planned):
     driven(folder, make)
     post = driven(folder, functools.partial(make, budget=160))
     assert told(post)[0] == told(make(budget=160))[0]
+
+
+@pytest.mark.parametrize("name", ["rejection", "pseudo_marginal"])
+def test_a_larger_number_before_the_first_shard_is_done(name, tmp_path):
+    """The last item of the first plan is another one then, and chains take more steps; nothing wrong is taken."""
+    model = od.Model(od.Prior(a=stats.norm(0, 1)), normal, 2.0)
+    if name == "rejection":
+        make = functools.partial(od.rejection, model, od.uniform(1.0), seed=4)
+        small, large = {"budget": 60}, {"budget": 100}
+    else:
+        make = functools.partial(od.pseudo_marginal, model, od.uniform(1.0), seed=4, start={"a": np.ones(3)})
+        small, large = {"draws": 20}, {"draws": 30}
+        work_all(tmp_path, stepped(tmp_path, functools.partial(make, **small))[1])
+    stepped(tmp_path, functools.partial(make, **small))
+    before = newest_round(tmp_path)
+    assert before.header["kind"] == ("items" if name == "rejection" else "chains")
+    work_all(tmp_path, range(1, before.shards + 1))
+    post = driven(tmp_path, functools.partial(make, **large))
+    assert told(post)[:3] == told(make(**large))[:3]
+
+
+def work_all(folder, shards):
+    for shard in shards:
+        assert work(folder, shard) == "done"
+
+
+def test_fewer_shards_than_the_present_round_has(planned):
+    folder, make = planned
+    assert stepped(folder, make, shards=2)[1] == (1, 2, 3, 4)
+    assert work(folder, 4) == "done"
+    assert told(driven(folder, make, shards=2)) == told(make())
+
+
+def test_an_error_that_passes(tmp_path):
+    """A shard that is begun again tries the simulation again, and the run continues."""
+    model = od.Model(od.Prior(a=stats.norm(0, 1)), needs_a_file, 2.0)
+    make = functools.partial(od.rejection, model, od.uniform(1.0), budget=640, seed=4, on_error="raise")
+    Test.needed = tmp_path / "needed"
+    stepped(tmp_path / "run", make)
+    with pytest.raises(od.SimulationError, match="No such file"):
+        work(tmp_path / "run", 1)
+    assert look_at(tmp_path / "run").shards[0].state == "error"
+    with pytest.raises(od.SimulationError, match="No such file"):
+        stepped(tmp_path / "run", make)
+    Test.needed.write_text("")
+    assert work(tmp_path / "run", 1) == "done"
+    post = driven(tmp_path / "run", make)
+    assert told(post)[:4] == told(make())[:4]
+
+
+def needs_a_file(rng, a):
+    Test.needed.read_text()
+    return rng.normal(a, 1.0)
+
+
+def test_waiting_steps_do_not_fill_the_file(tmp_path):
+    make = functools.partial(call, "importance")
+    for _ in range(2):
+        work_all(tmp_path, stepped(tmp_path, make)[1])
+    sizes = []
+    for _ in range(4):
+        stepped(tmp_path, make)
+        with Store(tmp_path / "run.db") as store:
+            sizes.append(store.count())
+    assert sizes[1:] == [sizes[1]] * 3
 
 
 def changed(path, **more):

@@ -9,7 +9,7 @@ numbers are those of a run in one process. What a shard does is in `run.shard_wo
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice, pairwise
@@ -169,7 +169,9 @@ class JobArray:
                 f"{self.folder} belongs to another run: {'; '.join(what)}",
                 "Use the model and the settings that it was planned with, or another folder",
             )
-        write_json(self.folder / RUN, {"shards": self.shards, "specification": now, "versions": versions()})
+        found = newest_round(self.folder)
+        shards = max(self.shards, 0 if found is None else found.shards)
+        write_json(self.folder / RUN, {"shards": shards, "specification": now, "versions": versions()})
 
     def end(self) -> None:
         """Say that the run is complete, for workers that wait for more to do."""
@@ -209,44 +211,56 @@ class JobArray:
                 number = None if pace is None else items_wanted(pace(), ahead.size, self.shards)
                 found = self._written(here, "items", task, list(islice(items(), number)), first)
             try:
-                unused = self._taken(found, iter(items()), take, passed)
+                enough, unused = self._taken(found, items, take, passed)
             except Stopped as stopped:
                 return stopped.reason
             keep(_earlier_seconds(found, self._began))
-            self._close(found, unused or 0)
-            if unused is not None:
+            self._close(found, unused)
+            if enough:
                 return "enough"
 
     def _taken(
-        self, found: ShardRound, items: Iterator[Any], take: Callable[[Any, Any], bool], passed: Callable[[], bool]
-    ) -> int | None:
-        """Take the outcomes of a round of shards; how many simulations are not used, once the run has enough."""
-        item = next(items)
-        wanted, parts = place_of(item), found.parts()
+        self,
+        found: ShardRound,
+        items: Callable[[], Iterable[Any]],
+        take: Callable[[Any, Any], bool],
+        passed: Callable[[], bool],
+    ) -> tuple[bool, int]:
+        """Take the outcomes of a round of shards: whether the run has enough, and simulations that it has no use for.
+
+        With a larger budget than the round was planned for, its last item may be another one than the run now wants.
+        """
+        coming = iter(items())
+        item, parts, begun = next(coming, None), self._parts(found), False
         for shard in range(1, found.shards + 1):
             places = found.places(shard)
-            if item is not None and wanted not in places:
+            if not begun and place_of(item) not in places:
                 continue
+            first, begun = 0 if begun else places.index(place_of(item)), True
             results, error, parts = self._results(found, shard, parts, passed)
-            begin = 0 if item is None else places.index(wanted)
-            for k in range(begin, len(results)):
-                now, item = item if item is not None else next(items), None
-                if place_of(now) != places[k]:
-                    raise self._stray(found)
-                if take(now, results[k]):
-                    rest = sum(_simulations(one) for one in results[k + 1 :])
-                    return rest + sum(done_by(found, other, parts)[0] for other in range(shard + 1, found.shards + 1))
+            for k in range(first, len(results)):
+                fits = item is not None and place_of(item) == places[k]
+                enough = fits and take(item, results[k])
+                if enough or not fits:
+                    rest = sum(_simulations(one) for one in results[k + fits :])
+                    later = range(shard + 1, found.shards + 1)
+                    return enough, rest + sum(done_by(found, other, parts)[0] for other in later)
+                item = next(coming, None)
             if error is not None:
                 raise error
-        return None
+        return False, 0
 
     def segments(self, here: Place, task: Any, pieces: Sequence[Any], passed: Callable[[], bool]) -> list[Any]:
         """What the chains of a round have done: of each block all steps. Stopped if time or a signal came first."""
-        found = self._present(here) or self._written(here, "chains", task, list(pieces), False)
-        if [one for shard in range(1, found.shards + 1) for one in found.places(shard)] != list(map(place_of, pieces)):
-            raise self._stray(found)
+        found = self._present(here)
+        if found is not None and _all_places(found) != [place_of(one) for one in pieces]:
+            # Planned for another number of steps.
+            self._close(found, sum(done_by(found, k, found.parts())[0] for k in range(1, found.shards + 1)))
+            found = None
+        if found is None:
+            found = self._written(here, "chains", task, list(pieces), False)
         every: list[Any] = []
-        parts = found.parts()
+        parts = self._parts(found)
         for shard in range(1, found.shards + 1):
             results, error, parts = self._results(found, shard, parts, passed)
             if error is not None:
@@ -274,7 +288,7 @@ class JobArray:
                     results, error = found.unpacked(part)[1]
                     return results, error, parts
             before, now = parts, disk_time(found.path)
-            parts = found.parts()
+            parts = self._parts(found)
             if parts != before:
                 until = time.monotonic() + self.wait
                 continue
@@ -284,6 +298,12 @@ class JobArray:
                 raise Stopped("max_seconds")
             current_guard().call(partial(time.sleep, pause))
             pause = min(1.5 * pause, POLLS[1])
+
+    def _parts(self, found: ShardRound) -> dict[int, ShardPart]:
+        try:
+            return found.parts()
+        except RoundClosed:
+            raise StoreError(f"{found.path} was removed while it was read: give the same call again") from None
 
     def _missing(self, found: ShardRound, parts: dict[int, ShardPart]) -> ShardsMissing:
         """The error that names what is missing; the folder remembers how far it was."""
@@ -334,10 +354,7 @@ class JobArray:
             "phase": here.phase, "number": here.number, "kind": kind, "threads": self._threads, "first": first,
         }  # fmt: skip
         (self.folder / COMPLETE).unlink(missing_ok=True)
-        write_round(self.folder, number, header, packed(task), parts)
-        found = newest_round(self.folder)
-        assert found is not None
-        return found
+        return write_round(self.folder, number, header, packed(task), parts)
 
     def _close(self, found: ShardRound, unused: int) -> None:
         """Remove a round whose results are in the run's file, and note what was done."""
@@ -363,8 +380,11 @@ def place_of(item: Any) -> list[int]:
 
 def _holds(found: ShardRound, item: Any) -> bool:
     """Whether a round of shards has an item."""
-    wanted = place_of(item)
-    return any(wanted in found.places(shard) for shard in range(1, found.shards + 1))
+    return place_of(item) in _all_places(found)
+
+
+def _all_places(found: ShardRound) -> list[list[int]]:
+    return [one for shard in range(1, found.shards + 1) for one in found.places(shard)]
 
 
 def closed_rounds(folder: Path) -> list[dict[str, int]]:

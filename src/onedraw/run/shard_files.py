@@ -334,7 +334,7 @@ def write_round(
     header: Mapping[str, Any],
     task: bytes,
     shards: list[tuple[int, list[Any], bytes]],
-) -> None:
+) -> ShardRound:
     """A round, renamed into place as a whole: of each shard its size, the places of its items, and the items."""
     token = secrets.token_hex(8)
     hidden = folder / f".round-{number:04d}.{os.getpid()}.{token}"
@@ -345,6 +345,7 @@ def write_round(
     for k, (_, places, items) in enumerate(shards):
         write_whole(hidden / f"items-{k + 1:05d}", {"token": token, "places": places}, items)
     hidden.rename(folder / f"round-{number:04d}")
+    return ShardRound(folder / f"round-{number:04d}", number, whole)
 
 
 def remove_leftovers(folder: Path) -> None:
