@@ -176,6 +176,12 @@ def test_calibrate_goes_by_shards(tmp_path):
     assert str(found) == str(measure(None))
 
 
+def test_fit_summary_goes_by_shards(tmp_path):
+    make = functools.partial(od.fit_summary, stored_run.model, budget=200, seed=5)
+    found, here = driven(tmp_path, make), make()
+    assert found.theta.tobytes() == here.theta.tobytes() and found.rows.tobytes() == here.rows.tobytes()
+
+
 @pytest.mark.slow
 def test_compare_goes_by_shards(tmp_path):
     other = od.Model(od.Prior(a=stats.norm(0, 1)), far_off, stored_run.model.observed)
@@ -771,7 +777,7 @@ def test_what_does_not_go_with_a_job_array_is_refused(tmp_path):
         od.rejection(model, od.uniform(1.0), budget=64, workers=2, executor=jobs)
     with pytest.raises(ValueError, match=r"keeps its run in .*run.db: leave store= out"):
         od.rejection(model, od.uniform(1.0), budget=64, store="other.db", executor=jobs)
-    with pytest.raises(ValueError, match=r"is for single runs, od\.calibrate and od\.compare"):
+    with pytest.raises(ValueError, match=r"is for single runs, .* and this makes several runs"):
         od.tolerance_for(model, 0.3, budget=2000, chains=4, seed=5, executor=jobs)
     with pytest.raises(ValueError, match="layout='draws'"):
         od.pseudo_marginal(model, od.uniform(1.0), draws=10, layout="draws", executor=jobs)

@@ -125,8 +125,8 @@ def measurement(options: Options, budget: int | None, specification: Callable[[]
     """The runs of a measurement, with the worker pool and the file that its options ask for."""
     if isinstance(options.executor, JobArray):
         raise ValueError(
-            f"executor = {options.executor!r} is for single runs, od.calibrate and od.compare, and this makes several "
-            "runs: give workers= instead"
+            f"executor = {options.executor!r} is for single runs, od.calibrate, od.compare and od.fit_summary, and "
+            "this makes several runs: give workers= instead"
         )
     deadline = Deadline(options.max_seconds)
     with (
