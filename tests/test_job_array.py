@@ -337,9 +337,9 @@ def planned(tmp_path):
     return tmp_path, make
 
 
-def lease(folder, shard, *, host, pid, age=0.0):
+def lease(folder, shard, *, host, pid, age=0.0, attempts=0):
     path = newest_round(folder).lease_name(shard)
-    write_lease(path, Lease(host, pid, 0, 0, 0, 1.0, 0, 0, 0))
+    write_lease(path, Lease(host, pid, 0, attempts, 0, 1.0, 0, 0, 0))
     then = time.time() - age
     os.utime(path, (then, then))
 
@@ -361,6 +361,25 @@ def test_a_shard_whose_process_has_left_is_stale_and_taken_over(planned):
     assert "shard 1 is taken over: process" in "\n".join(said)
     assert work(folder, 3, tell=said.append) == "done"
     assert "shard 3 is also worked on by process 1 on elsewhere" in said
+
+
+@pytest.mark.parametrize(("host", "blamed"), [(socket.gethostname(), False), ("elsewhere", True)])
+def test_a_process_that_lives_has_not_died_of_its_simulations(host, blamed, planned, monkeypatch):
+    """Begun twice on one host, a shard has no deaths; a process elsewhere, whose lease is young, may be dead."""
+    from onedraw.run import shard_work
+
+    seen = []
+
+    def worked(shard, task, items):
+        seen.append(shard.lease.attempts)
+        return "terminated"
+
+    monkeypatch.setattr(shard_work, "_worked", worked)
+    lease(planned[0], 1, host=host, pid=os.getpid(), attempts=3)
+    said = []
+    assert work(planned[0], 1, tell=said.append) == "terminated"
+    assert seen == [4 if blamed else 3]
+    assert any("run in children" in line for line in said) == blamed
 
 
 def test_a_shard_that_is_done_does_nothing(planned):

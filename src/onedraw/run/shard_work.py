@@ -191,6 +191,8 @@ class Shard:
             before, changed = known
             attempts = before.attempts if before.at == self.done else 0
             if is_alive(before, changed, now):
+                # Of a process of this host it is known for certain: it has not died of its simulations.
+                attempts = max(0, attempts - (before.host == host))
                 self.how.tell(f"shard {self.number} is also worked on by process {before.pid} on {before.host}")
             else:
                 left = f"process {before.pid} on {before.host} has left it"
