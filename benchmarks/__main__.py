@@ -3,7 +3,10 @@
 import sys
 from importlib import import_module
 
-ALL = ["rejection", "chains", "engines", "store", "sequential", "study", "particle_filter", "executors", "scaling"]
+ALL = [
+    "rejection", "chains", "engines", "store", "sequential", "study", "particle_filter", "executors", "scaling",
+    "job_array",
+]  # fmt: skip
 SLOW = [
     "multifidelity", "compare", "peers", "alarms", "calibration", "coverage", "budgets", "infer_time", "references",
     "accuracy", "gpu",

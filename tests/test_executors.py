@@ -285,7 +285,10 @@ def test_a_dask_cluster_without_workers_is_an_error(monkeypatch):
     [
         ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
         ({"workers": 2, "executor": Idle()}, "not both"),
-        ({"executor": 3}, "executor must be a concurrent.futures.Executor or a dask.distributed.Client, got 3"),
+        (
+            {"executor": 3},
+            "executor must be a concurrent.futures.Executor, a dask.distributed.Client or an od.job_array, got 3",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from onedraw.report import plots
     from onedraw.results.certificate import certificate
     from onedraw.run.earlier import bank_from_arrays
+    from onedraw.run.job_array import job_array
     from onedraw.run.pool import WorkerError
     from onedraw.run.record import StoreError
     from onedraw.run.registry import sampler
+    from onedraw.run.shard_files import ShardsMissing
     from onedraw.runs import load, replay, resume, reuse
     from onedraw.samplers.importance import importance
     from onedraw.samplers.infer import infer
@@ -49,9 +51,11 @@ LATER = {
     "plots": "onedraw.report",
     "certificate": "onedraw.results.certificate",
     "bank_from_arrays": "onedraw.run.earlier",
+    "job_array": "onedraw.run.job_array",
     "WorkerError": "onedraw.run.pool",
     "StoreError": "onedraw.run.record",
     "sampler": "onedraw.run.registry",
+    "ShardsMissing": "onedraw.run.shard_files",
     "load": "onedraw.runs",
     "replay": "onedraw.runs",
     "resume": "onedraw.runs",
@@ -109,6 +113,7 @@ __all__ = [
     "Model",
     "Posterior",
     "Prior",
+    "ShardsMissing",
     "SimulationError",
     "StoreError",
     "WorkerError",
@@ -128,6 +133,7 @@ __all__ = [
     "independence",
     "infer",
     "jax_simulator",
+    "job_array",
     "kernel",
     "laplace",
     "lazy",

@@ -1,4 +1,4 @@
-"""Commands that read a run's file, also during the run: `onedraw show` and `onedraw watch`."""
+"""Commands that read a run's file or folder, also during the run: `onedraw show` and `onedraw watch`."""
 
 import math
 import sys
@@ -10,9 +10,14 @@ from typing import Any, NamedTuple
 import click
 
 from onedraw.cli.text import as_json, described, opened, text
+from onedraw.cli.wording import in_options
 from onedraw.results.plain import printable
 
 EVERY = 2.0
+SHOWN = 20
+"""Shards that are shown one by one."""
+STANDS = 5
+"""The exit status if a job array stands still."""
 
 
 @click.command(short_help="Show a run: its settings, progress and results.")
@@ -38,7 +43,7 @@ class Look(NamedTuple):
 
 
 @click.command(short_help="Watch the progress of a run from another terminal.")
-@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("file", type=click.Path(), metavar="FILE|FOLDER")
 @click.option(
     "--every", type=click.FloatRange(min=0.1), default=EVERY, show_default=True, help="Seconds between updates."
 )
@@ -47,8 +52,13 @@ class Look(NamedTuple):
 def watch(file: str, every: float, once: bool, json_wanted: bool) -> None:
     """Watch the progress of the run in FILE from another terminal, until it ends.
 
-    What is shown is what the run has saved: it saves every 30 seconds by default (--segment).
+    What is shown is what the run has saved: it saves every 30 seconds by default (--segment). Of the FOLDER of a job
+    array (`onedraw plan`), each shard is shown: done, running, or stale if its process has left it. With --once, the
+    exit status is then 0 if the run is complete or moves, and 5 if it stands still.
     """
+    if Path(file).is_dir():
+        watch_shards(file, every, once, json_wanted)
+        return
     seen = looks(file, every)
     if json_wanted or once or not sys.stdout.isatty():
         for look, before in seen:
@@ -66,6 +76,67 @@ def watch(file: str, every: float, once: bool, json_wanted: bool) -> None:
                 live.update(Text(_panel(look, before)), refresh=True)
     except KeyboardInterrupt:
         click.echo("The run continues.", err=True)
+
+
+def watch_shards(folder: str, every: float, once: bool, json_wanted: bool) -> None:
+    """Watch the shards of a job array until its run is complete."""
+    from onedraw.run.record import StoreError
+    from onedraw.run.shard_progress import look_at
+
+    while True:
+        try:
+            state = look_at(Path(folder))
+        except StoreError as error:
+            raise click.ClickException(in_options(str(error))) from error
+        click.echo(as_json(_described_shards(state), None) if json_wanted else _shards_panel(state))
+        if once or state.complete:
+            sys.exit(0 if state.moves else STANDS)
+        time.sleep(every)
+
+
+def _described_shards(state: Any) -> dict[str, Any]:
+    from onedraw.run.shard_progress import STATES
+
+    return {
+        **state._asdict(),
+        "shards": [one._asdict() for one in state.shards],
+        "counts": {name: state.count(name) for name in STATES},
+        "simulations_per_second": state.pace,
+        "seconds_left": state.seconds_left,
+    }
+
+
+def _shards_panel(state: Any) -> str:
+    from onedraw.run.progress import clock, number
+    from onedraw.run.shard_progress import STATES
+
+    now = "complete" if state.complete else "between two rounds" if state.round is None else f"round {state.round}"
+    lines = [f"{state.algorithm} in {state.folder}, {now}{'' if state.moves else ', standing still'}"]
+    if state.shards:
+        counts = ", ".join(f"{state.count(name):,} {name}" for name in STATES if state.count(name))
+        lines.append(f"{len(state.shards):,} shards: {counts}")
+        done = sum(one.done / one.of for one in state.shards) / len(state.shards)
+        left = "" if state.seconds_left is None else f", about {clock(state.seconds_left)} left"
+        lines.append(f"[{'#' * round(30 * done)}{'.' * (30 - round(30 * done))}] {100 * done:.0f} % of the round{left}")
+    of = f" of at most {state.budget:,}" if state.budget else ""
+    pace = f", {number(state.pace)} simulations/s" if state.pace else ""
+    unused = f", {state.unused:,} not used" if state.unused else ""
+    lines.append(f"{state.simulations:,} simulations{of}, {state.failed:,} failed{unused}{pace}")
+    lines += [_shard_line(one) for one in sorted(state.shards, key=_urgency) if _urgency(one) < 3][:SHOWN]
+    return printable("\n".join(lines))
+
+
+def _urgency(one: Any) -> int:
+    return {"error": 0, "stale": 1, "running": 2}.get(one.state, 3)
+
+
+def _shard_line(one: Any) -> str:
+    from onedraw.run.progress import clock
+
+    if one.state == "error":
+        return f"shard {one.shard}: error after {one.done:,} of {one.of:,}: {one.error}"
+    who = f"process {one.pid} on {one.host}, last sign of life {clock(one.age)} ago"
+    return f"shard {one.shard}: {one.state}, {one.done:,} of {one.of:,}, {who}"
 
 
 def looks(file: str, every: float) -> Iterator[tuple[Look, Look | None]]:

@@ -12,6 +12,7 @@ from onedraw.cli.export import export, new, report
 from onedraw.cli.inspect import show, watch
 from onedraw.cli.models import Group
 from onedraw.cli.run import resume, run
+from onedraw.cli.shards import collect, plan, step, work
 from onedraw.cli.study import study
 
 
@@ -25,7 +26,8 @@ def main() -> None:
 
 
 COMMANDS = (
-    new, check, run, resume, show, watch, report, export, advise, calibrate, compare, study, contrast, verify,
+    new, check, run, resume, plan, work, step, collect, show, watch, report, export, advise, calibrate, compare, study,
+    contrast, verify,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

@@ -29,18 +29,18 @@ COUNT = WholeNumber()
 POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
-def _added(options: tuple[Any, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def added(options: tuple[Any, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that adds options to a command, in this order."""
 
-    def added(command: Callable[..., Any]) -> Callable[..., Any]:
+    def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
             command = option(command)
         return command
 
-    return added
+    return with_options
 
 
-what_to_run = _added(
+what_to_run = added(
     (
         click.option("--draws", type=COUNT, help="Posterior draws (of each chain)."),
         click.option("--eps", type=POSITIVE, help="The tolerance."),
@@ -58,7 +58,7 @@ what_to_run = _added(
     )
 )
 """Options that say which sampler is run and how; `run` and `calibrate` share them."""
-how_to_run = _added(
+how_to_run = added(
     (
         click.option("--seed", type=SEED, help="[default: drawn and recorded]"),
         click.option(
@@ -75,7 +75,7 @@ how_to_run = _added(
     )
 )
 """Options that a run's numbers depend on."""
-where_to_work = _added(
+where_to_work = added(
     (
         click.option("--workers", type=COUNT, help="Simulate in N processes on this machine."),
         click.option("--dask", metavar="ADDRESS", help="Simulate on the Dask cluster with this scheduler."),
@@ -137,7 +137,7 @@ def run(
     value, module, sampler, given = asked_for(model, **options)
     if report_wanted:
         checks_of(value, getattr(module, "checks", None))
-    given |= _banks(bank, value, sampler)
+    given |= banks(bank, value, sampler)
     if dask and "executor" not in inspect.signature(sampler).parameters:
         raise click.UsageError(f"--dask is not for {sampler.__name__}")
     file = out or f"{split(model)[0].stem}.db"
@@ -155,10 +155,10 @@ def run(
             replace_if_empty(file, error)
             post = sampler(value, **given)
     wanted = report_wanted and post.status.complete and math.prod(post.shape)
-    _finish(post, file, model, json_wanted, write_page(file, module, value) if wanted else None)
+    finish(post, file, model, json_wanted, write_page(file, module, value) if wanted else None)
 
 
-def _banks(files: tuple[str, ...], model: Any, sampler: Callable[..., Any]) -> dict[str, Any]:
+def banks(files: tuple[str, ...], model: Any, sampler: Callable[..., Any]) -> dict[str, Any]:
     """The argument `bank` of a run that is given these files."""
     from onedraw import runs
     from onedraw.run.record import StoreError
@@ -237,7 +237,7 @@ def resume(file: str, model: str, dask: str | None, json_wanted: bool, bank: tup
     value, module = named(model)
     given: dict[str, Any] = {"model": value} if isinstance(value, od.Model) else {"estimator": value}
     given |= {key: one for key, one in options.items() if one is not None}
-    given |= _banks(bank, value, od.resume)
+    given |= banks(bank, value, od.resume)
     try:
         own = runs.own_parts(file, bool(options.get("force")))
         given |= {part: getattr(module, part) for part in own if hasattr(module, part)}
@@ -252,7 +252,7 @@ def resume(file: str, model: str, dask: str | None, json_wanted: bool, bank: tup
         ) from error
     except od.StoreError as error:
         raise click.ClickException(in_options(str(error))) from error
-    _finish(post, file, model, json_wanted)
+    finish(post, file, model, json_wanted)
 
 
 def _first_told(budget: int | None, json_wanted: bool) -> Callable[[Any], None]:
@@ -266,8 +266,8 @@ def _first_told(budget: int | None, json_wanted: bool) -> Callable[[Any], None]:
     return tell
 
 
-def _finish(post: Any, file: str, model: str, json_wanted: bool, page: Any = None) -> None:
-    """Say how a run ended, and end with its status; `page` is its report, if one was written."""
+def finish(post: Any, file: str, model: str, json_wanted: bool, page: Any = None, again: str | None = None) -> None:
+    """Say how a run ended, and end with its status; `page` is its report, if any, and `again` what continues it."""
     report = {} if page is None else {"report": str(page.path), "verdict": page.verdict.level}
     click.echo(as_json({**described(post), "file": file, **report}) if json_wanted else text(post))
     kept = opened(file)
@@ -278,7 +278,7 @@ def _finish(post: Any, file: str, model: str, json_wanted: bool, page: Any = Non
         )
     empty = math.prod(post.shape) == 0
     if not post.status.complete:
-        last = f"What was done is saved in {file}. To continue: onedraw resume {file} {model}"
+        last = f"What was done is saved in {file}. To continue: {again or f'onedraw resume {file} {model}'}"
     elif empty:
         last = f"No draws. {remedy(post)}"
     elif page is not None:

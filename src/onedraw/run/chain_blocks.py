@@ -15,6 +15,7 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase
 from onedraw.failures import Failure, first_failures, warn_ignored_rng
 from onedraw.run.blocks import Block, Deadline, in_chain_blocks, in_order
+from onedraw.run.job_array import JobArray
 from onedraw.run.lockstep import Advance, Segment, SegmentResult
 from onedraw.run.pool import InProcess
 from onedraw.run.progress import Progress
@@ -23,6 +24,8 @@ from onedraw.run.signals import Stopped
 
 FIRST_STEPS = 64
 """The most steps of a first segment, when nobody knows yet how long they take."""
+GROWTH = 4
+"""How many times as long as the last a segment may be."""
 FIRST_ROOM = 2**30
 """Bytes of draws for which there is room from the first; twice as much whenever that is full."""
 LOOK_SECONDS = 0.2
@@ -131,7 +134,7 @@ class Advancing:
         self._unsaved: tuple[Cost, int, tuple[Failure, ...]] = (Cost(), 0, ())
         self._cuts = [known.steps]
         """The step of the round at which each segment begins."""
-        self._length, self._growth = min(self.thin, FIRST_STEPS), 4
+        self._length, self._growth = min(self.thin, FIRST_STEPS), GROWTH
         if self.task.engine is not None:
             # A segment must be worth a call to the device, and the first may well be the last. Starting points are
             # found by short calls, so the pace there is mostly that of the calls.
@@ -151,12 +154,27 @@ class Advancing:
 
     def run(self) -> str:
         """Advance all blocks: "done", or why it ended."""
+        if isinstance(self.pool, JobArray):
+            return self._from_shards(self.pool)
         try:
             return in_chain_blocks(
                 self.pool, self.task, len(self.request.blocks), self._segment, self._take, self.driver.deadline
             )
         except Stopped as stopped:
             return stopped.reason
+
+    def _from_shards(self, array: JobArray) -> str:
+        """All steps that are left, as one segment."""
+        self._length, here = self.request.steps, self.driver.place("run", self.number)
+        pieces = [self._segment(block, 0, None) for block in range(len(self.request.blocks))]
+        try:
+            results = array.segments(here, self.task, pieces, self.driver.deadline.passed)
+        except Stopped as stopped:
+            return stopped.reason
+        self._take(results, 0.0)
+        self.save()
+        array.close(here, self.driver.saver.commit)
+        return "done"
 
     def _failure_known(self) -> bool:
         return any(one.phase == Phase.RUN for one in self.driver.failures)
@@ -191,11 +209,7 @@ class Advancing:
         self.bar.update(position, f"{moves / max(tried, 1):.3g} accepted", simulations)
         if self.driver.saver.due(self._unsaved_bytes()):
             self.save()
-        aim = self.pool.piece if self.pool.remote else LOOK_SECONDS / len(results)
-        longest = min(aim * (now - taken) / max(seconds, 1e-9), self._growth * (now - taken))
-        # Whole numbers of kept draws, unless the steps between two of them take too long for that.
-        whole = self.task.engine is not None or longest >= self.thin
-        self._length = max(1, round(longest / self.thin)) * self.thin if whole else max(1, round(longest))
+        self._length = next_length(self.pool, self.task, now - taken, len(results), seconds, self._growth)
 
     def _make_room(self, rows: int) -> None:
         """Room for so many draws of each chain: for all of the round if they are not many, else as they come."""
@@ -257,6 +271,15 @@ class Advancing:
         return ChainDraws(
             self.theta[:kept], distances, self.accepted, self.proposals, self.cost, self.capped, self.states, self.taken
         )
+
+
+def next_length(pool: Any, task: Advance, steps: int, blocks: int, seconds: float, growth: int = GROWTH) -> int:
+    """Steps of the next segment, after one of `steps` that took a block so many seconds on average."""
+    aim = pool.piece if pool.remote else LOOK_SECONDS / blocks
+    longest = min(aim * steps / max(seconds, 1e-9), growth * steps)
+    # Whole numbers of kept draws, unless the steps between two of them take too long for that.
+    whole = task.engine is not None or longest >= task.thin
+    return max(1, round(longest / task.thin)) * task.thin if whole else max(1, round(longest))
 
 
 def _sharing_draws(task: Advance, pool: Any) -> Advance:

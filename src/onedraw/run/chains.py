@@ -29,6 +29,7 @@ from onedraw.proposals.resolve import resolve
 from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import cut
 from onedraw.run.chain_blocks import ChainDraws, ChainRound, recorded_draws
+from onedraw.run.job_array import JobArray
 from onedraw.run.lockstep import Advance, Sampler
 from onedraw.run.options import Options, check_parts, checked_ends, on_engine
 from onedraw.run.pilot import continuation_setting, pilot
@@ -130,7 +131,10 @@ def run_chains(
     estimator = on_engine(_in_time(estimator, options.timeout), options)
     number = chains_for(start, chains, estimator.prior, model)
     thin = whole_number("thin", thin, "the number of steps between kept draws")
-    one_of("layout", layout, ("chains", "draws"))
+    if one_of("layout", layout, ("chains", "draws")) == "draws" and isinstance(options.executor, JobArray):
+        raise ValueError(
+            "layout='draws' shares out single simulations, and a job array whole chains: leave layout= out"
+        )
     check_start(start, estimator, number)
     check_proposal(proposal, estimator, number)
     return Chains(

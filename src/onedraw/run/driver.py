@@ -22,11 +22,13 @@ from onedraw.failures import Failure, first_failures, refuse_if_all_failed, warn
 from onedraw.model.first_simulation import LooksAtFirst, listener
 from onedraw.run.blocks import Deadline, in_order
 from onedraw.run.chain_blocks import ChainDraws, ChainRound, advance_blocks
+from onedraw.run.job_array import JobArray, Pace, Place
 from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value
-from onedraw.run.pool import WorkerPool, current_pool
+from onedraw.run.pool import InProcess, WorkerPool, current_pool
 from onedraw.run.progress import Progress, Show
 from onedraw.run.record import Record, StoreError
 from onedraw.run.saving import Saver, as_recorded
+from onedraw.run.shard_files import ShardsMissing
 from onedraw.run.signals import Stopped
 
 
@@ -40,6 +42,8 @@ class Driver:
         self.failures: tuple[Failure, ...] = ()
         self.fresh = False
         """Whether this session has simulated anything."""
+        self.stopped = False
+        """Whether time or a signal has ended a request before its end."""
         self.pace = float("inf")
         """Seconds per simulation in the latest round of this session."""
         self._bar = bar
@@ -72,6 +76,7 @@ class Driver:
                 try:
                     go_on = partial(plan.send, self._answer(request))
                 except Stopped as stopped:
+                    self.stopped = True
                     go_on = partial(plan.throw, stopped)
 
     def _as_recorded(self) -> AbstractContextManager[None]:
@@ -163,11 +168,41 @@ class Driver:
 
         try:
             task = LooksAtFirst(request.task, away) if before == 0 else request.task
-            reason = in_order(self.pool, task, request.items(gathered), take, self.deadline, bar)
+            if isinstance(self.pool, JobArray) and not request.made:
+                reason = self._from_shards(self.pool, request, number, gathered, task, take, unsaved)
+            else:
+                pool = InProcess() if request.made else self.pool
+                reason = in_order(pool, task, request.items(gathered), take, self.deadline, bar)
         finally:
             unsaved.save()
         self.pace = (self.deadline.seconds() - began) / max(1, self.cost.simulations - before)
         return reason
+
+    def _from_shards(
+        self, array: JobArray, request: Round, number: int, gathered: Gathered, task: Any, take: Any, unsaved: "Unsaved"
+    ) -> str:
+        """The outcomes that the shards of a job array have made; ShardsMissing if there are not enough yet."""
+        bar, first = request.bar, self.cost.simulations == 0
+        pace = None
+        if request.enough is not None and bar is not None and bar.total is not None:
+            pace = partial(_pace, bar.position, bar.total, gathered)
+
+        def keep(seconds: float) -> None:
+            unsaved.save()
+            self.saver.commit(seconds)
+
+        items, here = partial(request.items, gathered), self.place(request.phase, number)
+        try:
+            return array.in_order(here, task, items, take, pace, keep, self.deadline.passed, first)
+        except ShardsMissing:
+            last = self.saver.last()
+            if last is None or not last.name.endswith("result"):
+                unsaved.show()
+            raise
+
+    def place(self, phase: str, number: int) -> Place:
+        """A round of this run as a job array knows it."""
+        return Place(phase, number, dict(self._numbers))
 
     def _count(self, outcome: Outcome) -> None:
         self.cost = self.cost.plus(outcome.cost)
@@ -235,10 +270,10 @@ class Unsaved:
             self._filed.setdefault(name, []).append(array)
             self._bytes += array.nbytes
         if self.saver.due(self._gathered.bytes + self._bytes):
-            self._show()
+            self.show()
             self.save()
 
-    def _show(self) -> None:
+    def show(self) -> None:
         """Save the result of the run before this round, for those who look at the run meanwhile."""
         if self.request.shown is not None and not self._shown:
             self._shown = True
@@ -253,6 +288,10 @@ class Unsaved:
         scalars = {"size": self._gathered.done, **recorded(self.number, whole.cost, whole.failures)}
         self.saver.put(f"{phase}.segment", scalars, whole.arrays, {f"{phase}.bank": filed} if filed else {})
         self._start()
+
+
+def _pace(position: Callable[[Gathered], int], total: int, gathered: Gathered) -> Pace:
+    return Pace(position(gathered), total, gathered.done)
 
 
 def recorded(number: int, cost: Cost, failures: tuple[Failure, ...]) -> dict[str, Any]:

@@ -323,7 +323,7 @@ def _as_given(outcome: Outcome, block: Block) -> Outcome:
 def as_round(outcome: Outcome, number: int, phase: str) -> Round:
     """Simulations that are made already, as a round of one item, so that the run's file has them."""
     task: Callable[[Block], Outcome] = partial(_as_given, outcome)
-    return Round(task, lambda gathered: cut(number, number, gathered.done), phase=phase)
+    return Round(task, lambda gathered: cut(number, number, gathered.done), phase=phase, made=True)
 
 
 def bank_round(bank: Bank) -> Round:

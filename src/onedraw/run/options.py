@@ -11,6 +11,7 @@ from onedraw.arguments import LONGEST, one_of, optional_whole_number, positive, 
 from onedraw.estimators.placement import placed
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
+from onedraw.run.job_array import JobArray
 from onedraw.run.progress import Progress, Show
 from onedraw.run.saving import Continue, Part, checked_segment, recorded_seed
 
@@ -34,7 +35,8 @@ class RunOptions(TypedDict, total=False):
     workers
         Simulate in this many processes on this machine (threads for compiled simulators).
     executor
-        Simulate on this `concurrent.futures.Executor` or `dask.distributed.Client` instead (docs/scaling.md).
+        Simulate on this `concurrent.futures.Executor`, `dask.distributed.Client` or `od.job_array` instead
+        (docs/scaling.md).
     engine
         What takes the steps (docs/engines.md); by default what the simulator is for. "jax" is for `od.jax_simulator`,
         with double precision on a CPU and single on a GPU ("jax:float64" or "jax:float32" to choose); "numba" makes
@@ -104,6 +106,8 @@ engine, timeout, store, segment, progress
             if name not in names:
                 raise TypeError(f"there is no option {name!r}: the options of a run are {', '.join(names)}")
         asked = Options(**{"seed": None, **given})
+        if isinstance(asked.executor, JobArray):
+            asked = replace(asked, store=asked.executor.store(asked.store), seed=asked.executor.seed(asked.seed))
         max_seconds, timeout = asked.max_seconds, asked.timeout
         if max_seconds is not None:
             max_seconds = positive("max_seconds", max_seconds, "the longest time the run may take")

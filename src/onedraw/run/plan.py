@@ -130,6 +130,8 @@ class Round:
     note: Callable[[Gathered], str] = lambda gathered: ""
     shown: Callable[[], Result] | None = None
     """The result of the run before this round, to be shown while the round goes on."""
+    made: bool = False
+    """Whether its simulations are made already, so that no worker is needed."""
 
 
 class Decision(NamedTuple):

@@ -24,6 +24,7 @@ from onedraw.arguments import whole_number
 from onedraw.engines.children import Family, end_with_parent, family_of_run, isolated, packed, working_for
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import FAULTS, SimulationError, told
+from onedraw.run.job_array import JobArray
 from onedraw.run.signals import current_guard
 
 PATIENCE = 300.0
@@ -364,7 +365,7 @@ def _run(
             try:
                 results.append(task(item))
             except FAULTS as raised:
-                error = _sendable(raised if isinstance(raised, Exception) else _exited(raised))
+                error = sendable(raised if isinstance(raised, Exception) else _exited(raised))
                 break
     return results, error, time.perf_counter() - began
 
@@ -377,7 +378,7 @@ def _exited(error: BaseException) -> SimulationError:
     )
 
 
-def _sendable(error: Exception) -> Exception:
+def sendable(error: Exception) -> Exception:
     """An exception that can be pickled, with its traceback as a note."""
     import pickle
 
@@ -448,12 +449,17 @@ def current_pool() -> InProcess | WorkerPool:
 
 
 @contextmanager
-def opened_pool(workers: Any, executor: Any, threads: bool = False) -> Iterator[InProcess | WorkerPool]:
+def opened_pool(workers: Any, executor: Any, threads: bool = False) -> Iterator[InProcess | WorkerPool | JobArray]:
     """The pool of a run: `workers=N` of loky, or the user's executor; a run inside another run shares its pool.
 
-    With `threads`, workers are threads of this process: for work that releases Python's lock.
+    With `threads`, workers are threads of this process: for work that releases Python's lock. A job array is for the
+    rounds of one run alone, and what is run inside it stays in this process.
     """
     pool = _chosen_pool(workers, executor, threads)
+    if isinstance(pool, JobArray):
+        with family_of_run():
+            yield pool
+        return
     before = getattr(_of_thread, "pool", None)
     if before is not None and workers is None and executor is None:
         yield before
@@ -475,13 +481,16 @@ def opened_pool(workers: Any, executor: Any, threads: bool = False) -> Iterator[
                 pool.give_back()
 
 
-def _chosen_pool(workers: Any, executor: Any, threads: bool) -> InProcess | WorkerPool:
+def _chosen_pool(workers: Any, executor: Any, threads: bool) -> InProcess | WorkerPool | JobArray:
     if executor is not None:
         if workers is not None:
             raise ValueError("give workers= or executor=, not both: an executor has its own number of workers")
+        if isinstance(executor, JobArray):
+            return executor
         if not isinstance(executor, Executor) and not hasattr(executor, "get_executor"):
             raise ValueError(
-                f"executor must be a concurrent.futures.Executor or a dask.distributed.Client, got {executor!r}"
+                "executor must be a concurrent.futures.Executor, a dask.distributed.Client or an od.job_array, got "
+                f"{executor!r}"
             )
         return WorkerPool(executor)
     if workers is None:

@@ -146,7 +146,7 @@ def accepted(
         task,
         lambda gathered: _blocks(gathered, proposals, block, begin),
         phase=phase,
-        enough=enough,
+        enough=None if draws is None else enough,
         condense=Condense(NEAR, nearest) if neighbours else None,
         bar=Bar(label, proposals if draws is None else draws, unit, position),
         note=lambda gathered: f"{gathered.rows('theta') / max(gathered.done, 1):.3g} accepted",

@@ -178,6 +178,16 @@ class Saver:
                     stacklevel=2,
                 )
 
+    def commit(self, earlier: float = 0.0) -> None:
+        """Save everything now, and count seconds that passed before this session; a StoreError if it cannot be."""
+        whole = self._whole
+        whole._before += earlier
+        if whole._pending:
+            whole._flush()
+        if whole._pending or whole.store is None:
+            name = "the file of the run" if whole.store is None else whole.store.path
+            raise StoreError(f"{name} could not be written: make room, and give the same call again")
+
     def ended_with(self, message: str) -> bool:
         """Whether the file already says that the run ended like this."""
         last = None if self._whole._pending else self.last()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from onedraw.cost import Cost
@@ -9,6 +10,7 @@ from onedraw.model.kernels import Kernel
 from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import Deadline
 from onedraw.run.driver import Driver
+from onedraw.run.job_array import JobArray
 from onedraw.run.options import Options
 from onedraw.run.plan import Bar, Limits, Plan, Value
 from onedraw.run.pool import opened_pool
@@ -69,16 +71,22 @@ class Run:
         options, arguments = self.options, self.arguments
         draws, budget = arguments.get("draws"), arguments.get("budget")
         deadline = Deadline(options.max_seconds)
-        bar = Bar(self.algorithm, budget, "simulations")
+        bar, specification = Bar(self.algorithm, budget, "simulations"), cache(self.specification)
         with (
             opened_pool(options.workers, options.executor, threads=self.threads) as pool,
             guarded(terminate=options.store is not None),
-            begin(options.store, options.segment, self.specification) as saver,
+            begin(options.store, options.segment, specification) as saver,
         ):
+            if isinstance(pool, JobArray):
+                pool.begin(specification(), self.threads)
             driver = Driver(saver, pool, deadline, options.progress, bar)
             value = driver.run(self.plan(driver.limits(draws, budget)))
             cost = driver.cost.plus(Cost(surplus=pool.surplus))._replace(seconds=saver.seconds())
-            return finished(value, driver, saver, cost)
+            done = finished(value, driver, saver, cost)
+            if isinstance(pool, JobArray) and not driver.stopped:
+                saver.commit()
+                pool.end()
+            return done
 
     def _save(self, driver: Driver, saver: Saver, result: Result, message: str) -> None:
         """Save the result of a sampler whose segments do not show it, unless the file has it."""

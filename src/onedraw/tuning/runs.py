@@ -12,6 +12,7 @@ from onedraw.engines.streams import derived_seed
 from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import Deadline
 from onedraw.run.driver import drive
+from onedraw.run.job_array import JobArray
 from onedraw.run.options import Options
 from onedraw.run.plan import Plan
 from onedraw.run.pool import opened_pool
@@ -122,6 +123,11 @@ def _held(saver: Saver) -> Callable[[], bool]:
 @contextmanager
 def measurement(options: Options, budget: int | None, specification: Callable[[], Specification]) -> Iterator[Runs]:
     """The runs of a measurement, with the worker pool and the file that its options ask for."""
+    if isinstance(options.executor, JobArray):
+        raise ValueError(
+            f"executor = {options.executor!r} is for single runs, od.calibrate, od.compare and od.fit_summary, and "
+            "this makes several runs: give workers= instead"
+        )
     deadline = Deadline(options.max_seconds)
     with (
         opened_pool(options.workers, options.executor),

@@ -1,0 +1,225 @@
+"""Commands for the queue of a cluster: `onedraw plan`, `work`, `step` and `collect`."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onedraw.cli.inspect import STANDS
+from onedraw.cli.models import split
+from onedraw.cli.run import (
+    COUNT,
+    EXIT,
+    POSITIVE,
+    added,
+    asked_for,
+    bank_option,
+    banks,
+    finish,
+    how_to_run,
+    plain_warnings,
+    what_to_run,
+)
+from onedraw.cli.text import as_json, concerns, described, opened, takes, text
+from onedraw.cli.wording import in_options
+from onedraw.results.plain import printable
+
+WAITS = 4
+"""The exit status of a run that waits for shards; STANDS if none was worked on since the last step."""
+PLAN = "plan.json"
+FIRST_SIMULATIONS, FIRST_SECONDS = 20, 10.0
+"""Simulations at most, and seconds, of the first look at a model."""
+LIMITS = ("budget", "draws")
+
+folder_argument = click.argument("folder", type=click.Path(file_okay=False))
+wait_option = click.option(
+    "--wait", type=POSITIVE, help="Seconds to wait for others while nothing happens.  [default: none]"
+)
+session_options = added(
+    (
+        wait_option,
+        click.option("--max-seconds", type=POSITIVE, help="Stop after this time."),
+        click.option("--progress/--no-progress", default=None, help="Show progress.  [default: in terminals and logs]"),
+    )
+)
+json_option = click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text.")
+
+
+@click.command(short_help="Plan a run for a cluster's queue: the first round of shards.")
+@click.argument("model", metavar="MODELFILE[:NAME]")
+@click.option("--shards", type=COUNT, required=True, help="Jobs of the array: the parts that a round is cut into.")
+@click.option("--out", type=click.Path(file_okay=False), help="The folder of the run.  [default: MODELFILE-run]")
+@click.option("--budget", type=COUNT, help="The largest number of simulations.")
+@what_to_run
+@click.option(
+    "--coverage", type=COUNT, help="Number of simulations near the data at which intervals are checked (infer only)."
+)
+@bank_option
+@click.option(
+    "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
+)
+@how_to_run
+@json_option
+def plan(model: str, shards: int, out: str | None, bank: tuple[str, ...], json_wanted: bool, **options: Any) -> None:
+    """Plan a run of the model that MODELFILE defines (`model`, or NAME) as a job array, without a broker.
+
+    A few simulations are made to look at the model, and nothing is kept of them. The first round is written to the
+    folder. Then `onedraw work FOLDER --shard N` is to be run for each shard, N from 1 to the number of shards, and
+    `onedraw step FOLDER` makes the next round, until the run is complete. The same command with a larger --budget or
+    --draws continues a run. The exit status is 0 if there is something to do for shards or the run is complete.
+    """
+    from onedraw.arguments import seed_or_fresh
+    from onedraw.tuning.first_look import first_look
+
+    value, _, _, _ = asked_for(model, **options)
+    path, name = split(model)
+    folder = Path(out or f"{path.stem}-run")
+    before = _planned(folder) if (folder / PLAN).exists() else None
+    if options["seed"] is None:
+        options["seed"] = seed_or_fresh(None) if before is None else before["options"]["seed"]
+    now = {
+        "model": f"{path.resolve()}:{name}", "shards": shards, "bank": [str(Path(one).resolve()) for one in bank],
+        "options": options,
+    }  # fmt: skip
+    if before is None:
+        with plain_warnings():
+            look = first_look(value, FIRST_SIMULATIONS, options["seed"], options["timeout"], FIRST_SECONDS)
+        said = [] if json_wanted else [takes(look.seconds, options["budget"], shards)]
+        for line in [*concerns(look.first), *said]:
+            click.echo(printable(line), err=True)
+    else:
+        _check_plan(folder, before, now)
+    folder.mkdir(parents=True, exist_ok=True)
+    from onedraw.run.shard_files import write_json
+
+    write_json(folder / PLAN, now)
+    try:
+        _step(str(folder), json_wanted, whole=False)
+    except SystemExit as ended:
+        sys.exit(0 if ended.code in (WAITS, STANDS) else ended.code)
+
+
+@click.command(short_help="Do one shard of a planned run: the command of an array's jobs.")
+@folder_argument
+@click.option("--shard", type=COUNT, help="The number of the shard.  [default: any that nobody works on]")
+@session_options
+@click.option("--workers", type=COUNT, help="Simulate in N processes on this host.")
+@click.option("--segment", type=POSITIVE, default=60.0, show_default=True, help="Seconds between saves.")
+def work(folder: str, shard: int | None, **options: Any) -> None:
+    """Do one shard of the present round of the run in FOLDER, in one job of an array.
+
+    It may be killed and started again at any time, on any host that sees the folder, and continues where it was. With
+    --wait it goes on with the rounds to come. The exit status is 0 if the shard is done or has nothing to do, 4 if
+    --max-seconds ended it, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
+    """
+    from onedraw.run.shard_work import work as worked
+
+    def tell(line: str) -> None:
+        print(printable(line), file=sys.stderr, flush=True)
+
+    with plain_warnings():
+        reason = worked(folder, shard, tell=tell, **options)
+    if reason == "left":
+        tell("others work on the shards that are left")
+    sys.exit(EXIT.get(reason, WAITS if reason == "max_seconds" else 0))
+
+
+@click.command(short_help="Take in the shards that are done, and make the next round.")
+@folder_argument
+@session_options
+@json_option
+def step(folder: str, json_wanted: bool, **options: Any) -> None:
+    """Take in what the shards of the run in FOLDER have done, and make the next round.
+
+    The exit status is 0 if the run is complete, 3 if it has no draws, 4 if it waits for shards, 5 if it waits for
+    shards and none was worked on since the last step, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error. One
+    process at a time may do this.
+    """
+    _step(folder, json_wanted, whole=False, **options)
+
+
+@click.command(short_help="Take in the shards that are done, and show the result so far.")
+@folder_argument
+@click.option("-o", "--out", type=click.Path(dir_okay=False), help="Copy the run's file, FOLDER/run.db, to here.")
+@session_options
+@json_option
+def collect(folder: str, out: str | None, json_wanted: bool, **options: Any) -> None:
+    """Take in what the shards of the run in FOLDER have done, and show the result, also of a run that goes on.
+
+    The run is in FOLDER/run.db, for every other command and for od.load. The exit status is that of `onedraw step`.
+    """
+    try:
+        _step(folder, json_wanted, whole=True, **options)
+    finally:
+        if out is not None and (Path(folder) / "run.db").exists():
+            shutil.copyfile(Path(folder) / "run.db", out)
+
+
+def _planned(folder: Path) -> dict[str, Any]:
+    """The plan in a folder; an error if there is none or it cannot be used."""
+    from onedraw.run.record import StoreError
+    from onedraw.run.shard_files import read_json
+
+    try:
+        known = read_json(folder / PLAN)
+    except StoreError as error:
+        raise click.ClickException(str(error)) from error
+    if known is None:
+        raise click.ClickException(f"{folder} holds no plan: onedraw plan makes one")
+    kinds = {"model": str, "shards": int, "bank": list, "options": dict}
+    if not isinstance(known, dict) or not all(isinstance(known.get(name), kind) for name, kind in kinds.items()):
+        raise click.ClickException(f"{folder / PLAN} is not a plan of onedraw: plan the run anew in another folder")
+    return known
+
+
+def _check_plan(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """An error if a folder has another plan; limits and the number of shards may be others."""
+    old, new = ({**one["options"], "model": one["model"], "bank": one["bank"]} for one in (before, now))
+    for name in (*old, *(one for one in new if one not in old)):
+        if name not in LIMITS and old.get(name) != new.get(name):
+            raise click.ClickException(
+                f"{folder} holds the plan of another run (--{name.replace('_', '-')}: {old.get(name)} -> "
+                f"{new.get(name)}): give --out another name"
+            )
+
+
+def _step(folder: str, json_wanted: bool, *, whole: bool, wait: float | None = None, **session: Any) -> None:
+    """Follow the plan as far as shards are done, and end with its status."""
+    import onedraw as od
+    from onedraw.run.record import OtherRun
+
+    planned = _planned(Path(folder))
+    try:
+        value, _, sampler, given = asked_for(planned["model"], **planned["options"])
+    except TypeError as error:
+        raise click.ClickException(f"{Path(folder) / PLAN} has other options than this onedraw: {error}") from error
+    given |= banks(tuple(planned["bank"]), value, sampler)
+    given |= {key: one for key, one in session.items() if one is not None}
+    given["executor"] = od.job_array(folder, planned["shards"], wait)
+    try:
+        with plain_warnings():
+            post = sampler(value, **given)
+    except OtherRun as error:
+        raise click.ClickException(
+            f"{error.what}. Use the model file as it was, or plan the run anew in another folder"
+        ) from error
+    except od.StoreError as error:
+        raise click.ClickException(in_options(str(error))) from error
+    except od.ShardsMissing as missing:
+        _tell_missing(folder, missing, json_wanted, whole)
+    else:
+        finish(post, str(Path(folder) / "run.db"), planned["model"], json_wanted, again=f"onedraw step {folder}")
+
+
+def _tell_missing(folder: str, missing: Any, json_wanted: bool, whole: bool) -> None:
+    post = opened(str(Path(folder) / "run.db")) if whole else None
+    if json_wanted:
+        found = {"waits": True, "round": missing.round, "missing": list(missing.shards), "moved": missing.moved}
+        click.echo(as_json({**({} if post is None else described(post)), **found}))
+    else:
+        click.echo(printable(("" if post is None else f"{text(post)}\n\n") + f"{missing}"))
+    if not missing.moved:
+        click.echo(f"No shard was worked on since the last step: onedraw work {folder} --shard N does one", err=True)
+    sys.exit(WAITS if missing.moved else STANDS)

@@ -1,0 +1,400 @@
+"""The folder of a job array: what its files are called, and how they are written and read.
+
+A file appears whole or not at all: it is written under another name and renamed. No file is written by two processes,
+but for one shard that two of them work on, whose results are the same. What a folder holds is code and results in
+pickles: it is trusted as the model file is.
+
+    run/
+      run.json              what the run is, and how many shards a round has at most
+      run.db                the run's file, written by `step` alone
+      closed.json           rounds that are done, and what of them was not used
+      seen.json             how far the round was when the run last asked for it
+      complete              there when the run has come to its end
+      round-0003/           the present round
+        task                the pure task of the round
+        items-00017         what shard 17 is to do, in order
+        lease-00017         who works on it
+        part-00017-000000042           results of the first 42 of its items (or steps, of chains)
+        part-00017-000000042.error     the same, and the error that came next
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from onedraw.run.record import StoreError
+from onedraw.run.saving import versions
+
+MAGIC = b"onedraw job array 1\n"
+STALE = 180.0
+"""Seconds without a sign of life after which a shard counts as left by its process: more than network disks delay."""
+BEATS = (0.5, 20.0)
+"""Seconds between signs of life: at first, and later."""
+ROUND = re.compile(r"round-(\d{4,})")
+PART = re.compile(r"part-(\d{5,})-(\d{9,})(\.error)?")
+STORE, RUN, CLOSED, SEEN, COMPLETE = "run.db", "run.json", "closed.json", "seen.json", "complete"
+
+
+class ShardsMissing(RuntimeError):
+    """A run on an `od.job_array` waits for shards that are not done; the same call continues when they are.
+
+    `round` is the number of the round in its folder, `shards` are those that are missing, and `moved` says whether
+    any was worked on since the last call.
+
+    >>> import onedraw as od
+    >>> from scipy import stats
+    >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> od.rejection(model, od.uniform(0.5), budget=64, seed=1, executor=od.job_array(folder.name, shards=2))
+    Traceback (most recent call last):
+    ...
+    onedraw.run.shard_files.ShardsMissing: round 1 waits for 2 of 2 shards
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, message: str, round: int, shards: tuple[int, ...], moved: bool) -> None:
+        super().__init__(message)
+        self.round, self.shards, self.moved = round, shards, moved
+
+
+class RoundClosed(Exception):
+    """The files of a round are no longer there: its results are in the run's file."""
+
+
+class Damaged(StoreError):
+    """A file of a folder that is not as it was written."""
+
+
+class ShardPart(NamedTuple):
+    """A file with the results of a shard so far."""
+
+    path: Path
+    shard: int
+    done: int
+    failed: bool
+    """Whether an error came after them."""
+
+
+class Lease(NamedTuple):
+    """Who works on a shard, and how far it is."""
+
+    host: str
+    pid: int
+    at: int
+    """What was done of the shard when it began."""
+    attempts: int
+    """How many processes, this one included, have begun to simulate at the same place; none before it does."""
+    before: int
+    """Simulations that were made then."""
+    seconds: float
+    """Since it began."""
+    done: int
+    simulations: int
+    failed: int
+
+
+def write_whole(path: Path, header: Mapping[str, Any], body: bytes = b"") -> None:
+    """A file with one line of JSON and a body, renamed into place."""
+    digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+    line = json.dumps({**header, "bytes": len(body), "digest": digest}).encode()
+    hidden = _hidden(path)
+    with hidden.open("wb") as file:
+        file.write(MAGIC + line + b"\n")
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+    hidden.replace(path)
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    """The header of such a file."""
+    with path.open("rb") as file:
+        return _header(path, file.read(len(MAGIC)), file.readline())
+
+
+def _header(path: Path, magic: bytes, line: bytes) -> dict[str, Any]:
+    if magic != MAGIC:
+        raise Damaged(f"{path} is no file of a job array of this version of onedraw: {_REMEDY}")
+    try:
+        found = json.loads(line)
+        if not isinstance(found, dict) or type(found["bytes"]) is not int or not isinstance(found["digest"], str):
+            raise ValueError("no header")
+    except (ValueError, KeyError) as error:
+        raise Damaged(f"{path} is damaged: its first lines cannot be read; {_REMEDY}") from error
+    return found
+
+
+_REMEDY = "remove it, and start the work on that shard again, or plan the run anew in another folder"
+
+
+def read_whole(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Header and body; a StoreError if the file is not whole."""
+    with path.open("rb") as file:
+        header = _header(path, file.read(len(MAGIC)), file.readline())
+        body = file.read()
+    if len(body) != header["bytes"] or hashlib.blake2b(body, digest_size=16).hexdigest() != header["digest"]:
+        raise Damaged(f"{path} is damaged: it is not as it was written; {_REMEDY}")
+    return header, body
+
+
+def unpickled(path: Path, body: bytes) -> Any:
+    """The value in a body; a StoreError if this Python cannot make it."""
+    try:
+        return pickle.loads(body)
+    except Exception as error:
+        raise StoreError(
+            f"{path} cannot be unpacked here ({type(error).__name__}: {error}): all hosts of a job array need the same "
+            "versions of Python, onedraw and of the packages that the model imports"
+        ) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A small file of plain values, renamed into place."""
+    hidden = _hidden(path)
+    hidden.write_text(json.dumps(value, indent=1) + "\n")
+    hidden.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """The values in it; None if there is no such file."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read ({error}): plan the run anew in another folder") from error
+
+
+def disk_time(folder: Path) -> float:
+    """Now by the clock of the disk. A file is made for it, after which a network disk lists the folder as it is."""
+    probe = folder / f".look.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    except OSError:
+        return time.time()
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+
+
+# --- rounds ------------------------------------------------------------------------------------------------
+
+
+class ShardRound(NamedTuple):
+    """A round as it lies in a folder."""
+
+    path: Path
+    number: int
+    header: Mapping[str, Any]
+
+    @property
+    def shards(self) -> int:
+        """How many it has."""
+        return int(self.header["shards"])
+
+    @property
+    def token(self) -> str:
+        """Of this round and no other."""
+        return str(self.header["token"])
+
+    def size(self, shard: int) -> int:
+        """Items of a shard, or steps of its chains."""
+        return int(self.header["sizes"][shard - 1])
+
+    def parts(self) -> dict[int, ShardPart]:
+        """The furthest part of each shard that has one."""
+        found: dict[int, ShardPart] = {}
+        for one in self.all_parts():
+            known = found.get(one.shard)
+            if known is None or (one.done, one.failed) > (known.done, known.failed):
+                found[one.shard] = one
+        return found
+
+    def all_parts(self) -> Iterator[ShardPart]:
+        """Every part."""
+        try:
+            names = os.listdir(self.path)
+        except OSError as error:
+            raise RoundClosed from error
+        for name in names:
+            match = PART.fullmatch(name)
+            if match is None or not 1 <= int(match[1]) <= self.shards:
+                continue
+            if int(match[2]) <= self.size(int(match[1])):
+                yield ShardPart(self.path / name, int(match[1]), int(match[2]), match[3] is not None)
+
+    def part_name(self, shard: int, done: int, failed: bool = False) -> Path:
+        """Where a part is kept."""
+        return self.path / f"part-{shard:05d}-{done:09d}{'.error' if failed else ''}"
+
+    def lease_name(self, shard: int) -> Path:
+        """Where its lease is kept."""
+        return self.path / f"lease-{shard:05d}"
+
+    def unpacked(self, part: ShardPart) -> tuple[dict[str, Any], Any]:
+        """Header and results of a part; a StoreError if it is not one of this round."""
+        header, body = read_whole(part.path)
+        if header.get("token") != self.token or header.get("done") != part.done or header.get("shard") != part.shard:
+            raise Damaged(f"{part.path} belongs to another round or shard: {_REMEDY}")
+        found = unpickled(part.path, body)
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], list):
+            raise Damaged(f"{part.path} does not hold results: {_REMEDY}")
+        if self.header["kind"] == "items" and len(found[0]) != part.done:
+            raise Damaged(f"{part.path} holds {len(found[0])} results, not {part.done}: {_REMEDY}")
+        return header, found
+
+    def counted(self, part: ShardPart) -> tuple[int, int]:
+        """Simulations in a part, and how many of them failed; none if it is gone."""
+        try:
+            header = header_of(part.path)
+        except OSError:
+            return 0, 0
+        made, failed = header.get("simulations"), header.get("failed")
+        if type(made) is not int or type(failed) is not int:
+            raise Damaged(f"{part.path} does not say what was simulated: {_REMEDY}")
+        return made, failed
+
+    def task(self) -> Any:
+        """What is done with the items."""
+        path = self.path / "task"
+        return unpickled(path, read_whole(path)[1])
+
+    def places(self, shard: int) -> list[Any]:
+        """Where in the run the items of a shard are."""
+        header = header_of(self._items(shard))
+        if header.get("token") != self.token or not isinstance(header.get("places"), list):
+            raise StoreError(f"{self._items(shard)} belongs to another round: plan the run anew in another folder")
+        return list(header["places"])
+
+    def items(self, shard: int) -> list[Any]:
+        """What a shard is to do."""
+        path = self._items(shard)
+        self.places(shard)
+        found: list[Any] = unpickled(path, read_whole(path)[1])
+        return found
+
+    def _items(self, shard: int) -> Path:
+        return self.path / f"items-{shard:05d}"
+
+
+def newest_round(folder: Path) -> ShardRound | None:
+    """The round that a folder is at; None if there is none."""
+    numbers = [int(match[1]) for name in os.listdir(folder) if (match := ROUND.fullmatch(name))]
+    if not numbers:
+        return None
+    path = folder / f"round-{max(numbers):04d}"
+    try:
+        header = header_of(path / "task")
+    except FileNotFoundError:
+        # Its results were taken a moment ago.
+        return None
+    if header.get("kind") not in ("items", "chains"):
+        raise StoreError(f"{path / 'task'} has no {'kind'!r} that is known: plan the run anew in another folder")
+    wanted = {"shards": int, "token": str, "sizes": list, "phase": str, "number": int, "versions": dict}
+    for name, kind in wanted.items():
+        if not isinstance(header.get(name), kind):
+            raise StoreError(f"{path / 'task'} has no {name!r}: plan the run anew in another folder")
+    if len(header["sizes"]) != header["shards"] or not all(type(one) is int and one > 0 for one in header["sizes"]):
+        raise StoreError(f"{path / 'task'} does not say what its shards do: plan the run anew in another folder")
+    return ShardRound(path, max(numbers), header)
+
+
+def check_versions(found: ShardRound) -> list[str]:
+    """A StoreError if a round was made by another onedraw or Python; other packages that differ, in words."""
+    here, there = versions(), found.header["versions"]
+    for name in ("onedraw", "python"):
+        places = 2 if name == "python" else 3
+        if here[name].split(".")[:places] != str(there.get(name)).split(".")[:places]:
+            raise StoreError(
+                f"{found.path} was made with {name} {there.get(name)}, and this is {name} {here[name]}: use the same "
+                "on all hosts of a job array"
+            )
+    return [f"{name} {there.get(name)}, here {here[name]}" for name in here if here[name] != there.get(name)]
+
+
+def write_round(
+    folder: Path,
+    number: int,
+    header: Mapping[str, Any],
+    task: bytes,
+    shards: list[tuple[int, list[Any], bytes]],
+) -> ShardRound:
+    """A round, renamed into place as a whole: of each shard its size, the places of its items, and the items."""
+    token = secrets.token_hex(8)
+    hidden = folder / f".round-{number:04d}.{os.getpid()}.{token}"
+    hidden.mkdir()
+    sizes = [size for size, _, _ in shards]
+    whole = {**header, "token": token, "shards": len(shards), "sizes": sizes, "versions": versions()}
+    write_whole(hidden / "task", whole, task)
+    for k, (_, places, items) in enumerate(shards):
+        write_whole(hidden / f"items-{k + 1:05d}", {"token": token, "places": places}, items)
+    hidden.rename(folder / f"round-{number:04d}")
+    return ShardRound(folder / f"round-{number:04d}", number, whole)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove rounds that a process did not come to write or to remove to the end."""
+    for name in os.listdir(folder):
+        if name.startswith((".round-", ".gone-")):
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def remove_round(found: ShardRound) -> None:
+    """Remove the files of a round. Workers that are still at it notice that they are gone."""
+    gone = found.path.with_name(f".gone-{found.number:04d}.{found.token}")
+    with suppress(OSError):
+        found.path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+# --- leases ------------------------------------------------------------------------------------------------
+
+
+def write_lease(path: Path, lease: Lease) -> None:
+    """Say who works on a shard; RoundClosed if there is nothing to work on any more."""
+    try:
+        write_json(path, lease._asdict())
+    except FileNotFoundError as error:
+        raise RoundClosed from error
+
+
+def read_lease(path: Path) -> tuple[Lease, float] | None:
+    """The lease of a shard and when it was renewed; None if there is none that can be read."""
+    try:
+        changed = path.stat().st_mtime
+        value = json.loads(path.read_text())
+        if set(value) != set(Lease._fields):
+            return None
+        kinds = (str, int, int, int, int, float, int, int, int)
+        known = Lease(**value)
+        return (known, changed) if all(map(isinstance, known, kinds)) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_alive(lease: Lease, changed: float, now: float) -> bool:
+    """Whether somebody still works on a shard: on this host by its process, elsewhere by its last sign of life."""
+    if lease.host == socket.gethostname() and os.name == "posix":
+        try:
+            os.kill(lease.pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            pass
+    return now - changed < STALE
