@@ -17,6 +17,7 @@ import numpy as np
 
 from onedraw.arguments import checked_pseudo_samples, one_of, true_or_false
 from onedraw.engines.arrays import Array, DeviceParts, namespace
+from onedraw.engines.numba import Formula
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
 from onedraw.estimators.protocol import Evaluation, check_estimator, evaluate
@@ -118,6 +119,7 @@ class PseudoMarginal:
     draws: int
     """Simulations of one estimate, for the count of those that were skipped."""
     device_parts = DeviceParts(("estimator", "proposal"), ("early", "draws"))
+    formula = Formula("pseudo_marginal")
 
     def step(self, rng: Rng, state: State) -> tuple[State, Info]:
         """One step of every chain of the block."""
