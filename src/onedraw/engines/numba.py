@@ -20,7 +20,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from functools import cache, update_wrapper
+from functools import cache, partial, update_wrapper
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -311,40 +311,46 @@ def simulator_key(recipe: Any) -> tuple[Any, ...]:
     return recipe.prior.layout, tuple(recipe.prior.discrete.tolist()), summary, drawn_layout(recipe)
 
 
-def _arguments(numba: Any, recipe: Any) -> Any:
+def _arguments(recipe: Any) -> Any:
     """(theta, i) -> the tuple of what the simulator is given after rng, in its own order."""
     names, taken = list(recipe.prior.names), list(inspect.signature(recipe.simulator).parameters.values())[1:]
     last = max(place for place, one in enumerate(taken) if one.name in names)
     parts = []
     for one in taken[: last + 1]:
         if one.name not in names:
-            parts.append(_fixed_part(numba, one.default))
+            parts.append(_fixed_part(one.default))
             continue
         place, layout = names.index(one.name), recipe.prior.layout
         columns = layout.slices()[place]
-        parts.append(_part(numba, columns, layout.shapes[place] != (), bool(recipe.prior.discrete[columns.start])))
+        parts.append(_part(columns, layout.shapes[place] != (), bool(recipe.prior.discrete[columns.start])))
     whole = parts[0]
     for part in parts[1:]:
-        whole = _end_to_end(numba, whole, part)
+        whole = _end_to_end(whole, part)
     return whole
 
 
-def _fixed_part(numba: Any, fixed: Any) -> Any:
+def inlined(function: Callable[..., Any], **options: Any) -> Any:
+    """A function that only compiled code calls, for which Numba then makes no form that Python can call."""
+    made_for: Any = numba_module().njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    return made_for(function)
+
+
+def _fixed_part(fixed: Any) -> Any:
     """(theta, i) -> a tuple of one: a default that stands before a parameter."""
-    return numba.njit(lambda theta, i: (fixed,))
+    return inlined(lambda theta, i: (fixed,))
 
 
-def _part(numba: Any, columns: slice, vector: bool, discrete: bool) -> Any:
+def _part(columns: slice, vector: bool, discrete: bool) -> Any:
     """(theta, i) -> a tuple of one: the parameter in these columns, an array of its own if it is a vector."""
     k, end = columns.start, columns.stop
     if vector:
         kind = np.int64 if discrete else np.float64
-        return numba.njit(lambda theta, i: (theta[k:end, i].astype(kind),))
-    return numba.njit((lambda theta, i: (int(theta[k, i]),)) if discrete else (lambda theta, i: (theta[k, i],)))
+        return inlined(lambda theta, i: (theta[k:end, i].astype(kind),))
+    return inlined((lambda theta, i: (int(theta[k, i]),)) if discrete else (lambda theta, i: (theta[k, i],)))
 
 
-def _end_to_end(numba: Any, first: Any, second: Any) -> Any:
-    return numba.njit(lambda theta, i: first(theta, i) + second(theta, i))
+def _end_to_end(first: Any, second: Any) -> Any:
+    return inlined(lambda theta, i: first(theta, i) + second(theta, i))
 
 
 def array_type(numba: Any, dimensions: int, writable: bool = False) -> Any:
@@ -362,7 +368,7 @@ def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
     if careful:
         bare = _attempt(recipe, False)
 
-        @numba.njit
+        @inlined
         def guarded(rng, theta, i, row):  # type: ignore[no-untyped-def]
             code = RAISED
             try:
@@ -373,21 +379,21 @@ def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
 
         return guarded
     simulator, summary = recipe.simulator, recipe.summary
-    draw = numba.njit(**simulator.options)(simulator.function)
-    given = _arguments(numba, recipe)
+    draw = inlined(simulator.function, **simulator.options)
+    given = _arguments(recipe)
     generator = numba.typeof(np.random.Generator(np.random.SFC64(1)))
     types = (generator, array_type(numba, 2), numba.int64)
-    one, owner = numba.njit(lambda rng, theta, i: draw(rng, *given(theta, i))), simulator
+    one, owner = inlined(lambda rng, theta, i: draw(rng, *given(theta, i))), simulator
     returned = _returned(numba, owner, one, types)
     if isinstance(summary, Compiled):
-        shorten = numba.njit(**summary.options)(summary.function)
+        shorten = inlined(summary.function, **summary.options)
         data, owner = one, summary
-        one = numba.njit(lambda rng, theta, i: shorten(data(rng, theta, i)))
+        one = inlined(lambda rng, theta, i: shorten(data(rng, theta, i)))
         returned = _returned(numba, owner, one, types)
     layout = drawn_layout(recipe)
     put, width = _put(numba, returned, layout, owner), layout.size
 
-    @numba.njit
+    @inlined
     def attempt(rng, theta, i, row):  # type: ignore[no-untyped-def]
         if not put(row, one(rng, theta, i)):
             return WRONG_SHAPE
@@ -439,14 +445,14 @@ def _put(numba: Any, returned: Any, layout: Any, owner: Any) -> Any:
     size = layout.size
     if isinstance(returned, number) and size == 1 and len(shape) <= 1:
 
-        @numba.njit
+        @inlined
         def put(row, value):  # type: ignore[no-untyped-def]
             row[0] = value
             return True
 
     elif isinstance(returned, types.Array) and isinstance(returned.dtype, number) and returned.ndim == len(shape) > 0:
 
-        @numba.njit
+        @inlined
         def put(row, value):  # type: ignore[no-untyped-def]
             if value.shape != shape:
                 return False
@@ -456,7 +462,7 @@ def _put(numba: Any, returned: Any, layout: Any, owner: Any) -> Any:
 
     elif isinstance(returned, types.Array) and isinstance(returned.dtype, number) and size == 1 and len(shape) <= 1:
 
-        @numba.njit
+        @inlined
         def put(row, value):  # type: ignore[no-untyped-def]
             if value.size != 1:
                 return False
@@ -466,7 +472,7 @@ def _put(numba: Any, returned: Any, layout: Any, owner: Any) -> Any:
 
     elif isinstance(returned, types.List) and isinstance(returned.dtype, number) and len(shape) == 1:
 
-        @numba.njit
+        @inlined
         def put(row, value):  # type: ignore[no-untyped-def]
             if len(value) != size:
                 return False
@@ -481,7 +487,7 @@ def _put(numba: Any, returned: Any, layout: Any, owner: Any) -> Any:
     ):
         unroll = numba.literal_unroll
 
-        @numba.njit
+        @inlined
         def put(row, value):  # type: ignore[no-untyped-def]
             k = 0
             for one in unroll(value):
@@ -573,7 +579,7 @@ def _log_kernel(kind: int, u: float) -> float:
 @cache
 def built_in(function: Callable[..., Any]) -> Any:
     """A function of these modules, compiled once for all loops."""
-    return numba_module().njit(error_model="numpy")(function)
+    return inlined(function, error_model="numpy")
 
 
 def _own_distance(numba: Any, own: Compiled, layout: Any) -> Any:
@@ -581,13 +587,13 @@ def _own_distance(numba: Any, own: Compiled, layout: Any) -> Any:
     if layout.keys is not None:
         raise ValueError(f"{own!r} as distance is to compare dicts: give observed= as a number or an array")
     (shape,) = layout.shapes
-    compare = numba.njit(**own.options)(own.function)
+    compare = inlined(own.function, **own.options)
     if shape == ():
-        function = numba.njit(lambda row, observed, extra: compare(row[0], observed[0]))
+        function = inlined(lambda row, observed, extra: compare(row[0], observed[0]))
     elif len(shape) == 1:
-        function = numba.njit(lambda row, observed, extra: compare(row, observed))
+        function = inlined(lambda row, observed, extra: compare(row, observed))
     else:
-        function = numba.njit(lambda row, observed, extra: compare(row.reshape(shape), observed.reshape(shape)))
+        function = inlined(lambda row, observed, extra: compare(row.reshape(shape), observed.reshape(shape)))
     arguments = (array_type(numba, 1, writable=True), array_type(numba, 1), array_type(numba, 2))
     returned = _returned(numba, own, function, arguments)
     if not isinstance(returned, numba.types.Integer | numba.types.Float | numba.types.Boolean):
@@ -595,10 +601,10 @@ def _own_distance(numba: Any, own: Compiled, layout: Any) -> Any:
     return function
 
 
-def _guarded(numba: Any, distance: Any) -> Any:
+def _guarded(distance: Any) -> Any:
     """A distance that is -inf where the user's raises."""
 
-    @numba.njit
+    @inlined
     def guarded(row, observed, extra):  # type: ignore[no-untyped-def]
         apart = -np.inf
         try:
@@ -619,10 +625,9 @@ def row_average(recipe: Any, formula: str, own: Compiled | None, careful: bool) 
 def _new_row_average(numba: Any, recipe: Any, formula: str, own: Compiled | None, careful: bool) -> Any:
     measured = _measured(numba, recipe, formula, own, careful)
     log_kernel = built_in(_log_kernel)
-    width, users = recipe.layout.size, own is not None
-    infinity = math.inf
+    width, infinity = recipe.layout.size, math.inf
 
-    @numba.njit(error_model="numpy", _nrt=False, forceinline=True)
+    @partial(inlined, error_model="numpy", _nrt=False, forceinline=True)
     def average(  # type: ignore[no-untyped-def]
         rng, theta, i, draws, observed, extra, profile, indicator, eps, support, distances, rows, place, row, noted
     ):
@@ -670,10 +675,10 @@ def _measured(numba: Any, recipe: Any, formula: str, own: Compiled | None, caref
     attempt = _attempt(recipe, careful)
     distance = built_in(globals()[formula]) if own is None else _own_distance(numba, own, recipe.layout)
     if own is not None and careful:
-        distance = _guarded(numba, distance)
+        distance = _guarded(distance)
     users, infinity = own is not None, math.inf
 
-    @numba.njit(error_model="numpy", _nrt=False, forceinline=True)
+    @partial(inlined, error_model="numpy", _nrt=False, forceinline=True)
     def measured(rng, theta, i, m, observed, extra, row, noted):  # type: ignore[no-untyped-def]
         code = attempt(rng, theta, i, row)
         if code == FINE:
@@ -714,8 +719,8 @@ def _average_loop(numba: Any, recipe: Any, formula: str, own: Compiled | None, c
 
     return compiled_loop(
         numba, loop, numba.int64, array_type(numba, 1), array_type(numba, 2), numba.int64, numba.boolean,
-        numba.float64, numba.float64, array_type(numba, 1, True), array_type(numba, 2, True), array_type(numba, 3, True),
-        array_type(numba, 1, True), numba.int64[::1], _nrt=False
+        numba.float64, numba.float64, array_type(numba, 1, True), array_type(numba, 2, True),
+        array_type(numba, 3, True), array_type(numba, 1, True), numba.int64[::1], _nrt=False,
     )  # fmt: skip
 
 
@@ -740,7 +745,9 @@ def _rows_loop(numba: Any, recipe: Any, careful: bool) -> Any:
 
 def compiled_loop(numba: Any, loop: Any, *given: Any, **options: Any) -> Any:
     generator = numba.typeof(np.random.Generator(np.random.SFC64(1)))
-    return numba.njit((generator, array_type(numba, 2), *given), nogil=True, error_model="numpy", **options)(loop)
+    return numba.njit(
+        (generator, array_type(numba, 2), *given), nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options
+    )(loop)
 
 
 def _distances_loop(numba: Any, distance: Compiled, layout: Any) -> Any:

@@ -1,16 +1,16 @@
-"""Chains of compiled simulators: steps of a block, one after the other, in compiled code.
+"""Chains of compiled simulators: the steps of a block, one after the other, in compiled code.
 
-Random numbers have the names that `streams.Rng` gives them. What is random about a proposal (increments of a walk, draws
-of an independence proposal, whether a chain is held, u) does not depend on the states, so it is drawn first, for a group
-of steps: each step has its stream, of which only the state is kept between two kinds of draws. Then one loop goes
-through steps and chains: propose, reject early, simulate, compare, accept, record. It draws the pseudo-samples of a step
-from the stream of this step, chain after chain.
+Random numbers have the names that `streams.Rng` gives them. What is random about a proposal (increments of a walk,
+draws of an independence proposal, whether a chain is held, u) does not depend on the states, so it is drawn first, for
+a group of steps: each step has its stream, of which only the state is kept between two kinds of draws. Then one loop
+goes through steps and chains: propose, reject early, simulate, compare, accept, record. It draws the pseudo-samples of
+a step from the stream of this step, chain after chain.
 
 So the draws are those of `lockstep.advance` with the same sampler, and where steps are cut into groups or segments has
 no influence on them.
 
-Samplers, estimators, proposals and priors declare as `formula` what they are (`numba.Formula`). Whatever declares none is
-stepped in NumPy.
+Samplers, estimators, proposals and priors declare as `formula` what they are (`numba.Formula`). A sampler of which some
+part declares none is stepped in NumPy.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 GROUP_VALUES = 2**15
 """Numbers drawn ahead for a group of steps, few enough for the cache."""
 FAMILIES = ("norm", "uniform", "expon", "gamma", "beta", "lognorm", "t", "randint", "poisson")
-"""What a marginal may name as its formula, with the numbers (loc, scale, log of the scale, shape, second shape, constant)."""
+"""What a marginal may name as its formula."""
 NORM, UNIFORM, EXPON, GAMMA, BETA, LOGNORM, T, RANDINT, POISSON = range(len(FAMILIES))
 WALK, FROM_PRIOR, INDEPENDENT = range(3)
 PROPOSALS = {"random_walk": WALK, "prior": FROM_PRIOR, "independence": INDEPENDENT}
@@ -101,7 +101,8 @@ class Advanced(NamedTuple):
 
 def chain_loop(sampler: Any) -> ChainLoop | None:
     """A sampler for the loop; None if a part of it has no form there."""
-    formula, estimator = declared(sampler), getattr(sampler, "estimator", None)
+    formula: Formula | None = declared(sampler)
+    estimator: Any = getattr(sampler, "estimator", None)
     if formula is None or declared(estimator) is None or not _writable():
         return None
     proposal, hold = declared(sampler.proposal), -1.0
@@ -120,7 +121,7 @@ def chain_loop(sampler: Any) -> ChainLoop | None:
 
 def _table(prior: Formula) -> Array:
     """(dim, 7) of a prior's formula."""
-    return fixed(np.array([[FAMILIES.index(name), *given] for name, given, _ in prior.parts], dtype=float))
+    return fixed(np.array([[FAMILIES.index(one.name), *np.asarray(one.array)] for one in prior.parts], dtype=float))
 
 
 class _Source(NamedTuple):
@@ -282,7 +283,7 @@ class _Record(NamedTuple):
 
 
 def _taken(loop: ChainLoop, source: _Source, ahead: _Ahead, now: _Now, step: int, record: _Record) -> list[_Group]:
-    """Take the steps of a group; if something is raised, one by one, and with each pseudo-sample guarded if it must be."""
+    """Take the steps of a group; if something is raised, one by one, and that one guarded."""
     try:
         return [_group(loop, source, ahead, now, step, record, None)]
     except _RaisedInLoop as raised:
@@ -472,7 +473,7 @@ def _log_density(table: Array, theta: Array, i: int) -> float:
 # Loops over the streams of several steps.
 
 
-def _philox(states: Array, seed: int, key: int, first: int, step: int) -> None:
+def _philox(states: Array, seed: Any, key: Any, first: Any, step: Any) -> None:
     """States (S, 5) for SFC64: four words of Philox4x64-10, of the stream with these names at S steps.
 
     Numbers are unsigned words, products of two of them are made of halves.

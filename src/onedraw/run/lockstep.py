@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from onedraw.cost import Cost
-from onedraw.engines.arrays import Array
 from onedraw.engines import numba_chains
+from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
 from onedraw.engines.streams import Phase, Rng
 from onedraw.failures import Failure, first_failures
