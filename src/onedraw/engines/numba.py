@@ -402,6 +402,9 @@ def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
                 return NOT_FINITE
         return FINE
 
+    if not isinstance(returned, numba.types.Number | numba.types.Boolean):
+        # Loops count no references, and neither does what is compiled for them; arrays and lists need them.
+        attempt.compile((*types, array_type(numba, 1, writable=True)))
     return attempt
 
 

@@ -13,7 +13,6 @@ Samplers, estimators, proposals and priors declare as `formula` what they are (`
 part declares none is stepped in NumPy.
 """
 
-import ctypes
 import math
 import sys
 from collections.abc import Callable
@@ -41,7 +40,7 @@ from onedraw.engines.numba import (
     row_average,
     simulator_key,
 )
-from onedraw.engines.streams import BLANK, Purpose, Rng
+from onedraw.engines.streams import BLANK, Purpose, Rng, state_is_in_words, state_words
 from onedraw.failures import FAILURES_KEPT
 
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -76,7 +75,7 @@ class ChainLoop(NamedTuple):
     """The same of an independence proposal's own distribution."""
 
 
-class Failed(NamedTuple):
+class FailedStep(NamedTuple):
     """The first failure of a step."""
 
     step: int
@@ -95,7 +94,7 @@ class Advanced(NamedTuple):
     proposals: Array
     simulations: int
     failed: int
-    failures: list[Failed]
+    failures: list[FailedStep]
     ignored_rng: bool
 
 
@@ -103,7 +102,7 @@ def chain_loop(sampler: Any) -> ChainLoop | None:
     """A sampler for the loop; None if a part of it has no form there."""
     formula: Formula | None = declared(sampler)
     estimator: Any = getattr(sampler, "estimator", None)
-    if formula is None or declared(estimator) is None or not _writable():
+    if formula is None or declared(estimator) is None or not state_is_in_words():
         return None
     proposal, hold = declared(sampler.proposal), -1.0
     if proposal is not None and proposal.name == "lazy":
@@ -133,18 +132,8 @@ class _Source(NamedTuple):
 
 
 def _source() -> _Source:
-    bits = np.random.SFC64(BLANK)
-    words = (ctypes.c_uint64 * 5).from_address(bits.ctypes.state_address)
-    return _Source(np.random.Generator(bits), np.ctypeslib.as_array(words))
-
-
-@cache
-def _writable() -> bool:
-    """Whether NumPy keeps the state of a generator in memory as this module expects it."""
-    generator, words = _source()
-    words[:] = 1, 2, 3, 4, 1 | 7 << 32
-    state = generator.bit_generator.state
-    return bool(state["state"]["state"].tolist() == [1, 2, 3, 4] and (state["has_uint32"], state["uinteger"]) == (1, 7))
+    generator = np.random.Generator(np.random.SFC64(BLANK))
+    return _Source(generator, state_words(generator))
 
 
 class _Ahead(NamedTuple):
@@ -219,7 +208,7 @@ class _Group(NamedTuple):
     now: _Now
     simulations: int
     failed: int
-    failures: list[Failed]
+    failures: list[FailedStep]
 
 
 def advance(
@@ -233,7 +222,7 @@ def advance(
     now = _Now(np.ascontiguousarray(state.theta.T), state.log_prior, log_estimate, state.distances, counts, counts)
     record = _Record(theta, np.empty((0, 0, 0)) if distances is None else distances, thin, batches, stretch, rng.step)
     source, simulations, failed, ignored = _source(), 0, 0, False
-    failures: list[Failed] = []
+    failures: list[FailedStep] = []
     first, last = rng.step, rng.step + steps
     longest = max(1, GROUP_VALUES // (n * dim))
     step = first
@@ -332,7 +321,7 @@ def _group(
     if noted[3] == BAD_DISTANCE:
         refuse_distance(own, model.recipe.prior.named(proposed[:, noted[1]]))
     failures = [
-        Failed(step + s, places[k : k + 1], chain, LoopReport(1, 0, m, code, raised))
+        FailedStep(step + s, places[k : k + 1], chain, LoopReport(1, 0, m, code, raised))
         for k, (s, chain, m, code) in enumerate(events[:failing].tolist())
     ]
     return _Group(now, simulations, failed, failures)

@@ -16,6 +16,7 @@ from onedraw.engines.clock import look
 from onedraw.engines.streams import Phase, Rng
 from onedraw.failures import Failure, first_failures
 from onedraw.model.simulator import loop_failures
+from onedraw.run import one_chain
 from onedraw.run.blocks import Block
 
 
@@ -163,6 +164,9 @@ class Advance:
         theta = np.empty((kept, n, segment.state.theta.shape[1]))
         distances = np.empty((kept, n, segment.state.distances.shape[1])) if self.keep_distances else None
         rng = Rng(self.seed, Phase.RUN, segment.block.first)
+        if one_chain.alone(self.sampler, n):
+            rng.step = segment.first_step
+            return self._alone(rng, segment, theta, distances)
         loop = numba_chains.chain_loop(self.sampler)
         if loop is not None:
             state, tally = self._in_one_loop(loop, rng, segment, theta, distances)
@@ -171,6 +175,22 @@ class Advance:
             self.sampler, rng, segment.state, segment.first_step, segment.steps, self.thin, theta, distances,
             self.batches, self.stretch,
         )  # fmt: skip
+        return SegmentResult(state, theta, distances, tally, segment.steps)
+
+    def _alone(self, rng: Rng, segment: Segment, theta: Array, distances: Array | None) -> SegmentResult:
+        """As `advance`, for one chain of a plain simulator."""
+        found = one_chain.advance(
+            self.sampler, rng, segment.state, segment.steps, thin=self.thin, batches=self.batches, stretch=self.stretch
+        )
+        if found.theta:
+            theta[:] = found.theta
+            if distances is not None:
+                distances[:, 0, 0] = found.distances
+        made = sum(found.proposals)
+        cost = Cost(found.simulations, skipped=made - found.simulations, failed=found.failed, proposals=made)
+        accepted, proposals = np.array([found.accepted, found.proposals], dtype=np.int64)[:, :, None]
+        state = type(segment.state)(*(found.state[name] for name in segment.state._fields))
+        tally = Tally(accepted, proposals, cost, 0, found.failures, found.ignored_rng)
         return SegmentResult(state, theta, distances, tally, segment.steps)
 
     def _in_one_loop(
