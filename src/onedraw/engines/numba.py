@@ -257,6 +257,54 @@ def distances_of(distance: Compiled, layout: Any, rows: Array, observed: Array) 
     return result
 
 
+def moved_particles(
+    function: Compiled, prior: Any, rng: np.random.Generator, x: Array, theta: Array, time: int
+) -> Array:
+    """States (n, N) or (n, N, k) one time later, each particle moved by itself; theta is (n, dim)."""
+    if x.ndim > 3:
+        raise ValueError(f"states have shape {x.shape[2:]}: a compiled transition moves numbers, or arrays (k,)")
+    key = ("transition", prior.layout, tuple(prior.discrete.tolist()), x.ndim)
+    loop = made(function, key, lambda numba: _transition_loop(numba, function, prior, x.ndim))
+    moved = np.empty(x.shape)
+    # The time is one more whole number behind the parameters.
+    given = _columns(np.column_stack([theta, np.full(len(theta), float(time))]))
+    # A transition may write to the state that it is given.
+    loop(rng, given, np.array(x, order="C"), moved)
+    return moved
+
+
+def _transition_loop(numba: Any, function: Compiled, prior: Any, axes: int) -> Any:
+    """(rng, theta, x, moved): all particles of all filters."""
+    move = inlined(function.function, **function.options)
+    given = _parameters(list(inspect.signature(function).parameters.values())[2:], prior, time=True)
+    number = numba.float64
+    if axes == 2:
+
+        def loop(rng, theta, x, moved):  # type: ignore[no-untyped-def]
+            for i in range(x.shape[0]):
+                for j in range(x.shape[1]):
+                    moved[i, j] = move(rng, x[i, j], *given(theta, i))
+
+        states = number[:, ::1]
+    else:
+
+        def loop(rng, theta, x, moved):  # type: ignore[no-untyped-def]
+            width = x.shape[2]
+            for i in range(x.shape[0]):
+                for j in range(x.shape[1]):
+                    value = move(rng, x[i, j], *given(theta, i))
+                    if len(value) != width:
+                        raise ValueError("the new state does not have the length of the old one")
+                    for k in range(width):
+                        moved[i, j, k] = value[k]
+
+        states = number[:, :, ::1]
+    try:
+        return compiled_loop(numba, loop, states, states)
+    except Exception as error:
+        raise _not_compiled(function, error) from None
+
+
 def _run(loop: Callable[[bool], Any], rng: Rng, chunk: int, watch: bool, given: tuple[Any, ...]) -> LoopReport:
     """Draw a chunk; if something is raised, once more with each pseudo-sample guarded."""
     quick = loop(False)
@@ -311,22 +359,28 @@ def simulator_key(recipe: Any) -> tuple[Any, ...]:
     return recipe.prior.layout, tuple(recipe.prior.discrete.tolist()), summary, drawn_layout(recipe)
 
 
-def _arguments(recipe: Any) -> Any:
-    """(theta, i) -> the tuple of what the simulator is given after rng, in its own order."""
-    names, taken = list(recipe.prior.names), list(inspect.signature(recipe.simulator).parameters.values())[1:]
-    last = max(place for place, one in enumerate(taken) if one.name in names)
+def _parameters(taken: list[inspect.Parameter], prior: Any, time: bool = False) -> Any:
+    """(theta, i) -> the tuple of what a function is given of theta[:, i], in its own order.
+
+    With `time`, an argument `t` is the whole number behind the parameters, unless the prior has a `t`.
+    """
+    names, layout = list(prior.names), prior.layout
+    place_of = {name: (layout.slices()[k], layout.shapes[k] != ()) for k, name in enumerate(names)}
+    if time and "t" not in names:
+        place_of["t"] = slice(layout.size, layout.size + 1), False
+    last = max(place for place, one in enumerate(taken) if one.name in place_of)
     parts = []
     for one in taken[: last + 1]:
-        if one.name not in names:
+        if one.name not in place_of:
             parts.append(_fixed_part(one.default))
             continue
-        place, layout = names.index(one.name), recipe.prior.layout
-        columns = layout.slices()[place]
-        parts.append(_part(columns, layout.shapes[place] != (), bool(recipe.prior.discrete[columns.start])))
-    whole = parts[0]
+        columns, vector = place_of[one.name]
+        whole = columns.start == layout.size or bool(prior.discrete[columns.start])
+        parts.append(_part(columns, vector, whole))
+    together = parts[0]
     for part in parts[1:]:
-        whole = _end_to_end(whole, part)
-    return whole
+        together = _end_to_end(together, part)
+    return together
 
 
 def inlined(function: Callable[..., Any], **options: Any) -> Any:
@@ -380,7 +434,7 @@ def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
         return guarded
     simulator, summary = recipe.simulator, recipe.summary
     draw = inlined(simulator.function, **simulator.options)
-    given = _arguments(recipe)
+    given = _parameters(list(inspect.signature(simulator).parameters.values())[1:], recipe.prior)
     generator = numba.typeof(np.random.Generator(np.random.SFC64(1)))
     types = (generator, array_type(numba, 2), numba.int64)
     one, owner = inlined(lambda rng, theta, i: draw(rng, *given(theta, i))), simulator
