@@ -6,7 +6,7 @@ from importlib import import_module
 ALL = ["rejection", "chains", "engines", "store", "sequential", "study", "particle_filter", "executors", "scaling"]
 SLOW = [
     "multifidelity", "compare", "peers", "alarms", "calibration", "coverage", "budgets", "infer_time", "references",
-    "accuracy", "gpu",
+    "accuracy", "gpu", "growth",
 ]  # fmt: skip
 """Run only when they are named."""
 

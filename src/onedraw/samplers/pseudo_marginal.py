@@ -86,12 +86,15 @@ def moved(state: Carried, proposed: Proposed, result: Evaluation, accepted: Arra
         "theta": proposed.theta, "log_prior": proposed.log_prior,
         "log_estimate": result.log_estimate, "distances": result.distances,
     }  # fmt: skip
+    kept = [(new[name], old) for name, old in zip(state._fields, state, strict=True)]
+    where, column = namespace(accepted).where, accepted[:, None]
     return type(state)(
         *(
-            chosen(accepted, new[name], old) if old.ndim == 1 or old.shape[1] else old
-            for name, old in zip(state._fields, state, strict=True)
+            old if one is old or (old.ndim == 2 and not old.shape[1])
+            else where(accepted if old.ndim == 1 else column, one, old)
+            for one, old in kept
         )
-    )
+    )  # fmt: skip
 
 
 def proposals_of(proposed: Proposed) -> int | Array:
