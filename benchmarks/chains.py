@@ -73,23 +73,23 @@ def speed(pseudo_samples, chains=CHAINS):
 
 def overhead_of_a_slow_simulator():
     """Share of the time that is not the simulator's own, for a plain simulator that takes a millisecond."""
-    spent = 0.0
+    spent, clock = 0.0, time.process_time
 
     def slow(rng, theta):
         nonlocal spent
-        began = time.perf_counter()
+        began = clock()
         value = theta + rng.standard_normal()
-        while time.perf_counter() - began < 1e-3:
+        while clock() - began < 1e-3:
             pass
-        spent += time.perf_counter() - began
+        spent += clock() - began
         return value
 
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), slow, observed=2.0)
     best = float("inf")
     for _ in range(3):
-        spent = 0.0
-        post = od.pseudo_marginal(model, od.uniform(1.0), draws=300, chains=4, proposal=od.independence(), seed=1)
-        best = min(best, post.cost.seconds / spent - 1.0)
+        began, spent = clock(), 0.0
+        od.pseudo_marginal(model, od.uniform(1.0), draws=300, chains=4, proposal=od.independence(), seed=1)
+        best = min(best, (clock() - began) / spent - 1.0)
     return best
 
 
@@ -117,6 +117,7 @@ def overhead_of_a_step(chains):
             "calls": lambda: [quick(generator, theta=0.5) for _ in range(count)],
         },
         rounds=7,
+        clock=time.process_time,
     )
     simulations = run(many).cost.simulations - run(few).cost.simulations
     return (seconds["many"] - seconds["few"]) / simulations - seconds["calls"] / count

@@ -410,7 +410,7 @@ def test_a_compiled_transition_that_fails_is_told():
     }
     prior = od.Prior(a=stats.uniform(0, 1))
     short = od.particle_filter(prior, transition=od.compiled(lambda rng, x, a: x[:1]), **parts)
-    with pytest.raises(od.SimulationError, match="transition failed at time 1.*the length of the old one"):
+    with pytest.raises(od.SimulationError, match=r"transition failed at time 1.*the length of the old one"):
         short.evaluate(Rng(1, Phase.RUN), np.array([[0.5]]), None)
     wrong = od.particle_filter(prior, transition=od.compiled(lambda rng, x, a: x.nonsense()), **parts)
     with pytest.raises(od.SimulationError, match=r"(?s)cannot be compiled.*Numba says"):

@@ -260,7 +260,7 @@ class ParticleFilter:
         try:
             if name == "transition" and isinstance(function, Compiled):
                 theta = np.concatenate([parameters[one].reshape(len(given[1]), -1) for one in self.prior.names], axis=1)
-                return moved_particles(function, self.prior, *given, theta, time)
+                return moved_particles(function, self.prior, given[0], given[1], theta, time)
             return np.asarray(function(*given, **parameters), dtype=float)
         except FAULTS as error:
             rows = len(next(iter(parameters.values())))
