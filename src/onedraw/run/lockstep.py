@@ -13,7 +13,7 @@ from onedraw.cost import Cost
 from onedraw.engines import numba_chains
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
-from onedraw.engines.streams import Phase, Rng
+from onedraw.engines.streams import Phase, Rng, borrowed
 from onedraw.failures import Failure, first_failures
 from onedraw.model.simulator import loop_failures
 from onedraw.run import one_chain
@@ -159,11 +159,14 @@ class Advance:
     def __call__(self, segment: Segment) -> SegmentResult:
         if self.engine is not None:
             return self._on_device(segment)
+        with borrowed(self.seed, Phase.RUN, segment.block.first) as rng:
+            return self._here(rng, segment)
+
+    def _here(self, rng: Rng, segment: Segment) -> SegmentResult:
         n, before = segment.block.size, segment.first_step - self.stretch[0]
         kept = (before + segment.steps) // self.thin - before // self.thin
         theta = np.empty((kept, n, segment.state.theta.shape[1]))
         distances = np.empty((kept, n, segment.state.distances.shape[1])) if self.keep_distances else None
-        rng = Rng(self.seed, Phase.RUN, segment.block.first)
         if one_chain.alone(self.sampler, n):
             rng.step = segment.first_step
             return self._alone(rng, segment, theta, distances)
