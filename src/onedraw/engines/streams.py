@@ -32,7 +32,7 @@ BLANK: Any = Blank()
 
 def state_words(generator: np.random.Generator) -> Any:
     """The state of an SFC64 generator in memory, (5,) uint64: four words, and what is left of one that was halved."""
-    words = (ctypes.c_uint64 * 5).from_address(generator.bit_generator.ctypes.state_address)
+    words: Any = (ctypes.c_uint64 * 5).from_address(generator.bit_generator.ctypes.state_address)
     return np.frombuffer(words, np.uint64)
 
 
