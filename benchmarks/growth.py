@@ -151,8 +151,9 @@ def table(found: dict[str, Grown]) -> str:
     for case in CASES:
         if case.what in found:
             one = found[case.what]
+            last = case.sizes[len(one.seconds) - 1]
             lines.append(
-                f"| {case.what} | {case.shown} | {case.sizes[0]:,} to {case.sizes[-1]:,} | {one.seconds[0]:.3g} to "
+                f"| {case.what} | {case.shown} | {case.sizes[0]:,} to {last:,} | {one.seconds[0]:.3g} to "
                 f"{one.seconds[-1]:.3g} | {one.megabytes[0]:.3g} to {one.megabytes[-1]:.3g} | {one.of_time:.2f} | "
                 f"{one.of_memory:.2f} |"
             )
@@ -168,7 +169,7 @@ def drawn(found: dict[str, Grown], path: Path) -> None:
         if case.what in found:
             one = found[case.what]
             for ax, values in zip(axes, (one.seconds, one.megabytes), strict=True):
-                ax.loglog(case.sizes, values, marker="o", markersize=3, label=case.what)
+                ax.loglog(case.sizes[: len(values)], values, marker="o", markersize=3, label=case.what)
     for ax, label in zip(axes, ("seconds", "peak memory, MB"), strict=True):
         ax.set_xlabel("size")
         ax.set_ylabel(label)
