@@ -9,7 +9,7 @@ ALL = [
 ]  # fmt: skip
 SLOW = [
     "multifidelity", "compare", "peers", "alarms", "calibration", "coverage", "budgets", "infer_time", "references",
-    "accuracy", "gpu",
+    "accuracy", "gpu", "growth",
 ]  # fmt: skip
 """Run only when they are named."""
 

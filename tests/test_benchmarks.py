@@ -10,7 +10,7 @@ import pytest
 from scipy import integrate, stats
 
 import onedraw as od
-from benchmarks import accuracy, alarms, budgets, calibration, coverage, known, peers, references
+from benchmarks import accuracy, alarms, budgets, calibration, coverage, growth, known, peers, references
 from benchmarks.sbibm import FURTHER, TASKS, task
 from onedraw.cli.export import FIRST_MODEL
 
@@ -262,3 +262,22 @@ def test_simulators_for_other_packages_need_none_of_ours():
     root = known.FILE.parent.parent
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "False"
+
+
+def test_exponents_of_growth_are_fitted_and_shown(tmp_path, monkeypatch):
+    linear, quadratic = growth.Grown([1.0, 10.0], [1.0, 1.0], 1.0, 0.0), [4.0, 16.0, 64.0]
+    assert growth.exponent([2, 4, 8], quadratic) == pytest.approx(2.0)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{growth.BEGIN}\nold\n{growth.END}\nafter\n")
+    monkeypatch.setattr(growth, "PAGE", page)
+    monkeypatch.setattr(growth, "FIGURE", tmp_path / "img" / "growth.png")
+    growth.write({"M": linear})
+    text = page.read_text()
+    assert text.startswith("before") and text.endswith("after\n") and "old" not in text
+    assert "| M |" in text and "| 1.00 | 0.00 |" in text and (tmp_path / "img" / "growth.png").exists()
+
+
+@pytest.mark.parametrize("what", ["simulations", "chains", "parameters", "summaries", "M"])
+def test_every_growing_run_can_be_made_small(what):
+    (case,) = (one for one in growth.CASES if one.what == what)
+    assert growth.seconds_of(case.run, case.sizes[0], 1) > 0 and growth.megabytes_of(case.run, case.sizes[0]) > 0

@@ -6,7 +6,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw import paper
-from onedraw.engines.streams import Rng
+from onedraw.engines.streams import Phase, Rng
 from onedraw.estimators.particle_filter import ancestors, weigh
 
 RUNS = 10_000
@@ -347,3 +347,71 @@ def test_the_public_form_and_the_handicap():
     held = paper.handicapped(estimator, 0.3).evaluate(Rng(3, 1), np.full((RUNS, 1), A), None)
     check_unbiased(held.log_estimate, exact)
     assert held.cost.simulations == pytest.approx(0.7 * RUNS * estimator.simulations, rel=0.05)
+
+
+# Compiled transitions
+
+
+def test_a_compiled_transition_moves_one_particle_at_a_time():
+    """The numbers come from the same stream, particle after particle: those that NumPy draws as one array."""
+
+    @od.compiled
+    def move(rng, x, b, a):
+        return a * x + b + rng.standard_normal()
+
+    prior = od.Prior(a=stats.uniform(0, 1), b=stats.norm(0, 1))
+    parts = {
+        "initial": lambda rng, shape, a, b: rng.standard_normal(shape),
+        "log_observation": lambda y, x, a, b: -0.5 * (y - x) ** 2,
+        "data": [0.3, -0.1, 1.2],
+        "particles": 40,
+    }
+    arrays = od.particle_filter(
+        prior, transition=lambda rng, x, a, b: a * x + b + rng.standard_normal(x.shape), **parts
+    )  # fmt: skip
+    compiled = od.particle_filter(prior, transition=move, **parts)
+    theta = prior.sample(np.random.default_rng(1), 30)
+    here, there = (one.evaluate(Rng(1, Phase.RUN), theta, None) for one in (arrays, compiled))
+    assert np.allclose(here.log_estimate, there.log_estimate, rtol=1e-12) and here.cost == there.cost
+    runs = [od.pseudo_marginal(estimator=one, start={"a": 0.5, "b": 0.0}, chains=6, draws=15, seed=1)
+            for one in (arrays, compiled)]  # fmt: skip
+    assert np.allclose(runs[0].draws["b"], runs[1].draws["b"], rtol=1e-9)
+
+
+def test_compiled_states_may_be_arrays_and_be_told_the_time():
+    @od.compiled
+    def move(rng, x, t, k):
+        return np.array([x[0] + t, x[1] + k + rng.random()])
+
+    def moved(rng, x, k, t):
+        return np.stack([x[..., 0] + t, x[..., 1] + k + rng.random(x.shape[:2])], axis=2)
+
+    prior = od.Prior(k=stats.randint(1, 5))
+    parts = {
+        "initial": lambda rng, shape, k: np.zeros((*shape, 2)),
+        "log_observation": lambda y, x, k: -0.5 * (y - x[..., 0] - 0.1 * x[..., 1]) ** 2,
+        "data": [0.0, 1.0, 3.0],
+        "particles": 7,
+    }
+    theta = np.array([[2.0], [4.0]])
+    found = [
+        od.particle_filter(prior, transition=one, **parts).evaluate(Rng(1, Phase.RUN), theta, None).log_estimate
+        for one in (move, moved)
+    ]
+    assert np.allclose(found[0], found[1], rtol=1e-12)
+
+
+def test_a_compiled_transition_that_fails_is_told():
+    parts = {
+        "initial": lambda rng, shape, a: np.zeros((*shape, 2)),
+        "log_observation": lambda y, x, a: -0.5 * (y - x[..., 0]) ** 2,
+        "data": [0.0, 1.0],
+        "particles": 3,
+    }
+    prior = od.Prior(a=stats.uniform(0, 1))
+    short = od.particle_filter(prior, transition=od.compiled(lambda rng, x, a: x[:1]), **parts)
+    with pytest.raises(od.SimulationError, match=r"transition failed at time 1.*the length of the old one"):
+        short.evaluate(Rng(1, Phase.RUN), np.array([[0.5]]), None)
+    wrong = od.particle_filter(prior, transition=od.compiled(lambda rng, x, a: x.nonsense()), **parts)
+    with pytest.raises(od.SimulationError, match=r"(?s)cannot be compiled.*Numba says"):
+        wrong.evaluate(Rng(1, Phase.RUN), np.array([[0.5]]), None)

@@ -24,6 +24,11 @@ def look() -> None:
         raise OutOfTime
 
 
+def limited() -> bool:
+    """Whether the work that this thread does has a time limit; it keeps it until it is done."""
+    return getattr(_of_thread, "until", None) is not None
+
+
 @dataclass(frozen=True, eq=False)
 class InTime:
     """A task that is given up at a time, in seconds since the epoch."""

@@ -20,7 +20,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from functools import cache, update_wrapper
+from functools import cache, partial, update_wrapper
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ class Compiled:
         return Compiled, (self.function, self.options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = _made(self, "itself", lambda numba: numba.njit(**self.options)(self.function))
+        call = made(self, "itself", lambda numba: numba.njit(**self.options)(self.function))
         try:
             return call(*args, **kwargs)
         except Exception as error:
@@ -120,12 +120,19 @@ def compiled(function: Any) -> Compiled:
 
 
 class Formula(NamedTuple):
-    """What a distance class declares as `formula`, if compiled loops can compute its distances."""
+    """What a class declares as `formula`, if compiled loops can do what its objects do."""
 
     name: str
-    """"euclidean", "scaled", "robust" or "mahalanobis"."""
+    """The name of the formula in the loops, such as "euclidean" or "random_walk"."""
     array: Array | None = None
-    """(k, s), what the distance has learnt."""
+    """Its numbers: what a distance has learnt (k, s), the root of a walk's covariance, the constants of a marginal."""
+    parts: tuple["Formula", ...] = ()
+    """The formulas that it is made of."""
+
+
+def declared(thing: Any) -> Formula | None:
+    """The formula that the class of an object declares itself: a subclass may compute something else."""
+    return thing.formula if "formula" in vars(type(thing)) else None
 
 
 class LoopReport(NamedTuple):
@@ -166,10 +173,10 @@ def draw_rows(recipe: Any, rng: Rng, theta: Array, draws: int, chunk: int, watch
     """M pseudo-samples at each row of theta: summaries (n, M, s) if the summary is compiled, otherwise data."""
     layout = drawn_layout(recipe)
     rows = np.empty((len(theta), draws, layout.size))
-    key = ("rows", *_of(recipe))
+    key = ("rows", *simulator_key(recipe))
 
     def loop(careful: bool) -> Any:
-        return _made(recipe.simulator, (*key, careful), lambda numba: _rows_loop(numba, recipe, careful))
+        return made(recipe.simulator, (*key, careful), lambda numba: _rows_loop(numba, recipe, careful))
 
     return rows, _run(loop, rng, chunk, watch, (_columns(theta), draws, rows))
 
@@ -211,8 +218,8 @@ def averages(
 ) -> Averages:
     """The mean of K over M pseudo-samples at each row of theta, drawn and compared in one loop."""
     recipe, n = model.recipe, len(theta)
-    formula, own, extra = _distance_of(model)
-    key = ("average", *_of(recipe), formula, own)
+    formula, own, extra = distance_in_loops(model)
+    key = ("average", *simulator_key(recipe), formula, own)
     result = Averages(
         np.empty(n),
         np.empty((n, draws)) if distances else NO_DISTANCES,
@@ -221,31 +228,81 @@ def averages(
     )
 
     def loop(careful: bool) -> Any:
-        return _made(
+        return made(
             recipe.simulator, (*key, careful), lambda numba: _average_loop(numba, recipe, formula, own, careful)
         )
 
     given = (
-        _columns(theta), draws, _fixed(model.observed_row), extra, PROFILES.index(kernel.formula), kernel.indicator,
-        float(kernel.eps), float(kernel.support), *result[:3],
+        _columns(theta), draws, fixed(model.observed_row), extra, PROFILES.index(kernel.formula), kernel.indicator,
+        float(kernel.eps), float(kernel.support), *result[:3], np.empty(recipe.layout.size), np.zeros(4, np.int64),
     )  # fmt: skip
     watch = rng.first == 0 and rng.step == 0 and chunk == 0
     report = _run(loop, rng, chunk, watch, given)
     if report.code == BAD_DISTANCE:
-        raise ValueError(
-            f"{own!r} as distance gave a negative number or NaN at {recipe.prior.named(theta[report.row])}: it must be "
-            "at least 0, never NaN"
-        )
+        refuse_distance(own, recipe.prior.named(theta[report.row]))
     return result._replace(report=report)
+
+
+def refuse_distance(own: Compiled | None, place: Mapping[str, Any]) -> None:
+    """A ValueError for a user's distance that is not one."""
+    raise ValueError(f"{own!r} as distance gave a negative number or NaN at {place}: it must be at least 0, never NaN")
 
 
 def distances_of(distance: Compiled, layout: Any, rows: Array, observed: Array) -> Array:
     """Distances (n,) of summaries (n, s) from the observed one (s,), by a compiled distance."""
     key = ("distances", layout)
-    loop = _made(distance, key, lambda numba: _distances_loop(numba, distance, layout))
+    loop = made(distance, key, lambda numba: _distances_loop(numba, distance, layout))
     result = np.empty(len(rows))
-    loop(_fixed(rows), _fixed(observed), result)
+    loop(fixed(rows), fixed(observed), result)
     return result
+
+
+def moved_particles(
+    function: Compiled, prior: Any, rng: np.random.Generator, x: Array, theta: Array, time: int
+) -> Array:
+    """States (n, N) or (n, N, k) one time later, each particle moved by itself; theta is (n, dim)."""
+    if x.ndim > 3:
+        raise ValueError(f"states have shape {x.shape[2:]}: a compiled transition moves numbers, or arrays (k,)")
+    key = ("transition", prior.layout, tuple(prior.discrete.tolist()), x.ndim)
+    loop = made(function, key, lambda numba: _transition_loop(numba, function, prior, x.ndim))
+    moved = np.empty(x.shape)
+    # The time is one more whole number behind the parameters.
+    given = _columns(np.column_stack([theta, np.full(len(theta), float(time))]))
+    # A transition may write to the state that it is given.
+    loop(rng, given, np.array(x, order="C"), moved)
+    return moved
+
+
+def _transition_loop(numba: Any, function: Compiled, prior: Any, axes: int) -> Any:
+    """(rng, theta, x, moved): all particles of all filters."""
+    move = inlined(function.function, **function.options)
+    given = _parameters(list(inspect.signature(function).parameters.values())[2:], prior, time=True)
+    number = numba.float64
+    if axes == 2:
+
+        def loop(rng, theta, x, moved):  # type: ignore[no-untyped-def]
+            for i in range(x.shape[0]):
+                for j in range(x.shape[1]):
+                    moved[i, j] = move(rng, x[i, j], *given(theta, i))
+
+        states = number[:, ::1]
+    else:
+
+        def loop(rng, theta, x, moved):  # type: ignore[no-untyped-def]
+            width = x.shape[2]
+            for i in range(x.shape[0]):
+                for j in range(x.shape[1]):
+                    value = move(rng, x[i, j], *given(theta, i))
+                    if len(value) != width:
+                        raise ValueError("the new state does not have the length of the old one")
+                    for k in range(width):
+                        moved[i, j, k] = value[k]
+
+        states = number[:, :, ::1]
+    try:
+        return compiled_loop(numba, loop, states, states)
+    except Exception as error:
+        raise _not_compiled(function, error) from None
 
 
 def _run(loop: Callable[[bool], Any], rng: Rng, chunk: int, watch: bool, given: tuple[Any, ...]) -> LoopReport:
@@ -275,7 +332,7 @@ _loops: "weakref.WeakKeyDictionary[Compiled, dict[Any, Any]]" = weakref.WeakKeyD
 _lock = threading.RLock()
 
 
-def _made(owner: Compiled, key: Any, make: Callable[[Any], Any]) -> Any:
+def made(owner: Compiled, key: Any, make: Callable[[Any], Any]) -> Any:
     """What was compiled for a marked function before, or is now."""
     known = _loops.get(owner)
     found = None if known is None else known.get(key)
@@ -284,11 +341,11 @@ def _made(owner: Compiled, key: Any, make: Callable[[Any], Any]) -> Any:
     with _lock:
         known = _loops.setdefault(owner, {})
         if key not in known:
-            known[key] = make(_numba())
+            known[key] = make(numba_module())
         return known[key]
 
 
-def _numba() -> Any:
+def numba_module() -> Any:
     try:
         import numba
     except ImportError as error:
@@ -296,63 +353,76 @@ def _numba() -> Any:
     return numba
 
 
-def _of(recipe: Any) -> tuple[Any, ...]:
+def simulator_key(recipe: Any) -> tuple[Any, ...]:
     """What of a recipe goes into a loop, besides the simulator."""
     summary = recipe.summary if isinstance(recipe.summary, Compiled) else None
     return recipe.prior.layout, tuple(recipe.prior.discrete.tolist()), summary, drawn_layout(recipe)
 
 
-def _arguments(numba: Any, recipe: Any) -> Any:
-    """(theta, i) -> the tuple of what the simulator is given after rng, in its own order."""
-    names, taken = list(recipe.prior.names), list(inspect.signature(recipe.simulator).parameters.values())[1:]
-    last = max(place for place, one in enumerate(taken) if one.name in names)
+def _parameters(taken: list[inspect.Parameter], prior: Any, time: bool = False) -> Any:
+    """(theta, i) -> the tuple of what a function is given of theta[:, i], in its own order.
+
+    With `time`, an argument `t` is the whole number behind the parameters, unless the prior has a `t`.
+    """
+    names, layout = list(prior.names), prior.layout
+    place_of = {name: (layout.slices()[k], layout.shapes[k] != ()) for k, name in enumerate(names)}
+    if time and "t" not in names:
+        place_of["t"] = slice(layout.size, layout.size + 1), False
+    last = max(place for place, one in enumerate(taken) if one.name in place_of)
     parts = []
     for one in taken[: last + 1]:
-        if one.name not in names:
-            parts.append(_fixed_part(numba, one.default))
+        if one.name not in place_of:
+            parts.append(_fixed_part(one.default))
             continue
-        place, layout = names.index(one.name), recipe.prior.layout
-        columns = layout.slices()[place]
-        parts.append(_part(numba, columns, layout.shapes[place] != (), bool(recipe.prior.discrete[columns.start])))
-    whole = parts[0]
+        columns, vector = place_of[one.name]
+        whole = columns.start == layout.size or bool(prior.discrete[columns.start])
+        parts.append(_part(columns, vector, whole))
+    together = parts[0]
     for part in parts[1:]:
-        whole = _end_to_end(numba, whole, part)
-    return whole
+        together = _end_to_end(together, part)
+    return together
 
 
-def _fixed_part(numba: Any, fixed: Any) -> Any:
+def inlined(function: Callable[..., Any], **options: Any) -> Any:
+    """A function that only compiled code calls, for which Numba then makes no form that Python can call."""
+    made_for: Any = numba_module().njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    return made_for(function)
+
+
+def _fixed_part(fixed: Any) -> Any:
     """(theta, i) -> a tuple of one: a default that stands before a parameter."""
-    return numba.njit(lambda theta, i: (fixed,))
+    return inlined(lambda theta, i: (fixed,))
 
 
-def _part(numba: Any, columns: slice, vector: bool, discrete: bool) -> Any:
+def _part(columns: slice, vector: bool, discrete: bool) -> Any:
     """(theta, i) -> a tuple of one: the parameter in these columns, an array of its own if it is a vector."""
     k, end = columns.start, columns.stop
     if vector:
         kind = np.int64 if discrete else np.float64
-        return numba.njit(lambda theta, i: (theta[k:end, i].astype(kind),))
-    return numba.njit((lambda theta, i: (int(theta[k, i]),)) if discrete else (lambda theta, i: (theta[k, i],)))
+        return inlined(lambda theta, i: (theta[k:end, i].astype(kind),))
+    return inlined((lambda theta, i: (int(theta[k, i]),)) if discrete else (lambda theta, i: (theta[k, i],)))
 
 
-def _end_to_end(numba: Any, first: Any, second: Any) -> Any:
-    return numba.njit(lambda theta, i: first(theta, i) + second(theta, i))
+def _end_to_end(first: Any, second: Any) -> Any:
+    return inlined(lambda theta, i: first(theta, i) + second(theta, i))
 
 
-def _array(numba: Any, dimensions: int, writable: bool = False) -> Any:
+def array_type(numba: Any, dimensions: int, writable: bool = False) -> Any:
+    """The type of arrays of numbers."""
     return numba.types.Array(numba.float64, dimensions, "C", readonly=not writable)
 
 
 def _attempt(recipe: Any, careful: bool) -> Any:
     """(rng, theta, i, row) -> code: one pseudo-sample at theta[:, i], flat in `row`."""
-    key = ("attempt", *_of(recipe), careful)
-    return _made(recipe.simulator, key, lambda numba: _new_attempt(numba, recipe, careful))
+    key = ("attempt", *simulator_key(recipe), careful)
+    return made(recipe.simulator, key, lambda numba: _new_attempt(numba, recipe, careful))
 
 
 def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
     if careful:
         bare = _attempt(recipe, False)
 
-        @numba.njit
+        @inlined
         def guarded(rng, theta, i, row):  # type: ignore[no-untyped-def]
             code = RAISED
             try:
@@ -363,21 +433,21 @@ def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
 
         return guarded
     simulator, summary = recipe.simulator, recipe.summary
-    draw = numba.njit(**simulator.options)(simulator.function)
-    given = _arguments(numba, recipe)
+    draw = inlined(simulator.function, **simulator.options)
+    given = _parameters(list(inspect.signature(simulator).parameters.values())[1:], recipe.prior)
     generator = numba.typeof(np.random.Generator(np.random.SFC64(1)))
-    types = (generator, _array(numba, 2), numba.int64)
-    one, owner = numba.njit(lambda rng, theta, i: draw(rng, *given(theta, i))), simulator
+    types = (generator, array_type(numba, 2), numba.int64)
+    one, owner = inlined(lambda rng, theta, i: draw(rng, *given(theta, i))), simulator
     returned = _returned(numba, owner, one, types)
     if isinstance(summary, Compiled):
-        shorten = numba.njit(**summary.options)(summary.function)
+        shorten = inlined(summary.function, **summary.options)
         data, owner = one, summary
-        one = numba.njit(lambda rng, theta, i: shorten(data(rng, theta, i)))
+        one = inlined(lambda rng, theta, i: shorten(data(rng, theta, i)))
         returned = _returned(numba, owner, one, types)
     layout = drawn_layout(recipe)
     put, width = _put(numba, returned, layout, owner), layout.size
 
-    @numba.njit
+    @inlined
     def attempt(rng, theta, i, row):  # type: ignore[no-untyped-def]
         if not put(row, one(rng, theta, i)):
             return WRONG_SHAPE
@@ -386,6 +456,9 @@ def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
                 return NOT_FINITE
         return FINE
 
+    if not isinstance(returned, numba.types.Number | numba.types.Boolean):
+        # Loops count no references, and neither does what is compiled for them; arrays and lists need them.
+        attempt.compile((*types, array_type(numba, 1, writable=True)))
     return attempt
 
 
@@ -429,14 +502,14 @@ def _put(numba: Any, returned: Any, layout: Any, owner: Any) -> Any:
     size = layout.size
     if isinstance(returned, number) and size == 1 and len(shape) <= 1:
 
-        @numba.njit
+        @inlined
         def put(row, value):  # type: ignore[no-untyped-def]
             row[0] = value
             return True
 
     elif isinstance(returned, types.Array) and isinstance(returned.dtype, number) and returned.ndim == len(shape) > 0:
 
-        @numba.njit
+        @inlined
         def put(row, value):  # type: ignore[no-untyped-def]
             if value.shape != shape:
                 return False
@@ -446,7 +519,7 @@ def _put(numba: Any, returned: Any, layout: Any, owner: Any) -> Any:
 
     elif isinstance(returned, types.Array) and isinstance(returned.dtype, number) and size == 1 and len(shape) <= 1:
 
-        @numba.njit
+        @inlined
         def put(row, value):  # type: ignore[no-untyped-def]
             if value.size != 1:
                 return False
@@ -456,7 +529,7 @@ def _put(numba: Any, returned: Any, layout: Any, owner: Any) -> Any:
 
     elif isinstance(returned, types.List) and isinstance(returned.dtype, number) and len(shape) == 1:
 
-        @numba.njit
+        @inlined
         def put(row, value):  # type: ignore[no-untyped-def]
             if len(value) != size:
                 return False
@@ -471,7 +544,7 @@ def _put(numba: Any, returned: Any, layout: Any, owner: Any) -> Any:
     ):
         unroll = numba.literal_unroll
 
-        @numba.njit
+        @inlined
         def put(row, value):  # type: ignore[no-untyped-def]
             k = 0
             for one in unroll(value):
@@ -490,17 +563,17 @@ def _put(numba: Any, returned: Any, layout: Any, owner: Any) -> Any:
     return put
 
 
-def _distance_of(model: Any) -> tuple[str, Compiled | None, Array]:
+def distance_in_loops(model: Any) -> tuple[str, Compiled | None, Array]:
     """The name of a distance's function here, the user's own function, and what it has learnt (k, s)."""
     if isinstance(model.distance, Compiled):
         return "own", model.distance, NOTHING
-    name, array = model.distance.formula
+    name, array, _ = model.distance.formula
     if name == "euclidean" and model.observed_row.size == 1:
         name = "absolute"
-    return f"_{name}", None, NOTHING if array is None else _fixed(array)
+    return f"_{name}", None, NOTHING if array is None else fixed(array)
 
 
-def _fixed(value: Array) -> Array:
+def fixed(value: Array) -> Array:
     """An array in the one form for which loops are compiled; one that was pickled may be written to, for instance."""
     array = np.ascontiguousarray(value).view()
     array.flags.writeable = False
@@ -561,9 +634,9 @@ def _log_kernel(kind: int, u: float) -> float:
 
 
 @cache
-def _built_in(name: str) -> Any:
-    """A function of this module, compiled once for all loops."""
-    return _numba().njit(error_model="numpy")(globals()[name])
+def built_in(function: Callable[..., Any]) -> Any:
+    """A function of these modules, compiled once for all loops."""
+    return inlined(function, error_model="numpy")
 
 
 def _own_distance(numba: Any, own: Compiled, layout: Any) -> Any:
@@ -571,24 +644,24 @@ def _own_distance(numba: Any, own: Compiled, layout: Any) -> Any:
     if layout.keys is not None:
         raise ValueError(f"{own!r} as distance is to compare dicts: give observed= as a number or an array")
     (shape,) = layout.shapes
-    compare = numba.njit(**own.options)(own.function)
+    compare = inlined(own.function, **own.options)
     if shape == ():
-        function = numba.njit(lambda row, observed, extra: compare(row[0], observed[0]))
+        function = inlined(lambda row, observed, extra: compare(row[0], observed[0]))
     elif len(shape) == 1:
-        function = numba.njit(lambda row, observed, extra: compare(row, observed))
+        function = inlined(lambda row, observed, extra: compare(row, observed))
     else:
-        function = numba.njit(lambda row, observed, extra: compare(row.reshape(shape), observed.reshape(shape)))
-    arguments = (_array(numba, 1, writable=True), _array(numba, 1), _array(numba, 2))
+        function = inlined(lambda row, observed, extra: compare(row.reshape(shape), observed.reshape(shape)))
+    arguments = (array_type(numba, 1, writable=True), array_type(numba, 1), array_type(numba, 2))
     returned = _returned(numba, own, function, arguments)
     if not isinstance(returned, numba.types.Integer | numba.types.Float | numba.types.Boolean):
         raise ValueError(f"{own!r} as distance returns {returned}: it must give one number of at least 0")
     return function
 
 
-def _guarded(numba: Any, distance: Any) -> Any:
+def _guarded(distance: Any) -> Any:
     """A distance that is -inf where the user's raises."""
 
-    @numba.njit
+    @inlined
     def guarded(row, observed, extra):  # type: ignore[no-untyped-def]
         apart = -np.inf
         try:
@@ -600,70 +673,111 @@ def _guarded(numba: Any, distance: Any) -> Any:
     return guarded
 
 
+def row_average(recipe: Any, formula: str, own: Compiled | None, careful: bool) -> Any:
+    """(rng, theta, i, ...) -> the log average at theta[:, i], which all loops of averages share."""
+    key = ("row", *simulator_key(recipe), formula, own, careful)
+    return made(recipe.simulator, key, lambda numba: _new_row_average(numba, recipe, formula, own, careful))
+
+
+def _new_row_average(numba: Any, recipe: Any, formula: str, own: Compiled | None, careful: bool) -> Any:
+    measured = _measured(numba, recipe, formula, own, careful)
+    log_kernel = built_in(_log_kernel)
+    width, infinity = recipe.layout.size, math.inf
+
+    @partial(inlined, error_model="numpy", _nrt=False, forceinline=True)
+    def average(  # type: ignore[no-untyped-def]
+        rng, theta, i, draws, observed, extra, profile, indicator, eps, support, distances, rows, place, row, noted
+    ):
+        keep_distances, keep_rows = distances.size > 0, rows.size > 0
+        if indicator and not keep_rows:
+            hits = 0
+            for m in range(draws):
+                apart = measured(rng, theta, i, m, observed, extra, row, noted)
+                if keep_distances:
+                    distances[place, m] = apart
+                hits += apart < eps
+            if 0 < hits < draws:
+                return math.log(hits / draws)
+            return 0.0 if hits > 0 else -infinity
+        # The sum of K so far is total * exp(largest).
+        largest, total = -infinity, 0.0
+        for m in range(draws):
+            failed = noted[0]
+            apart = measured(rng, theta, i, m, observed, extra, row, noted)
+            if keep_distances:
+                distances[place, m] = apart
+            if keep_rows:
+                for k in range(width):
+                    rows[place, m, k] = row[k] if noted[0] == failed else np.nan
+            scaled = apart / eps
+            if apart < eps if indicator else scaled < support:
+                log_weight = 0.0 if indicator else log_kernel(profile, scaled)
+                if log_weight <= largest:
+                    if log_weight > -infinity:
+                        total += math.exp(log_weight - largest)
+                else:
+                    total = total * math.exp(largest - log_weight) + 1.0
+                    largest = log_weight
+        return math.log(total / draws) + largest if total > 0.0 else -infinity
+
+    return average
+
+
+def _measured(numba: Any, recipe: Any, formula: str, own: Compiled | None, careful: bool) -> Any:
+    """(rng, theta, i, ...) -> the distance of one pseudo-sample, inf if it failed.
+
+    `noted` is what a LoopReport says, and is written to only if something fails: the number of failures so far, and
+    row, pseudo-sample and code of the first.
+    """
+    attempt = _attempt(recipe, careful)
+    distance = built_in(globals()[formula]) if own is None else _own_distance(numba, own, recipe.layout)
+    if own is not None and careful:
+        distance = _guarded(distance)
+    users, infinity = own is not None, math.inf
+
+    @partial(inlined, error_model="numpy", _nrt=False, forceinline=True)
+    def measured(rng, theta, i, m, observed, extra, row, noted):  # type: ignore[no-untyped-def]
+        code = attempt(rng, theta, i, row)
+        if code == FINE:
+            apart = distance(row, observed, extra)
+            if not users or apart >= 0.0:
+                return apart
+            if careful and apart == -infinity:
+                code = RAISED
+            elif apart < 0.0:
+                noted[1], noted[2], noted[3] = i, m, BAD_DISTANCE
+                return infinity
+            else:
+                code = NO_DISTANCE
+        if noted[0] == 0:
+            noted[1], noted[2], noted[3] = i, m, code
+        noted[0] += 1
+        return infinity
+
+    return measured
+
+
 def _average_loop(numba: Any, recipe: Any, formula: str, own: Compiled | None, careful: bool) -> Any:
     """The loop over rows and draws that returns log averages."""
-    attempt = _attempt(recipe, careful)
-    distance = _built_in(formula) if own is None else _own_distance(numba, own, recipe.layout)
-    if own is not None and careful:
-        distance = _guarded(numba, distance)
-    log_kernel = _built_in("_log_kernel")
-    width, users = recipe.layout.size, own is not None
-    infinity = math.inf
+    average = row_average(recipe, formula, own, careful)
 
     def loop(  # type: ignore[no-untyped-def]
-        rng, theta, draws, observed, extra, profile, indicator, eps, support, log_estimate, distances, rows
+        rng, theta, draws, observed, extra, profile, indicator, eps, support, log_estimate, distances, rows, row, noted
     ):
-        row = np.empty(width)
-        failed, first_row, first_draw, first_code = 0, 0, 0, FINE
-        keep_distances, keep_rows = distances.size > 0, rows.size > 0
+        for k in range(4):
+            noted[k] = 0
         for i in range(theta.shape[1]):
-            hits = 0
-            # The sum of K so far is total * exp(largest).
-            largest, total = -infinity, 0.0
-            for m in range(draws):
-                apart = infinity
-                code = attempt(rng, theta, i, row)
-                if code == FINE:
-                    apart = distance(row, observed, extra)
-                    if users and not apart >= 0.0:
-                        if careful and apart == -infinity:
-                            code = RAISED
-                        elif apart < 0.0:
-                            return failed, i, m, BAD_DISTANCE
-                        else:
-                            code = NO_DISTANCE
-                        apart = infinity
-                if code != FINE:
-                    if failed == 0:
-                        first_row, first_draw, first_code = i, m, code
-                    failed += 1
-                if keep_distances:
-                    distances[i, m] = apart
-                if keep_rows:
-                    for k in range(width):
-                        rows[i, m, k] = row[k] if code == FINE else np.nan
-                if indicator:
-                    if apart < eps:
-                        hits += 1
-                    continue
-                scaled = apart / eps
-                if scaled < support:
-                    log_weight = log_kernel(profile, scaled)
-                    if log_weight <= largest:
-                        if log_weight > -infinity:
-                            total += math.exp(log_weight - largest)
-                    else:
-                        total = total * math.exp(largest - log_weight) + 1.0
-                        largest = log_weight
-            if indicator:
-                log_estimate[i] = math.log(hits / draws) if hits > 0 else -infinity
-            else:
-                log_estimate[i] = math.log(total / draws) + largest if total > 0.0 else -infinity
-        return failed, first_row, first_draw, first_code
+            log_estimate[i] = average(
+                rng, theta, i, draws, observed, extra, profile, indicator, eps, support, distances, rows, i, row, noted
+            )
+            if noted[3] == BAD_DISTANCE:
+                break
+        return noted[0], noted[1], noted[2], noted[3]
 
-    return _compiled_loop(
-        numba, loop, numba.int64, _array(numba, 1), _array(numba, 2), numba.int64, numba.boolean,
-        numba.float64, numba.float64, _array(numba, 1, True), _array(numba, 2, True), _array(numba, 3, True),
+    return compiled_loop(
+        numba, loop, numba.int64, array_type(numba, 1), array_type(numba, 2), numba.int64, numba.boolean,
+        numba.float64, numba.float64, array_type(numba, 1, True), array_type(numba, 2, True),
+        array_type(numba, 3, True), array_type(numba, 1, True), numba.int64[::1], _nrt=False,
     )  # fmt: skip
 
 
@@ -683,12 +797,14 @@ def _rows_loop(numba: Any, recipe: Any, careful: bool) -> Any:
                     failed += 1
         return failed, first_row, first_draw, first_code
 
-    return _compiled_loop(numba, loop, numba.int64, _array(numba, 3, True))
+    return compiled_loop(numba, loop, numba.int64, array_type(numba, 3, True))
 
 
-def _compiled_loop(numba: Any, loop: Any, *given: Any) -> Any:
+def compiled_loop(numba: Any, loop: Any, *given: Any, **options: Any) -> Any:
     generator = numba.typeof(np.random.Generator(np.random.SFC64(1)))
-    return numba.njit((generator, _array(numba, 2), *given), nogil=True, error_model="numpy")(loop)
+    return numba.njit(
+        (generator, array_type(numba, 2), *given), nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options
+    )(loop)
 
 
 def _distances_loop(numba: Any, distance: Compiled, layout: Any) -> Any:
@@ -701,5 +817,5 @@ def _distances_loop(numba: Any, distance: Compiled, layout: Any) -> Any:
             result[i] = compare(row, observed, row.reshape(1, -1))
         return 0
 
-    one, two = _array(numba, 1), _array(numba, 2)
-    return numba.njit((two, one, _array(numba, 1, True)), nogil=True, error_model="numpy")(loop)
+    one, two = array_type(numba, 1), array_type(numba, 2)
+    return numba.njit((two, one, array_type(numba, 1, True)), nogil=True, error_model="numpy")(loop)

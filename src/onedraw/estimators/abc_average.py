@@ -17,7 +17,7 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import NO_DISTANCES, Array, DeviceParts, namespace
 from onedraw.engines.clock import look
 from onedraw.engines.numba import CHUNK_ROWS as COMPILED_ROWS
-from onedraw.engines.numba import averages, fusible
+from onedraw.engines.numba import Formula, averages, fusible
 from onedraw.engines.streams import Rng
 from onedraw.estimators.pairs import evaluate_pairs
 from onedraw.estimators.protocol import Evaluation, from_device, joined, public_estimate
@@ -51,6 +51,11 @@ class AbcAverage:
     @property
     def prior(self) -> Prior:
         return self.model.prior
+
+    @property
+    def formula(self) -> Formula | None:
+        """For compiled loops."""
+        return Formula("average") if fusible(self.model, self.kernel) and not self.keep_rows else None
 
     @property
     def log_bound(self) -> float | None:

@@ -28,6 +28,7 @@ import numpy as np
 from onedraw.arguments import one_of, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import NO_DISTANCES, Array, DeviceParts, namespace
+from onedraw.engines.numba import Compiled, moved_particles
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.estimators.protocol import Evaluation, from_device, public_estimate
 from onedraw.failures import FAULTS, Failure, SimulationError, told
@@ -257,6 +258,9 @@ class ParticleFilter:
         if name in self.timed:
             parameters["t"] = time  # type: ignore[assignment]
         try:
+            if name == "transition" and isinstance(function, Compiled):
+                theta = np.concatenate([parameters[one].reshape(len(given[1]), -1) for one in self.prior.names], axis=1)
+                return moved_particles(function, self.prior, given[0], given[1], theta, time)
             return np.asarray(function(*given, **parameters), dtype=float)
         except FAULTS as error:
             rows = len(next(iter(parameters.values())))
@@ -308,7 +312,8 @@ def particle_filter(
     initial
         `initial(rng, shape, **parameters)`: states at the time of the first observation; shape is (chains, N).
     transition
-        `transition(rng, x, **parameters)`: states one time later.
+        `transition(rng, x, **parameters)`: states one time later. Marked by `od.compiled`, it moves one particle: x and
+        the parameters are numbers (a state of shape (chains, N, k) comes as an array (k,)), and so is what it returns.
     log_observation
         `log_observation(y, x, **parameters)`: log density of one observation given the states, (chains, N).
     data

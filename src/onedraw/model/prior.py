@@ -17,6 +17,7 @@ import numpy as np
 
 from onedraw.arguments import a_function, names_in
 from onedraw.engines.arrays import Array, namespace, special
+from onedraw.engines.numba import Formula
 from onedraw.failures import FAULTS, told
 from onedraw.model.hierarchy import Conditional, Vector, entries, parents_of, returned
 from onedraw.model.layout import Layout, numbers, read_only
@@ -41,6 +42,8 @@ class Marginal(NamedTuple):
     discrete: bool
     trusted: bool = True
     """Whether finite draws and numbers that are not NaN are certain, as they are for the formulas of this file."""
+    formula: Formula | None = None
+    """For compiled loops, with the numbers (loc, scale, log of the scale, shape, second shape, constant)."""
 
 
 class Prior:
@@ -149,7 +152,7 @@ class Prior:
         self._where_names = _arguments(where, names)
         self.normalised = True
         """Whether the density, without `where`, is known to integrate to one."""
-        self._draw, self._log_density, self.own_log_density, self.range_of, self._trusted = formulas
+        self._draw, self._log_density, self.own_log_density, self.range_of, self._trusted, self._columns = formulas
         # A prior that cannot be sampled or evaluated is found out here, before a simulation is spent on it.
         theta = self.sample(np.random.Generator(np.random.SFC64(0)), 64)
         if not self._trusted:
@@ -180,6 +183,13 @@ class Prior:
     def on_device(self) -> bool:
         """Whether its formulas run on JAX: those of this file, if densities are bounded."""
         return self._trusted
+
+    @property
+    def formula(self) -> Formula | None:
+        """For compiled loops: the formulas of its columns, if they are independent of each other and all have one."""
+        if self.where is not None or not self._trusted or not self._columns:
+            return None
+        return Formula("independent", parts=self._columns)
 
     def sample(self, rng: np.random.Generator, n: int) -> Array:
         """n draws, (n, dim)."""
@@ -294,6 +304,8 @@ class Formulas(NamedTuple):
     range_of: Callable[[Array, int], "Ends | None"]
     """(theta, column) -> the lower and upper ends (n,) of this range at each row; None if only the density tells."""
     trusted: bool
+    columns: tuple[Formula, ...] = ()
+    """For compiled loops, if all columns have a formula there."""
 
 
 Ends = tuple[Array, Array]
@@ -367,7 +379,9 @@ def _independent(given: Mapping[str, Any]) -> Made:
     def own(theta: Array, column: int) -> Array:
         return parts[column].log_density(theta[:, column])
 
-    formulas = Formulas(draw, log_density, own, _not_known, all(part.trusted for part in parts))
+    columns = tuple(part.formula for part in parts if part.formula is not None)
+    trusted = all(part.trusted for part in parts)
+    formulas = Formulas(draw, log_density, own, _not_known, trusted, columns if len(columns) == len(parts) else ())
     return tuple(shapes), [part.discrete for part in parts], formulas
 
 
@@ -565,6 +579,7 @@ def _marginal(name: str, distribution: Any) -> Marginal:
 
 
 def _location_scale(
+    family: str,
     loc: float,
     scale: float,
     draw: Draw,
@@ -572,8 +587,13 @@ def _location_scale(
     low: float = -math.inf,
     high: float = math.inf,
     bounded_density: bool = True,
+    shapes: tuple[float, float] = (0.0, 0.0),
+    constant: float = 0.0,
 ) -> Marginal:
-    """loc + scale·Z with Z's draws and log density given on [low, high]."""
+    """loc + scale·Z with Z's draws and log density given on [low, high].
+
+    Family, shapes and constant name the formula of this density in compiled loops.
+    """
     log_scale = math.log(scale)
     bounded = low > -math.inf or high < math.inf
     standard = loc == 0.0 and scale == 1.0
@@ -587,30 +607,38 @@ def _location_scale(
         return xp.where(inside, log_density(xp.where(inside, z, 0.5)) - log_scale, -np.inf)
 
     shifted: Draw = draw if standard else lambda rng, n: draw(rng, n) * scale + loc
-    return Marginal(shifted, log_density_of, discrete=False, trusted=bounded_density)
+    formula = Formula(family, np.array([loc, scale, log_scale, *shapes, constant]))
+    return Marginal(shifted, log_density_of, discrete=False, trusted=bounded_density, formula=formula)
 
 
 def _norm(loc: float, scale: float) -> Marginal:
-    return _location_scale(loc, scale, lambda rng, n: rng.standard_normal(n), lambda z: z * z * -0.5 - LOG_SQRT_2PI)
+    return _location_scale(
+        "norm", loc, scale, lambda rng, n: rng.standard_normal(n), lambda z: z * z * -0.5 - LOG_SQRT_2PI
+    )
 
 
 def _uniform(loc: float, scale: float) -> Marginal:
-    return _location_scale(loc, scale, lambda rng, n: rng.random(n), lambda z: namespace(z).zeros_like(z), 0.0, 1.0)
+    return _location_scale(
+        "uniform", loc, scale, lambda rng, n: rng.random(n), lambda z: namespace(z).zeros_like(z), 0.0, 1.0
+    )
 
 
 def _expon(loc: float, scale: float) -> Marginal:
-    return _location_scale(loc, scale, lambda rng, n: rng.standard_exponential(n), operator.neg, 0.0)
+    return _location_scale("expon", loc, scale, lambda rng, n: rng.standard_exponential(n), operator.neg, 0.0)
 
 
 def _gamma(a: float, loc: float, scale: float) -> Marginal:
     constant = math.lgamma(a)
     return _location_scale(
+        "gamma",
         loc,
         scale,
         lambda rng, n: rng.standard_gamma(a, n),
         lambda z: special(z).xlogy(a - 1.0, z) - z - constant,
         0.0,
         bounded_density=a >= 1.0,
+        shapes=(a, 0.0),
+        constant=constant,
     )
 
 
@@ -619,6 +647,7 @@ def _beta(a: float, b: float, loc: float, scale: float) -> Marginal:
 
     constant = float(betaln(a, b))
     return _location_scale(
+        "beta",
         loc,
         scale,
         lambda rng, n: rng.beta(a, b, n),
@@ -626,6 +655,8 @@ def _beta(a: float, b: float, loc: float, scale: float) -> Marginal:
         0.0,
         1.0,
         bounded_density=min(a, b) >= 1.0,
+        shapes=(a, b),
+        constant=constant,
     )
 
 
@@ -637,10 +668,13 @@ def _lognorm(s: float, loc: float, scale: float) -> Marginal:
             return xp.where(z > 0, -0.5 * (log_z / s) ** 2 - log_z - LOG_SQRT_2PI - math.log(s), -np.inf)
 
     def draw(rng: np.random.Generator, n: int) -> Array:
+        if isinstance(rng, np.random.Generator):
+            # Compiled loops have the same exponential, to the last bit.
+            return rng.lognormal(0.0, s, n)
         normal = rng.standard_normal(n)
         return namespace(normal).exp(s * normal)
 
-    return _location_scale(loc, scale, draw, log_density, 0.0)
+    return _location_scale("lognorm", loc, scale, draw, log_density, 0.0, shapes=(s, 0.0), constant=math.log(s))
 
 
 def _t(df: float, loc: float, scale: float) -> Marginal:
@@ -648,10 +682,13 @@ def _t(df: float, loc: float, scale: float) -> Marginal:
 
     constant = float(gammaln((df + 1) / 2) - gammaln(df / 2) - 0.5 * math.log(df * math.pi))
     return _location_scale(
+        "t",
         loc,
         scale,
         lambda rng, n: rng.standard_t(df, n),
         lambda z: constant - (df + 1) / 2 * namespace(z).log1p(z * z / df),
+        shapes=(df, 0.0),
+        constant=constant,
     )
 
 
@@ -663,7 +700,10 @@ def _randint(low: float, high: float, loc: float) -> Marginal:
         xp = namespace(k)
         return xp.where((k >= low) & (k < high) & (k == xp.floor(k)), log_mass, -np.inf)
 
-    return Marginal(lambda rng, n: rng.integers(int(low), int(high), n) + loc, log_density, discrete=True)
+    formula = Formula("randint", np.array([loc, 1.0, 0.0, low, high, log_mass]))
+    return Marginal(
+        lambda rng, n: rng.integers(int(low), int(high), n) + loc, log_density, discrete=True, formula=formula
+    )
 
 
 def _poisson(mu: float, loc: float) -> Marginal:
@@ -673,7 +713,8 @@ def _poisson(mu: float, loc: float) -> Marginal:
         k = xp.where(possible, x - loc, 0.0)
         return xp.where(possible, functions.xlogy(k, mu) - functions.gammaln(k + 1.0) - mu, -np.inf)
 
-    return Marginal(lambda rng, n: rng.poisson(mu, n) + loc, log_density, discrete=True)
+    formula = Formula("poisson", np.array([loc, 1.0, 0.0, mu, 0.0, 0.0]))
+    return Marginal(lambda rng, n: rng.poisson(mu, n) + loc, log_density, discrete=True, formula=formula)
 
 
 FAMILIES: dict[str, Callable[..., Marginal]] = {

@@ -17,7 +17,7 @@ import numpy as np
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array, DeviceParts
 from onedraw.engines.children import kept_apart
-from onedraw.engines.clock import look
+from onedraw.engines.clock import limited, look
 from onedraw.engines.numba import NOT_FINITE, Compiled, LoopReport, draw_rows, drawn_layout
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.failures import FAULTS, Failure, SimulationError, told
@@ -193,7 +193,7 @@ def simulate_rows(
         if fault is not None:
             row, m = divmod(fault.row, pseudo_samples)
             m += first_pseudo_sample
-            _note_failure(recipe, rng, theta[row], places[row], m, fault.error, failures, on_error)
+            note_failure(recipe, rng, theta[row], places[row], m, fault.error, failures, on_error)
     elif isinstance(recipe.simulator, Staged):
         setups = len(theta)
         rows, surplus = _staged_rows(recipe, rng, theta, places, shape, first_pseudo_sample, failures, on_error, first)
@@ -256,6 +256,24 @@ def _tell_of_first(
     return again
 
 
+class PlainCall:
+    """A plain simulator and its summary, as one call at one theta; prepared once for many of them."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.simulate, self._flatten = kept_apart(recipe.simulator), recipe.layout.flatten
+        self._summary = None if recipe.summary is None else _one_at_a_time(recipe.summary)
+        self.one_number = recipe.layout.keys is None and recipe.layout.size == 1
+        """Whether a summary is a number; otherwise it is a flat row."""
+
+    def summarised(self, value: Any) -> Any:
+        """The summary of one data set, as a number or a flat row of its own."""
+        if self._summary is not None:
+            value = self._summary(value)
+        if not self.one_number:
+            return self._flatten(value).copy()
+        return value if type(value) in SCALARS else self._flatten(value)[0]
+
+
 def _plain_rows(
     recipe: Recipe,
     rng: Rng,
@@ -269,33 +287,28 @@ def _plain_rows(
     first_of_run: bool,
 ) -> tuple[Array, bool, int]:
     """Rows (n, M, s), whether the simulator draws from its generator (True unless that is watched), and a surplus."""
-    simulate, flatten, single = kept_apart(recipe.simulator), recipe.layout.flatten, rng.single
-    summary = None if recipe.summary is None else _one_at_a_time(recipe.summary)
+    call, single = PlainCall(recipe), rng.single
+    simulate, summarised = call.simulate, call.summarised
     used = not watch
-    one_number = recipe.layout.keys is None and shape[2] == 1
-    missing: Any = np.nan if one_number else np.full(shape[2], np.nan)
+    missing: Any = np.nan if call.one_number else np.full(shape[2], np.nan)
     # Results wait in a list: after a slow simulation, storing a single one in an array costs ten times its usual price.
     drawn: list[Any] = []
     began, surplus = time.perf_counter(), 0
     looks = min(LOOKS, shape[0] * shape[1]) if first_of_run else 0
+    in_time = limited()
     for row, (parameters, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
         for m in range(shape[1]):
-            look()
+            if in_time:
+                look()
             fault: BaseException | None = None
             try:
                 value = simulate(single(place, first + m), **parameters)
                 if not used:
                     used = rng.used()
-                if summary is not None:
-                    value = summary(value)
-                if not one_number:
-                    value = flatten(value).copy()
-                elif type(value) not in SCALARS:
-                    value = flatten(value)[0]
-                drawn.append(value)
+                drawn.append(summarised(value))
             except FAULTS as error:
                 drawn.append(missing)
-                _note_failure(recipe, rng, theta[row], place, first + m, error, failures, on_error)
+                note_failure(recipe, rng, theta[row], place, first + m, error, failures, on_error)
                 used, fault = True, error
             if looks and (m == 0 or shape[0] == 1):
                 looks = left_to_look_at(looks, fault, recipe.prior.named(theta[row]), recipe.compared())
@@ -328,7 +341,7 @@ def _staged_rows(
         except FAULTS as error:
             rows[row], fault = np.nan, Fault(0, error)
         if fault is not None:
-            _note_failure(recipe, rng, theta[row], place, first + fault.row, fault.error, failures, on_error)
+            note_failure(recipe, rng, theta[row], place, first + fault.row, fault.error, failures, on_error)
         if looks:
             raised = None if fault is None else fault.error
             looks = left_to_look_at(looks, raised, recipe.prior.named(theta[row]), recipe.compared())
@@ -396,7 +409,7 @@ def _compiled_rows(
             if fault is not None and not failures:
                 row, m = (int(k) for k in np.argwhere(good)[fault.row])
                 noted: list[Failure] = []
-                _note_failure(recipe, rng, theta[row], places[row], first + m, fault.error, noted, on_error)
+                note_failure(recipe, rng, theta[row], places[row], first + m, fault.error, noted, on_error)
                 failures = tuple(noted)
             report = LoopReport(failed, row, m, NOT_FINITE, None, report.ignored_rng)
             failures = failures or loop_failures(recipe, rng, theta, places, first, report, on_error)
@@ -512,7 +525,7 @@ def summarise_observed(summary: Callable[..., Any] | None, observed: Any) -> Any
     return observed if summary is None else _one_at_a_time(summary)(observed)
 
 
-def _note_failure(
+def note_failure(
     recipe: Recipe,
     rng: Rng,
     theta: Array,
@@ -522,11 +535,17 @@ def _note_failure(
     failures: list[Failure],
     on_error: str,
 ) -> None:
+    """Note the first failure of several simulations, or raise it."""
     if on_error == "raise" or not failures:
         failure = _failure(recipe, rng, theta, place, m, told(error), error)
         if on_error == "raise":
             raise SimulationError(f"simulation failed {failure}") from error
         failures.append(failure)
+
+
+def not_finite(recipe: Recipe, rng: Rng, theta: Array, place: int, m: int) -> Failure:
+    """The failure of a simulation whose output is not finite."""
+    return _failure(recipe, rng, theta, place, m, NOT_FINITE_OUTPUT)
 
 
 def _failure(

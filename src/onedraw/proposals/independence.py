@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from onedraw.engines.arrays import Array, DeviceParts
+from onedraw.engines.numba import Formula, declared
 from onedraw.model.prior import Prior
 from onedraw.proposals.protocol import Proposed
 
@@ -18,6 +19,14 @@ class Independence:
     distribution: Any
     prior: Prior | None = None
     device_parts = DeviceParts(fixed=("distribution", "prior"))
+
+    @property
+    def formula(self) -> Formula | None:
+        """For compiled loops."""
+        prior, distribution = declared(self.prior), declared(self.distribution)
+        if prior is None or distribution is None:
+            return None
+        return Formula("prior" if self.distribution is self.prior else "independence", None, (prior, distribution))
 
     def resolved(self, prior: Prior, spread: Callable[[], Array]) -> "Independence":
         if self.distribution is None:

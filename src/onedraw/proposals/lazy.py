@@ -8,6 +8,7 @@ import numpy as np
 
 from onedraw.arguments import number_or_nan, shown
 from onedraw.engines.arrays import Array, DeviceParts
+from onedraw.engines.numba import Formula, declared
 from onedraw.model.prior import Prior
 from onedraw.proposals.protocol import Proposed
 from onedraw.proposals.resolve import resolve
@@ -22,6 +23,13 @@ class Lazy:
     holds = True
     """Whether chains may be held back, which an engine asks of every proposal."""
     device_parts = DeviceParts(("proposal",), ("hold",))
+
+    @property
+    def formula(self) -> Formula | None:
+        """For compiled loops."""
+        inner = declared(self.proposal)
+        # A proposal that is held twice is not one that they know.
+        return None if inner is None or inner.name == "lazy" else Formula("lazy", np.array([self.hold]), (inner,))
 
     def resolved(self, prior: Prior, spread: Callable[[], Array]) -> "Lazy":
         return replace(self, proposal=resolve(self.proposal, prior, spread))

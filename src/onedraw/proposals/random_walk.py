@@ -9,6 +9,7 @@ import numpy as np
 
 from onedraw.arguments import positive
 from onedraw.engines.arrays import Array, DeviceParts, namespace
+from onedraw.engines.numba import Formula, declared
 from onedraw.model.prior import Prior
 from onedraw.proposals.protocol import Proposed
 
@@ -25,6 +26,12 @@ class RandomWalk:
     root: Array | None = None
     prior: Prior | None = None
     device_parts = DeviceParts(("root",), ("prior",))
+
+    @property
+    def formula(self) -> Formula | None:
+        """For compiled loops."""
+        prior = declared(self.prior)
+        return None if prior is None else Formula("random_walk", self.root, (prior,))
 
     def resolved(self, prior: Prior, spread: Callable[[], Array]) -> "RandomWalk":
         """Ready for use; `spread()` gives the covariance if none was given."""

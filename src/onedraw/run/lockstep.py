@@ -10,10 +10,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from onedraw.cost import Cost
+from onedraw.engines import numba_chains
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
-from onedraw.engines.streams import Phase, Rng
+from onedraw.engines.streams import Phase, Rng, borrowed
 from onedraw.failures import Failure, first_failures
+from onedraw.model.simulator import loop_failures
+from onedraw.run import one_chain
 from onedraw.run.blocks import Block
 
 
@@ -156,16 +159,64 @@ class Advance:
     def __call__(self, segment: Segment) -> SegmentResult:
         if self.engine is not None:
             return self._on_device(segment)
+        with borrowed(self.seed, Phase.RUN, segment.block.first) as rng:
+            return self._here(rng, segment)
+
+    def _here(self, rng: Rng, segment: Segment) -> SegmentResult:
         n, before = segment.block.size, segment.first_step - self.stretch[0]
         kept = (before + segment.steps) // self.thin - before // self.thin
         theta = np.empty((kept, n, segment.state.theta.shape[1]))
         distances = np.empty((kept, n, segment.state.distances.shape[1])) if self.keep_distances else None
-        rng = Rng(self.seed, Phase.RUN, segment.block.first)
+        if one_chain.alone(self.sampler, n):
+            rng.step = segment.first_step
+            return self._alone(rng, segment, theta, distances)
+        loop = numba_chains.chain_loop(self.sampler)
+        if loop is not None:
+            state, tally = self._in_one_loop(loop, rng, segment, theta, distances)
+            return SegmentResult(state, theta, distances, tally, segment.steps)
         state, tally = advance(
             self.sampler, rng, segment.state, segment.first_step, segment.steps, self.thin, theta, distances,
             self.batches, self.stretch,
         )  # fmt: skip
         return SegmentResult(state, theta, distances, tally, segment.steps)
+
+    def _alone(self, rng: Rng, segment: Segment, theta: Array, distances: Array | None) -> SegmentResult:
+        """As `advance`, for one chain of a plain simulator."""
+        found = one_chain.advance(
+            self.sampler, rng, segment.state, segment.steps, thin=self.thin, batches=self.batches, stretch=self.stretch
+        )
+        if found.theta:
+            theta[:] = found.theta
+            if distances is not None:
+                distances[:, 0, 0] = found.distances
+        made = sum(found.proposals)
+        cost = Cost(found.simulations, skipped=made - found.simulations, failed=found.failed, proposals=made)
+        accepted, proposals = np.array([found.accepted, found.proposals], dtype=np.int64)[:, :, None]
+        state = type(segment.state)(*(found.state[name] for name in segment.state._fields))
+        tally = Tally(accepted, proposals, cost, 0, found.failures, found.ignored_rng)
+        return SegmentResult(state, theta, distances, tally, segment.steps)
+
+    def _in_one_loop(
+        self, loop: numba_chains.ChainLoop, rng: Rng, segment: Segment, theta: Array, distances: Array | None
+    ) -> tuple[Any, Tally]:
+        """As `advance`, in compiled code."""
+        rng.step = segment.first_step
+        found = numba_chains.advance(
+            loop, rng, segment.state, segment.steps, theta, distances, thin=self.thin, batches=self.batches,
+            stretch=self.stretch,
+        )  # fmt: skip
+        failures: tuple[Failure, ...] = ()
+        on_error = self.sampler.estimator.on_error  # type: ignore[attr-defined]
+        for one in found.failures:
+            rng.step = one.step
+            noted = loop_failures(loop.model.recipe, rng, one.theta, [one.chain], 0, one.report, on_error)
+            failures = first_failures(failures, noted)
+        made = int(found.proposals.sum())
+        cost = Cost(
+            found.simulations, skipped=made * loop.draws - found.simulations, failed=found.failed, proposals=made
+        )  # fmt: skip
+        state = type(segment.state)(*(found.state[name] for name in segment.state._fields))
+        return state, Tally(found.accepted, found.proposals, cost, 0, failures, found.ignored_rng)
 
     def _on_device(self, segment: Segment) -> SegmentResult:
         from onedraw.engines import jax as device

@@ -8,7 +8,7 @@ import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
-from onedraw.engines.streams import Purpose, Rng
+from onedraw.engines.streams import Purpose, Rng, borrowed
 from onedraw.estimators.pairs import hits
 from onedraw.estimators.protocol import evaluate
 from onedraw.model.model import Model
@@ -35,7 +35,10 @@ class PriorDraws:
     """Whose summaries are returned, if the estimator has them: "summaries" of accepted draws, or "all" to the file."""
 
     def __call__(self, block: Block) -> Outcome:
-        rng = Rng(self.seed, self.phase, block.first)
+        with borrowed(self.seed, self.phase, block.first) as rng:
+            return self._outcome(rng, block)
+
+    def _outcome(self, rng: Rng, block: Block) -> Outcome:
         engine = getattr(self.estimator, "engine", None)
         if engine is not None:
             return self._on_device(engine, rng, block)

@@ -17,6 +17,7 @@ import numpy as np
 
 from onedraw.arguments import checked_pseudo_samples, one_of, true_or_false
 from onedraw.engines.arrays import Array, DeviceParts, namespace
+from onedraw.engines.numba import Formula
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
 from onedraw.estimators.protocol import Evaluation, check_estimator, evaluate
@@ -85,12 +86,15 @@ def moved(state: Carried, proposed: Proposed, result: Evaluation, accepted: Arra
         "theta": proposed.theta, "log_prior": proposed.log_prior,
         "log_estimate": result.log_estimate, "distances": result.distances,
     }  # fmt: skip
+    kept = [(new[name], old) for name, old in zip(state._fields, state, strict=True)]
+    where, column = namespace(accepted).where, accepted[:, None]
     return type(state)(
         *(
-            chosen(accepted, new[name], old) if old.ndim == 1 or old.shape[1] else old
-            for name, old in zip(state._fields, state, strict=True)
+            old if one is old or (old.ndim == 2 and not old.shape[1])
+            else where(accepted if old.ndim == 1 else column, one, old)
+            for one, old in kept
         )
-    )
+    )  # fmt: skip
 
 
 def proposals_of(proposed: Proposed) -> int | Array:
@@ -118,6 +122,7 @@ class PseudoMarginal:
     draws: int
     """Simulations of one estimate, for the count of those that were skipped."""
     device_parts = DeviceParts(("estimator", "proposal"), ("early", "draws"))
+    formula = Formula("pseudo_marginal")
 
     def step(self, rng: Rng, state: State) -> tuple[State, Info]:
         """One step of every chain of the block."""

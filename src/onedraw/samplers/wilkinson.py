@@ -14,6 +14,7 @@ import numpy as np
 
 from onedraw.arguments import true_or_false
 from onedraw.engines.arrays import Array, DeviceParts, namespace
+from onedraw.engines.numba import Formula
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
 from onedraw.estimators.protocol import evaluate
@@ -53,6 +54,7 @@ class Wilkinson:
     proposal: Any
     early: bool
     device_parts = DeviceParts(("estimator", "proposal"), ("early",))
+    formula = Formula("wilkinson")
 
     def step(self, rng: Rng, state: State) -> tuple[State, Info]:
         """One step of every chain of the block."""

@@ -1,0 +1,558 @@
+"""Chains of compiled simulators: the steps of a block, one after the other, in compiled code.
+
+Random numbers have the names that `streams.Rng` gives them. What is random about a proposal (increments of a walk,
+draws of an independence proposal, whether a chain is held, u) does not depend on the states, so it is drawn first, for
+a group of steps: each step has its stream, of which only the state is kept between two kinds of draws. Then one loop
+goes through steps and chains: propose, reject early, simulate, compare, accept, record. It draws the pseudo-samples of
+a step from the stream of this step, chain after chain.
+
+So the draws are those of `lockstep.advance` with the same sampler, and where steps are cut into groups or segments has
+no influence on them.
+
+Samplers, estimators, proposals and priors declare as `formula` what they are (`numba.Formula`). A sampler of which some
+part declares none is stepped in NumPy.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onedraw.engines.arrays import Array
+from onedraw.engines.clock import look
+from onedraw.engines.numba import (
+    BAD_DISTANCE,
+    NO_ROWS,
+    PROFILES,
+    Formula,
+    LoopReport,
+    array_type,
+    compiled_loop,
+    declared,
+    distance_in_loops,
+    fixed,
+    made,
+    numba_module,
+    refuse_distance,
+    row_average,
+    simulator_key,
+)
+from onedraw.engines.streams import BLANK, Purpose, Rng, state_is_in_words, state_words
+from onedraw.failures import FAILURES_KEPT
+
+LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+GROUP_VALUES = 2**15
+"""Numbers drawn ahead for a group of steps, few enough for the cache."""
+FAMILIES = ("norm", "uniform", "expon", "gamma", "beta", "lognorm", "t", "randint", "poisson")
+"""What a marginal may name as its formula."""
+NORM, UNIFORM, EXPON, GAMMA, BETA, LOGNORM, T, RANDINT, POISSON = range(len(FAMILIES))
+WALK, FROM_PRIOR, INDEPENDENT = range(3)
+PROPOSALS = {"random_walk": WALK, "prior": FROM_PRIOR, "independence": INDEPENDENT}
+
+
+class ChainLoop(NamedTuple):
+    """A sampler in the form in which the loop takes it."""
+
+    model: Any
+    kernel: Any
+    draws: int
+    keep: bool
+    early: bool
+    carried: bool
+    """Whether the estimate is carried, as in Algorithm 2."""
+    kind: int
+    """Of the proposal."""
+    hold: float
+    """The chance that a chain is held; -1 if none ever is."""
+    root: Array
+    """(dim, dim), of a random walk."""
+    prior: Array
+    """(dim, 7): family and numbers of each parameter."""
+    other: Array
+    """The same of an independence proposal's own distribution."""
+
+
+class FailedStep(NamedTuple):
+    """The first failure of a step."""
+
+    step: int
+    theta: Array
+    """(1, dim)"""
+    chain: int
+    report: LoopReport
+
+
+class Advanced(NamedTuple):
+    """What steps of a block of n chains give."""
+
+    state: dict[str, Array]
+    accepted: Array
+    """(batches, n)"""
+    proposals: Array
+    simulations: int
+    failed: int
+    failures: list[FailedStep]
+    ignored_rng: bool
+
+
+def chain_loop(sampler: Any) -> ChainLoop | None:
+    """A sampler for the loop; None if a part of it has no form there."""
+    formula: Formula | None = declared(sampler)
+    estimator: Any = getattr(sampler, "estimator", None)
+    if formula is None or declared(estimator) is None or not state_is_in_words():
+        return None
+    proposal, hold = declared(sampler.proposal), -1.0
+    if proposal is not None and proposal.name == "lazy":
+        assert proposal.array is not None
+        hold, proposal = float(proposal.array[0]), proposal.parts[0]
+    if proposal is None:
+        return None
+    tables = [_table(one) for one in proposal.parts]
+    root = np.eye(len(tables[0])) if proposal.array is None else proposal.array
+    return ChainLoop(
+        estimator.model, estimator.kernel, estimator.pseudo_samples, estimator.keep_distances, sampler.early,
+        formula.name == "pseudo_marginal", PROPOSALS[proposal.name], hold, root, tables[0], tables[-1],
+    )  # fmt: skip
+
+
+def _table(prior: Formula) -> Array:
+    """(dim, 7) of a prior's formula."""
+    return fixed(np.array([[FAMILIES.index(one.name), *np.asarray(one.array)] for one in prior.parts], dtype=float))
+
+
+class _Source(NamedTuple):
+    """A generator, and the memory of its state."""
+
+    generator: np.random.Generator
+    words: Array
+    """(5,) uint64: the state of SFC64, and what is left of a word of which half was used."""
+
+
+def _source() -> _Source:
+    generator = np.random.Generator(np.random.SFC64(BLANK))
+    return _Source(generator, state_words(generator))
+
+
+class _Ahead(NamedTuple):
+    """What is random about S steps of n chains, without their pseudo-samples."""
+
+    streams: Array
+    """(S, 5) of the pseudo-samples."""
+    moves: Array
+    """(S, n, dim): increments of a walk, otherwise the proposals."""
+    held: Array
+    """(S, n), or (0, 0) if no chain is ever held."""
+    exponentials: Array
+    """(S, n): -log u."""
+
+    def step(self, one: int) -> "_Ahead":
+        """Only one of the steps."""
+        return _Ahead(*(part[one : one + 1] for part in self))
+
+
+def _drawn_ahead(loop: ChainLoop, source: _Source, rng: Rng, step: int, steps: int, n: int) -> _Ahead:
+    dim = len(loop.prior)
+    streams = [_named(rng, purpose, step, steps) for purpose in (Purpose.MOVE, Purpose.SIMULATE)]
+
+    def filled(family: int, width: int, *shapes: float) -> Array:
+        values = np.empty((steps, width))
+        if family in DRAWS:
+            _other_draws(family)(*source, streams[0], *shapes, values)
+        else:
+            _ready(_common_draws)(*source, streams[0], family, values)
+        return values
+
+    held = filled(UNIFORM, n) < loop.hold if loop.hold >= 0.0 else np.empty((0, 0), dtype=bool)
+    if loop.kind == WALK:
+        moves = filled(NORM, n * dim).reshape(steps, n, dim)
+        # As in a step of its own, so that the products have the same last bits.
+        moves = moves * loop.root[0, 0] if dim == 1 else moves @ loop.root.T
+        whole = loop.prior[:, 0] >= RANDINT
+        if whole.any():
+            moves = np.where(whole, np.rint(moves), moves)
+    else:
+        columns = [filled(int(family), n, *shapes) for family, _, _, _, *shapes, _ in loop.other]
+        for k, (loc, scale) in enumerate(loop.other[:, 1:3]):
+            if (loc, scale) != (0.0, 1.0):
+                columns[k] = columns[k] * scale + loc
+        moves = columns[0][:, :, None] if dim == 1 else np.stack(columns, axis=2)
+    return _Ahead(streams[1], moves, held, filled(EXPON, n))
+
+
+def _named(rng: Rng, purpose: int, step: int, steps: int) -> Array:
+    """The states (S, 5) of the streams that `rng.bulk` names at S steps."""
+    states = np.empty((steps, 5), np.uint64)
+    _ready(_philox)(states, *map(np.uint64, (rng.seed, rng.phase << 8 | purpose, rng.first, step)))
+    return states
+
+
+class _Now(NamedTuple):
+    """The states of n chains and the counts of their steps, as the loop changes them."""
+
+    theta: Array
+    """(dim, n)"""
+    log_prior: Array
+    log_estimate: Array
+    distances: Array
+    accepted: Array
+    """(batches, n)"""
+    proposals: Array
+
+
+class _Group(NamedTuple):
+    """What a group of steps gives."""
+
+    now: _Now
+    simulations: int
+    failed: int
+    failures: list[FailedStep]
+
+
+def advance(
+    loop: ChainLoop, rng: Rng, state: Any, steps: int, theta: Array, distances: Array | None, *, thin: int,
+    batches: int, stretch: tuple[int, int],
+) -> Advanced:  # fmt: skip
+    """Take `steps` steps from `rng.step` on, writing kept states into theta (kept, n, dim) and distances."""
+    n, dim = state.theta.shape
+    log_estimate = state.log_estimate if loop.carried else np.zeros(n)
+    counts = np.zeros((batches, n), dtype=np.int64)
+    now = _Now(np.ascontiguousarray(state.theta.T), state.log_prior, log_estimate, state.distances, counts, counts)
+    record = _Record(theta, np.empty((0, 0, 0)) if distances is None else distances, thin, batches, stretch, rng.step)
+    source, simulations, failed, ignored = _source(), 0, 0, False
+    failures: list[FailedStep] = []
+    first, last = rng.step, rng.step + steps
+    longest = max(1, GROUP_VALUES // (n * dim))
+    step = first
+    while step < last:
+        look()
+        watched = rng.first == 0 and step == 0
+        size = 1 if watched else min(longest, last - step)
+        ahead = _drawn_ahead(loop, source, rng, step, size, n)
+        for group in _taken(loop, source, ahead, now, step, record):
+            now, simulations, failed = group.now, simulations + group.simulations, failed + group.failed
+            failures += group.failures
+        ignored |= watched and simulations > 0 and np.array_equal(source.words, ahead.streams[0])
+        step += size
+    after = {
+        "theta": now.theta.T.copy(), "log_prior": now.log_prior, "log_estimate": now.log_estimate,
+        "distances": now.distances,
+    }  # fmt: skip
+    proposals = now.proposals
+    if loop.hold < 0.0:
+        proposals = proposals + np.bincount(record.batch(np.arange(first, last)), minlength=batches)[:, None]
+    return Advanced(after, now.accepted, proposals, simulations, failed, failures, bool(ignored))
+
+
+class _Record(NamedTuple):
+    """Where the draws of a segment go, and which part of the run its steps belong to."""
+
+    theta: Array
+    distances: Array
+    """(kept, n, M), or (0, 0, 0) if they are not kept."""
+    thin: int
+    batches: int
+    stretch: tuple[int, int]
+    first: int
+    """The segment's first step."""
+
+    def batch(self, step: Array) -> Array:
+        """The part of the stretch in which moves at these steps are counted."""
+        begin, end = self.stretch
+        return (step - begin) * self.batches // (end - begin)
+
+    def marks(self, step: int, steps: int) -> Array:
+        """(S, 2): the batch of each step, and the place of the draw that is kept of it, -1 if none is."""
+        begin = self.stretch[0]
+        after = np.arange(step, step + steps) + 1 - begin
+        place = after // self.thin - 1 - (self.first - begin) // self.thin
+        return np.column_stack([self.batch(after - 1 + begin), np.where(after % self.thin == 0, place, -1)])
+
+
+def _taken(loop: ChainLoop, source: _Source, ahead: _Ahead, now: _Now, step: int, record: _Record) -> list[_Group]:
+    """Take the steps of a group; if something is raised, one by one, and that one guarded."""
+    try:
+        return [_group(loop, source, ahead, now, step, record, None)]
+    except _RaisedInLoop as raised:
+        if len(ahead.streams) == 1:
+            return [_group(loop, source, ahead, now, step, record, raised.error)]
+    groups: list[_Group] = []
+    for one in range(len(ahead.streams)):
+        groups += _taken(loop, source, ahead.step(one), now, step + one, record)
+        now = groups[-1].now
+    return groups
+
+
+class _RaisedInLoop(Exception):
+    """The simulator, or another function of the user, has raised."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _group(
+    loop: ChainLoop, source: _Source, ahead: _Ahead, now: _Now, step: int, record: _Record, raised: Exception | None
+) -> _Group:
+    """Take the steps of a group; guarded if it is known what they raise."""
+    model, kernel, draws = loop.model, loop.kernel, loop.draws
+    dim, width = len(loop.prior), draws if loop.keep else 0
+    run = _steps_loop(loop, careful=raised is not None)
+    _, own, extra = distance_in_loops(model)
+    now = _Now(*(part.copy() for part in now))
+    n = now.theta.shape[1]
+    proposed, noted, totals = np.empty((dim, n)), np.zeros(4, np.int64), np.zeros(3, np.int64)
+    # Beyond this no estimate is accepted, or none is wanted.
+    most = 0.0 if loop.early else sys.float_info.max
+    events, places = np.zeros((FAILURES_KEPT, 4), np.int64), np.empty((FAILURES_KEPT, dim))
+    try:
+        run(
+            source.generator, fixed(proposed), draws, fixed(model.observed_row), extra, PROFILES.index(kernel.formula),
+            kernel.indicator, float(kernel.eps), float(kernel.support), np.empty((min(width, 1), width)), NO_ROWS,
+            np.empty(model.recipe.layout.size), noted, source.words, *ahead, proposed, np.empty(n), np.empty(n),
+            loop.kind, loop.carried, most, loop.prior, loop.other, *now, record.marks(step, len(ahead.streams)),
+            record.theta, record.distances, totals, events, places, 0,
+        )  # fmt: skip
+    except Exception as error:
+        raise _RaisedInLoop(error) from None
+    simulations, failed, failing = totals.tolist()
+    if noted[3] == BAD_DISTANCE:
+        refuse_distance(own, model.recipe.prior.named(proposed[:, noted[1]]))
+    failures = [
+        FailedStep(step + s, places[k : k + 1], chain, LoopReport(1, 0, m, code, raised))
+        for k, (s, chain, m, code) in enumerate(events[:failing].tolist())
+    ]
+    return _Group(now, simulations, failed, failures)
+
+
+def _steps_loop(loop: ChainLoop, careful: bool) -> Any:
+    recipe = loop.model.recipe
+    formula, own, _ = distance_in_loops(loop.model)
+    key = ("steps", *simulator_key(recipe), formula, own, careful)
+    return made(recipe.simulator, key, lambda numba: _new_steps_loop(numba, recipe, formula, own, careful))
+
+
+def _new_steps_loop(numba: Any, recipe: Any, formula: str, own: Any, careful: bool) -> Any:
+    """The loop over steps and chains."""
+    average = row_average(recipe, formula, own, careful)
+    log_density = _ready(_log_density)
+    dim, users, infinity = recipe.prior.dim, own is not None, math.inf
+
+    def steps(  # type: ignore[no-untyped-def]
+        rng, shown, draws, observed, extra, profile, indicator, eps, support, apart, rows, row, noted,
+        words, streams, moves, held, exponentials, proposed, needed, there, kind, carried, most, prior, other,
+        theta, log_prior, log_estimate, distances, accepted, proposals, marks, kept, kept_distances,
+        totals, events, places, here,
+    ):  # fmt: skip
+        n, width = theta.shape[1], distances.shape[1]
+        holds, walks, from_prior = held.size > 0, kind == WALK, kind == FROM_PRIOR
+        for s in range(len(streams)):
+            batch, place = marks[s, 0], marks[s, 1]
+            # Proposals, and the least log estimate at each that u would accept.
+            for i in range(n):
+                for k in range(dim):
+                    proposed[k, i] = moves[s, i, k] + theta[k, i] if walks else moves[s, i, k]
+                needed[i] = -exponentials[s, i]
+                if carried:
+                    needed[i] += log_estimate[i]
+            if not from_prior:
+                for i in range(n):
+                    there[i] = log_density(prior, proposed, i)
+                    log_ratio = there[i] - log_prior[i]
+                    if not walks:
+                        log_ratio += log_density(other, theta, i) - log_density(other, proposed, i)
+                    needed[i] -= log_ratio if carried or log_ratio < 0.0 else 0.0
+            if holds:
+                for i in range(n):
+                    if held[s, i]:
+                        needed[i] = infinity
+                    else:
+                        proposals[batch, i] += 1
+            for w in range(5):
+                words[w] = streams[s, w]
+            for w in range(4):
+                noted[w] = 0
+            simulated = 0
+            for i in range(n):
+                if needed[i] <= most:
+                    simulated += 1
+                    found = average(
+                        rng, shown, i, draws, observed, extra, profile, indicator, eps, support, apart, rows, here,
+                        row, noted,
+                    )  # fmt: skip
+                    if users and noted[3] == BAD_DISTANCE:
+                        return
+                    if found >= needed[i]:
+                        accepted[batch, i] += 1
+                        log_estimate[i] = found
+                        if not from_prior:
+                            log_prior[i] = there[i]
+                        for k in range(dim):
+                            theta[k, i] = proposed[k, i]
+                        for m in range(width):
+                            distances[i, m] = apart[here, m]
+                if place >= 0:
+                    for k in range(dim):
+                        kept[place, i, k] = theta[k, i]
+                    for m in range(kept_distances.shape[2]):
+                        kept_distances[place, i, m] = distances[i, m]
+            totals[0] += simulated * draws
+            totals[1] += noted[0]
+            if noted[0] > 0 and totals[2] < len(events):
+                failing = totals[2]
+                events[failing, 0], events[failing, 1] = s, noted[1]
+                events[failing, 2], events[failing, 3] = noted[2], noted[3]
+                for k in range(dim):
+                    places[failing, k] = proposed[k, noted[1]]
+                totals[2] += 1
+
+    number, whole, word = numba.float64, numba.int64, numba.uint64
+    one, two, three, fixed_two = number[::1], number[:, ::1], number[:, :, ::1], array_type(numba, 2)
+    return compiled_loop(
+        numba, steps, whole, array_type(numba, 1), fixed_two, whole, numba.boolean, number, number, two, three, one,
+        whole[::1], word[::1], word[:, ::1], three, numba.boolean[:, ::1], two, two, one, one, whole, numba.boolean,
+        number, fixed_two, fixed_two, two, one, one, two, whole[:, ::1], whole[:, ::1], whole[:, ::1], three, three,
+        whole[::1], whole[:, ::1], two, whole, _nrt=False,
+    )  # fmt: skip
+
+
+def _log_density(table: Array, theta: Array, i: int) -> float:
+    """The log density of the distribution in `table` at theta[:, i]; the formulas are those of `model.prior`."""
+    total = 0.0
+    for k in range(len(table)):
+        family, loc, scale, log_scale = table[k, 0], table[k, 1], table[k, 2], table[k, 3]
+        a, b, constant = table[k, 4], table[k, 5], table[k, 6]
+        x = theta[k, i]
+        z = (x - loc) / scale
+        value = -math.inf
+        if family == NORM:
+            value = z * z * -0.5 - LOG_SQRT_2PI - log_scale
+        elif family == T:
+            value = constant - (a + 1.0) / 2.0 * math.log1p(z * z / a) - log_scale
+        elif family == RANDINT:
+            if a <= z < b and z == math.floor(z):
+                value = constant
+        elif family == POISSON:
+            if z >= 0.0 and x == math.floor(x):
+                power = z * math.log(a) if z > 0.0 else 0.0
+                value = power - math.lgamma(z + 1.0) - a
+        elif z >= 0.0:
+            if family == UNIFORM:
+                if z <= 1.0:
+                    value = -log_scale
+            elif family == EXPON:
+                value = -z - log_scale
+            elif family == GAMMA:
+                power = (a - 1.0) * math.log(z) if a != 1.0 else 0.0
+                value = power - z - constant - log_scale
+            elif family == BETA:
+                if z <= 1.0:
+                    power = (a - 1.0) * math.log(z) if a != 1.0 else 0.0
+                    power += (b - 1.0) * math.log1p(-z) if b != 1.0 else 0.0
+                    value = power - constant - log_scale
+            elif z > 0.0:
+                log_z = math.log(z)
+                value = -0.5 * (log_z / a) * (log_z / a) - log_z - LOG_SQRT_2PI - constant - log_scale
+        total += value
+    return total
+
+
+# Loops over the streams of several steps.
+
+
+def _philox(states: Array, seed: Any, key: Any, first: Any, step: Any) -> None:
+    """States (S, 5) for SFC64: four words of Philox4x64-10, of the stream with these names at S steps.
+
+    Numbers are unsigned words, products of two of them are made of halves.
+    """
+    low = np.uint64(0xFFFFFFFF)
+    half, one = np.uint64(32), np.uint64(1)
+    for s in range(len(states)):
+        x0, x1, x2, x3 = one, np.uint64(0), step + np.uint64(s), first
+        k0, k1 = seed, key
+        for _ in range(10):
+            y0, y1, y2, y3 = x0, x1, x2, x3
+            for turn in range(2):
+                a = y0 if turn == 0 else y2
+                b = np.uint64(0xD2E7470EE14C6C93) if turn == 0 else np.uint64(0xCA5A826395121157)
+                a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
+                middle = a1 * b0 + ((a0 * b0) >> half)
+                other = a0 * b1 + (middle & low)
+                upper = a1 * b1 + (middle >> half) + (other >> half)
+                if turn == 0:
+                    x2, x3 = upper ^ y3 ^ k1, a * b
+                else:
+                    x0, x1 = upper ^ y1 ^ k0, a * b
+            k0 += np.uint64(0x9E3779B97F4A7C15)
+            k1 += np.uint64(0xBB67AE8584CAA73B)
+        states[s, 0], states[s, 1], states[s, 2], states[s, 3] = x0, x1, x2, x3
+        states[s, 4] = np.uint64(0)
+
+
+def _common_draws(rng: Any, words: Array, states: Array, family: int, values: Array) -> None:
+    """Fill a row of values for each step from its stream, and leave the stream where the next draws begin."""
+    for s in range(len(states)):
+        for w in range(5):
+            words[w] = states[s, w]
+        if family == NORM:
+            for j in range(values.shape[1]):
+                values[s, j] = rng.standard_normal()
+        elif family == EXPON:
+            for j in range(values.shape[1]):
+                values[s, j] = rng.standard_exponential()
+        else:
+            for j in range(values.shape[1]):
+                values[s, j] = rng.random()
+        for w in range(5):
+            states[s, w] = words[w]
+
+
+DRAWS = {
+    GAMMA: lambda rng, a, b: rng.standard_gamma(a),
+    BETA: lambda rng, a, b: rng.beta(a, b),
+    LOGNORM: lambda rng, a, b: rng.lognormal(0.0, a),
+    T: lambda rng, a, b: rng.standard_t(a),
+    RANDINT: lambda rng, a, b: rng.integers(int(a), int(b)),
+    POISSON: lambda rng, a, b: rng.poisson(a),
+}
+"""One draw of the other families, by their two shapes."""
+
+
+@cache
+def _other_draws(family: int) -> Any:
+    """The loop of `_common_draws` for another family."""
+    numba = numba_module()
+    draw = numba.njit(error_model="numpy")(DRAWS[family])
+
+    def fill(rng, words, states, a, b, values):  # type: ignore[no-untyped-def]
+        for s in range(len(states)):
+            for w in range(5):
+                words[w] = states[s, w]
+            for j in range(values.shape[1]):
+                values[s, j] = draw(rng, a, b)
+            for w in range(5):
+                states[s, w] = words[w]
+
+    number, word = numba.float64, numba.uint64
+    given = numba.typeof(_source().generator), word[::1], word[:, ::1], number, number, number[:, ::1]
+    return numba.njit(given, nogil=True, error_model="numpy")(fill)
+
+
+@cache
+def _ready(function: Callable[..., Any]) -> Any:
+    """A function of this module that does not depend on the simulator: compiled once, and kept on disk if it may be."""
+    numba = numba_module()
+    number, whole, word = numba.float64, numba.int64, numba.uint64
+    generator = numba.typeof(_source().generator)
+    given = {
+        _philox: (word[:, ::1], word, word, word, word),
+        _common_draws: (generator, word[::1], word[:, ::1], whole, number[:, ::1]),
+        _log_density: (array_type(numba, 2), number[:, ::1], whole),
+    }[function]
+    try:
+        return numba.njit(given, nogil=True, error_model="numpy", cache=True)(function)
+    except RuntimeError:
+        # There is no folder to keep it in.
+        return numba.njit(given, nogil=True, error_model="numpy")(function)
