@@ -75,6 +75,15 @@ class TestFeatures:
         assert z @ np.linalg.lstsq(z, linear, rcond=None)[0] == pytest.approx(linear, abs=1e-7)
         assert len(np.unique(np.abs(linear[0]).round(12))) == features.ridges
 
+    @pytest.mark.parametrize("others", [0, 1])
+    def test_steps_that_are_not_wanted_are_zero(self, others):
+        points = np.random.default_rng(8).normal(size=(100, 2 + others))
+        features = features_of(points, 2, 10_000)
+        every, without = features(points), features(points, steps=False)
+        end = count(2, features.degree) + others
+        assert np.array_equal(without[:, :end], every[:, :end]) and not without[:, end:].any()
+        assert without.shape == every.shape and every[:, end:].all()
+
     def test_columns_are_standardised_over_the_simulations(self):
         points = np.random.default_rng(3).gamma(2.0, size=(200, 3))
         columns = features_of(points, 2, 10_000)(points)[:, 1:]
@@ -314,6 +323,20 @@ def plain_recipe(unbounded, rows, terms, law=None, most=6):
     )
     law = law or ResidualLaw("normal", tuple(Normal(k) for k in range(width)))
     return Form(coordinates, features_of(unbounded, dim, most), transform, (terms,) * width, law)
+
+
+@pytest.mark.parametrize(("mean", "scale"), [("2", "0"), ("steps", "0"), ("1", "steps")])
+def test_a_form_has_the_steps_of_its_factors_and_the_bytes_of_all(mean, scale):
+    """Sums over features of which some are not used are those over the others, to the last bit."""
+    rng = np.random.default_rng(9)
+    theta = rng.normal(size=(400, 2))
+    rows = np.sin(theta) + 0.1 * rng.normal(size=(400, 2))
+    form = plain_recipe(theta, rows, Terms(mean, "0", scale), most=10_000)
+    surrogate = fit_surrogate(form, training(theta, rows), None)
+    every, given = form.features(form.coordinates(theta)), surrogate.at(rows[:1])[0]
+    has_steps = "steps" in (mean, scale)
+    assert form.columns(theta)[:, -form.features.ridges :].any() == has_steps
+    assert np.array_equal(surrogate.log_likelihood(form.columns(theta), given), surrogate.log_likelihood(every, given))
 
 
 class LinearNormal:

@@ -82,8 +82,11 @@ class Form(NamedTuple):
         return all(one.mean == one.scale == "0" and one.earlier in ("", "0") for one in self.terms)
 
     def columns(self, theta: Array) -> Array:
-        """Features (n, p) of parameters in unbounded coordinates (n, dim)."""
-        return self.features(self.coordinates(theta))
+        """Features (n, p) of parameters in unbounded coordinates (n, dim); smooth steps are zero if no factor has them.
+
+        Sums over the features are then the same to the last bit, and most of the work is saved.
+        """
+        return self.features(self.coordinates(theta), any("steps" in (one.mean, one.scale) for one in self.terms))
 
 
 def options(support: Support) -> list[Coordinates]:
