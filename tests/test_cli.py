@@ -45,7 +45,7 @@ SLOW = MODEL.replace("    return rng", "    import time; time.sleep(0.002)\n    
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, quick):
     """A folder with model files in it, as the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -640,6 +640,12 @@ def test_banks_of_earlier_runs(folder):
     assert found["cost"]["simulations"] == 80 and found["cost"]["reused"] == 200
 
 
+@pytest.fixture(scope="module")
+def earlier_files():
+    """Files of runs that several tests offer as banks, by name, once the first of these has made them."""
+    return {}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -650,11 +656,15 @@ def test_banks_of_earlier_runs(folder):
         (["--bank", "wider.db", "--out", "new.db"], "was made with another model: model.simulate"),
     ],
 )
-def test_banks_that_are_none(folder, arguments, words):
-    (folder / "wider.py").write_text(MODEL.replace("spread()", "2 * spread()"))
-    onedraw("run", "problem.py", "--budget", 60, "--seed", 1, "--out", "run.db")
-    onedraw("run", "wider.py", "--budget", 60, "--seed", 1, "--out", "wider.db")
-    onedraw("run", "problem.py", "--budget", 60, "--eps", 2, "--seed", 1, "--out", "draws.db")
+def test_banks_that_are_none(folder, earlier_files, arguments, words):
+    if not earlier_files:
+        (folder / "wider.py").write_text(MODEL.replace("spread()", "2 * spread()"))
+        onedraw("run", "problem.py", "--budget", 60, "--seed", 1, "--out", "run.db")
+        onedraw("run", "wider.py", "--budget", 60, "--seed", 1, "--out", "wider.db")
+        onedraw("run", "problem.py", "--budget", 60, "--eps", 2, "--seed", 1, "--out", "draws.db")
+        earlier_files.update({file.name: file.read_bytes() for file in folder.glob("*.db")})
+    for name, content in earlier_files.items():
+        (folder / name).write_bytes(content)
     found = onedraw("run", "problem.py", "--budget", 60, "--seed", 2, *arguments)
     assert found.exit_code in (1, 2) and words in found.output and "Traceback" not in found.output
 
@@ -679,11 +689,9 @@ def test_a_run_writes_its_report_with_the_checks_of_the_model_file(folder):
 
 def test_the_report_of_a_run_with_a_time_limit(folder):
     """The limit is part of the simulator that the run has, and not of the one in the model file."""
-    program = "simulate = od.command([sys.executable, '-c', 'print([{mu}, {nu}, {seed} % 2])'], parse='json')"
-    text = MODEL.replace(
-        "def simulate(rng, mu, nu):\n    return rng.normal([mu, nu], spread())", f"import sys\n{program}"
-    )
-    (folder / "limited.py").write_text(text.replace("observed=[1.0, 0.2]", "observed=[1.0, 0.2, 1.0]"))
+    program = "simulate = od.command(['echo', '[{mu}, {nu}, 0.{seed}]'], parse='json')"
+    text = MODEL.replace("def simulate(rng, mu, nu):\n    return rng.normal([mu, nu], spread())", program)
+    (folder / "limited.py").write_text(text.replace("observed=[1.0, 0.2]", "observed=[1.0, 0.2, 0.5]"))
     ran = onedraw("run", "limited.py", "--budget", 6, "--eps", 9, "--seed", 1, "--timeout", 30, "--report")
     assert ran.exit_code == 0 and (folder / "limited.html").exists(), ran.output
     assert onedraw("report", "limited.db", "--model", "limited.py").exit_code == 0

@@ -15,7 +15,7 @@ from onedraw.surrogate import residuals as residual_laws
 from onedraw.surrogate import tempering
 from onedraw.surrogate.choice import BREADTH, BROAD, Coordinates, Form, bounded_scores, choose_form, choose_terms
 from onedraw.surrogate.features import BEYOND, count, features_of
-from onedraw.surrogate.likelihood import HALF_LOG_2PI, LARGEST_SQUARE, ROOM, Terms, better, fit_factor
+from onedraw.surrogate.likelihood import ALL, HALF_LOG_2PI, LARGEST_SQUARE, ROOM, Terms, better, fit_factor
 from onedraw.surrogate.residuals import (
     LEAST,
     WIDE,
@@ -74,6 +74,15 @@ class TestFeatures:
         linear = np.arctanh(raw)
         assert z @ np.linalg.lstsq(z, linear, rcond=None)[0] == pytest.approx(linear, abs=1e-7)
         assert len(np.unique(np.abs(linear[0]).round(12))) == features.ridges
+
+    @pytest.mark.parametrize("others", [0, 1])
+    def test_steps_that_are_not_wanted_are_zero(self, others):
+        points = np.random.default_rng(8).normal(size=(100, 2 + others))
+        features = features_of(points, 2, 10_000)
+        every, without = features(points), features(points, steps=False)
+        end = count(2, features.degree) + others
+        assert np.array_equal(without[:, :end], every[:, :end]) and not without[:, end:].any()
+        assert without.shape == every.shape and every[:, end:].all()
 
     def test_columns_are_standardised_over_the_simulations(self):
         points = np.random.default_rng(3).gamma(2.0, size=(200, 3))
@@ -176,6 +185,31 @@ class TestRegression:
         assert (factor.mean[unused] == 0).all()
         assert factor.earlier.shape == (2, columns.shape[1])
         assert np.count_nonzero(factor.earlier) == 2 * len(multiplied)
+
+    @pytest.mark.parametrize("earlier", ["0", "1"])
+    def test_few_lags_are_a_fit_without_the_summaries_before(self, earlier):
+        columns, rows, sets, _ = regression(120, 12, summaries=6)
+        factor = fit_factor(columns, rows, np.ones(120), 5, Terms("1", earlier, "0", 1.0, 2), sets).factor
+        expected = fit_factor(columns, rows[:, 3:], np.ones(120), 2, Terms("1", earlier, "0", 1.0), sets).factor
+        assert (factor.earlier[:3] == 0).all() and np.array_equal(factor.earlier[3:], expected.earlier)
+        assert np.array_equal(factor.mean, expected.mean) and factor.earlier[3:].any()
+
+    def test_a_time_series_has_few_lags_and_independent_summaries_of_one_past_have_all(self):
+        rng, n, length = np.random.default_rng(4), 1500, 16
+        slope = rng.uniform(0.2, 0.9, n)
+        points = slope[:, None]
+        features = features_of(points, 1, 6)
+        columns, sets = features(points), features.sets()
+        series = rng.normal(size=(n, length))
+        for k in range(1, length):
+            series[:, k] += slope * series[:, k - 1]
+        share = np.ones(n)
+        terms, _ = choose_terms(columns, series, share, sets, 14, Terms())
+        assert terms.lags in (3, 8) and terms.earlier in ("1", "2")
+        # The last depends on the sum of all before it.
+        summed = np.column_stack([rng.normal(size=(n, length - 1)), np.zeros(n)])
+        summed[:, -1] = summed[:, :-1].sum(axis=1) + 0.1 * rng.normal(size=n)
+        assert choose_terms(columns, summed, share, sets, length - 1, Terms(lags=8))[0].lags == ALL
 
     def test_the_penalty_is_that_of_ridge_regression(self):
         columns, rows, sets, _ = regression(60, 2)
@@ -314,6 +348,20 @@ def plain_recipe(unbounded, rows, terms, law=None, most=6):
     )
     law = law or ResidualLaw("normal", tuple(Normal(k) for k in range(width)))
     return Form(coordinates, features_of(unbounded, dim, most), transform, (terms,) * width, law)
+
+
+@pytest.mark.parametrize(("mean", "scale"), [("2", "0"), ("steps", "0"), ("1", "steps")])
+def test_a_form_has_the_steps_of_its_factors_and_the_bytes_of_all(mean, scale):
+    """Sums over features of which some are not used are those over the others, to the last bit."""
+    rng = np.random.default_rng(9)
+    theta = rng.normal(size=(400, 2))
+    rows = np.sin(theta) + 0.1 * rng.normal(size=(400, 2))
+    form = plain_recipe(theta, rows, Terms(mean, "0", scale), most=10_000)
+    surrogate = fit_surrogate(form, training(theta, rows), None)
+    every, given = form.features(form.coordinates(theta)), surrogate.at(rows[:1])[0]
+    has_steps = "steps" in (mean, scale)
+    assert form.columns(theta)[:, -form.features.ridges :].any() == has_steps
+    assert np.array_equal(surrogate.log_likelihood(form.columns(theta), given), surrogate.log_likelihood(every, given))
 
 
 class LinearNormal:

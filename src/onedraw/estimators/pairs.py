@@ -181,16 +181,28 @@ def learnt_rule(pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: A
     # The first stage may have failed: such a simulation is never taken up again.
     alive = ~np.isnan(signal)
     signal, change, of_dear = signal[alive], ((of_dear - of_cheap) ** 2)[alive], of_dear[alive]
-    eps, number = kernel.eps if pair.signed else None, np.arange(len(signal))
-    half, judged = number // 10 % 2 == 0, np.ones(len(signal))
-    for one, other in ((half, ~half), (~half, half)):
+    eps, judged = kernel.eps if pair.signed else None, np.ones(len(signal))
+    for one, other in halves(len(signal)):
         judged[other] = _fitted(pair, signal[one], change[one], of_dear[one], eps)(signal[other])
     assert pair.price is not None
-    moment, rest = float((of_dear**2).mean()), float((of_dear**2 - change).mean())
-    crossed = (rest + float((change / judged).mean())) * (pair.price[0] + pair.price[1] * float(judged.mean()))
-    if not crossed < LEAST_GAIN * moment * sum(pair.price):
+    whole = effective_price(pair.price, of_dear, change, np.ones(len(signal)))
+    if not effective_price(pair.price, of_dear, change, judged) < LEAST_GAIN * whole:
         return ContinuationRule(np.empty(0), np.ones(1)), kernel.eps
     return _fitted(pair, signal, change, of_dear, eps), kernel.eps
+
+
+def halves(count: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Which of so many simulations teach a rule and which judge it, and the other way round."""
+    half = np.arange(count) // 10 % 2 == 0
+    return (half, ~half), (~half, half)
+
+
+def effective_price(price: tuple[float, float], of_dear: Array, change: Array, alpha: Array) -> float:
+    """Mean price times second moment of simulations with these K of the dear data, squared changes and alpha (n,).
+
+    Divided by the squared mean of K, which is the same for every alpha, it is what an effective draw costs.
+    """
+    return float((of_dear**2 - change + change / alpha).mean()) * (price[0] + price[1] * float(alpha.mean()))
 
 
 def _fitted(pair: Pair, signal: Array, change: Array, of_dear: Array, eps: float | None) -> ContinuationRule:

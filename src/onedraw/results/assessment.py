@@ -12,6 +12,7 @@ from onedraw.model.distance import Euclidean
 from onedraw.model.model import Model
 from onedraw.results.learned_summary import learn, terms_for
 from onedraw.results.learnt_likelihood import (
+    CLEARLY,
     MOST_COLUMNS,
     MOST_LEARNT,
     DescribedRows,
@@ -28,10 +29,10 @@ LEARN_FROM, LEARN_SHARE = 5000, 0.3
 """The most simulations from which a summary is learnt, and the share of all, the nearest, they are taken from."""
 FEWEST_CLUSTERED = 100
 """Simulations below which no clusters are sought."""
-CLEARLY, LEAST_LEAD = 2.0, 0.2
-"""Standard errors of the log score, and how much more of it, by which others must be ahead of a surrogate: the best of
-many methods of regression is chosen at the same simulations, so its score is too good. Standard deviations that are
-wrong by a factor of one and a half lose as much."""
+LEAST_LEAD = 0.2
+"""How much of the log score, beyond its error, others must be ahead of a surrogate: the best of many methods of
+regression is chosen at the same simulations, so its score is too good. Standard deviations that are wrong by a factor
+of one and a half lose as much."""
 FEWEST_EFFECTIVE = 50.0
 """Effective draws of a regression that may be preferred: few heavy ones score well at each other."""
 FEWEST_PER_SUMMARY, PER_SUMMARY = 3, 20

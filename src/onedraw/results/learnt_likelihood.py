@@ -52,8 +52,8 @@ counts as far, in posterior standard deviations."""
 LOOKED = 0.5
 """Weight from which a simulation was made to look there, and not by chance."""
 CLEARLY = 2.0
-"""Standard errors of the log score by which a fit to all simulations in full must fall behind one that counts those
-near the posterior most: the latter uses fewer."""
+"""Standard errors of the log score by which one estimate must be ahead of another that is preferred otherwise: a fit
+that counts simulations near the posterior most ahead of one to all in full, and a regression ahead of a surrogate."""
 FEWEST_PLACED = 10.0
 """Effective draws among which a known parameter is placed."""
 MOST_COLUMNS, MOST_LEARNT = 40, 80

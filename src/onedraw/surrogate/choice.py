@@ -14,7 +14,7 @@ from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective
 from onedraw.model.coordinates import Support
 from onedraw.surrogate.features import Features, Sets, features_of
-from onedraw.surrogate.likelihood import LEAST_GAIN, Fit, Terms, better, fit_factor
+from onedraw.surrogate.likelihood import ALL, LEAST_GAIN, Fit, Terms, better, fit_factor
 from onedraw.surrogate.residuals import ResidualLaw, choose_law
 from onedraw.surrogate.training import Training
 from onedraw.surrogate.transforms import Transform, choose_transform
@@ -28,6 +28,7 @@ BESIDE: dict[str, dict[Any, tuple[Any, ...]]] = {
     "mean": SMOOTH,
     "scale": SMOOTH,
     "earlier": {"": ("0",), "0": ("1", ""), "1": ("2", "0"), "2": ("1",)},
+    "lags": {ALL: (8,), 8: (3, ALL), 3: (8,)},
     "ridge": {1.0: (10.0,), 10.0: (1.0, 100.0), 100.0: (10.0,)},
 }
 """What is tried in place of what a factor has."""
@@ -82,8 +83,11 @@ class Form(NamedTuple):
         return all(one.mean == one.scale == "0" and one.earlier in ("", "0") for one in self.terms)
 
     def columns(self, theta: Array) -> Array:
-        """Features (n, p) of parameters in unbounded coordinates (n, dim)."""
-        return self.features(self.coordinates(theta))
+        """Features (n, p) of parameters in unbounded coordinates (n, dim); smooth steps are zero if no factor has them.
+
+        Sums over the features are then the same to the last bit, and most of the work is saved.
+        """
+        return self.features(self.coordinates(theta), any("steps" in (one.mean, one.scale) for one in self.terms))
 
 
 def options(support: Support) -> list[Coordinates]:
@@ -146,7 +150,7 @@ def bounded_scores(fit: Fit) -> Array:
 
 def coefficient_count(terms: Terms, k: int, sets: Sets) -> int:
     """How many coefficients a factor has."""
-    earlier = k * len(sets[terms.earlier]) if terms.earlier else 0
+    earlier = (k - terms.begin(k)) * len(sets[terms.earlier]) if terms.earlier else 0
     return len(sets[terms.mean]) + earlier + len(sets[terms.scale])
 
 
@@ -157,7 +161,8 @@ def choose_terms(columns: Array, rows: Array, weights: Array, sets: Sets, k: int
 
     def allowed(terms: Terms) -> bool:
         known = all(name in sets for name in (terms.mean, terms.scale, terms.earlier or "0"))
-        return known and coefficient_count(terms, k, sets) <= most
+        shorter = terms.lags == ALL or 0 < terms.begin(k) < k
+        return known and shorter and coefficient_count(terms, k, sets) <= most
 
     def scores(terms: Terms) -> Array:
         if terms not in tried:

@@ -41,12 +41,13 @@ class Features(NamedTuple):
     mean: Array
     scale: Array
 
-    def __call__(self, coordinates: Array) -> Array:
-        """The columns at these coordinates."""
+    def __call__(self, coordinates: Array, steps: bool = True) -> Array:
+        """The columns at these coordinates; without `steps`, those of smooth steps are zero, which saves most work."""
         points = np.clip((coordinates - self.centre) / self.spread, self.low, self.high)
-        columns = raw_columns(points, self.dim, self.degree, self.ridges)
-        columns[:, 1:] -= self.mean
-        columns[:, 1:] /= self.scale
+        columns = raw_columns(points, self.dim, self.degree, self.ridges, steps)
+        end = columns.shape[1] if steps else columns.shape[1] - self.ridges
+        columns[:, 1:end] -= self.mean[: end - 1]
+        columns[:, 1:end] /= self.scale[: end - 1]
         return columns
 
     def sets(self) -> Sets:
@@ -94,8 +95,8 @@ def directions(dim: int, number: int) -> tuple[Array, Array]:
     return normal / np.linalg.norm(normal, axis=0) * length, rng.uniform(-1.5, 1.5, number)
 
 
-def raw_columns(points: Array, dim: int, degree: int, ridges: int) -> Array:
-    """The constant, products of the first `dim` coordinates, the other coordinates, and smooth steps.
+def raw_columns(points: Array, dim: int, degree: int, ridges: int, steps: bool = True) -> Array:
+    """The constant, products of the first `dim` coordinates, the other coordinates, and smooth steps or zeros.
 
     >>> raw_columns(np.array([[2.0, 3.0, 7.0]]), 2, 2, 0).tolist()
     [[1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 7.0]]
@@ -109,7 +110,9 @@ def raw_columns(points: Array, dim: int, degree: int, ridges: int) -> Array:
         np.multiply(columns[:, known[factors[:-1]]], points[:, factors[-1]], out=columns[:, known[factors]])
     end = len(known) + width - dim
     columns[:, len(known) : end] = points[:, dim:]
-    if ridges:
+    if not steps:
+        columns[:, end:] = 0.0
+    elif ridges:
         direction, offset = directions(dim, ridges)
         columns[:, end:] = np.tanh(points[:, :dim] @ direction + offset)
     return columns

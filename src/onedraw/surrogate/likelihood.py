@@ -38,6 +38,10 @@ ROOM = 4.0
 """Range of log scales around their mean, in their standard deviations."""
 
 
+ALL = 10**6
+"""More summaries than there are."""
+
+
 class Terms(NamedTuple):
     """Which sets of features a factor has, by name (`Features.sets`), and the penalty on its coefficients."""
 
@@ -46,6 +50,12 @@ class Terms(NamedTuple):
     """What multiplies the earlier summaries; "" leaves them out."""
     scale: str = "0"
     ridge: float = 1.0
+    lags: int = ALL
+    """How many of the earlier summaries count, the latest; a time series depends on few."""
+
+    def begin(self, k: int) -> int:
+        """The first of the earlier summaries that counts for summary k; k if none does."""
+        return max(0, k - self.lags) if self.earlier else k
 
 
 class Factor(NamedTuple):
@@ -82,11 +92,11 @@ class MeanFit(NamedTuple):
 
 def design(columns: Array, rows: Array, k: int, terms: Terms, sets: Sets) -> Array:
     """Columns (n, q) of the regression of summary k on features (n, p) and on the earlier summaries."""
-    own = columns[:, sets[terms.mean]]
-    if k == 0 or not terms.earlier:
+    own, begin = columns[:, sets[terms.mean]], terms.begin(k)
+    if begin == k:
         return own
     multiplied = columns[:, sets[terms.earlier]]
-    products = (rows[:, :k, None] * multiplied[:, None, :]).reshape(len(rows), -1)
+    products = (rows[:, begin:k, None] * multiplied[:, None, :]).reshape(len(rows), -1)
     return np.concatenate([own, products], axis=1)
 
 
@@ -199,8 +209,9 @@ def _factor(terms: Terms, sets: Sets, p: int, k: int, coefficients: Array, scale
     of_mean = sets[terms.mean]
     mean, earlier, of_scale = np.zeros(p), np.zeros((k, p)), np.zeros(p)
     mean[of_mean] = coefficients[: len(of_mean)]
-    if k and terms.earlier:
-        earlier[:, sets[terms.earlier]] = coefficients[len(of_mean) :].reshape(k, -1)
+    begin = terms.begin(k)
+    if begin < k:
+        earlier[begin:, sets[terms.earlier]] = coefficients[len(of_mean) :].reshape(k - begin, -1)
     of_scale[sets[terms.scale]] = scale
     return Factor(mean, earlier, of_scale, float(log_scale.min()), float(log_scale.max()))
 

@@ -13,7 +13,7 @@ from onedraw.arguments import whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.estimators.abc_average import AbcAverage
-from onedraw.estimators.pairs import FEWEST_HITS, learnt_rule
+from onedraw.estimators.pairs import FEWEST_HITS, effective_price, halves, learnt_rule
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.model.pair import ContinuationRule, Pair
@@ -150,19 +150,13 @@ def crossed_gain(model: Model, kernel: Kernel, drawn: PilotPairs) -> float:
     """The gain of probabilities learnt from one half of the pilot, by the other half, and the other way round."""
     pair = model.pair
     assert pair is not None and pair.price is not None
-    half = np.arange(len(drawn.dear)) // GROUPS % 2 == 0
-    moment = spent = once = 0.0
-    for one, other in ((half, ~half), (~half, half)):
-        taught, judged = drawn.some(one), drawn.some(other)
-        rule = learnt_rule(pair, kernel, *taught[1:])[0] if pair.learns else None
-        alpha = probabilities(model, pair, rule, judged)
-        of_dear, of_cheap = (np.exp(kernel.log_weight(of)) for of in (judged.dear, judged.cheap))
-        change = (of_dear - of_cheap) ** 2
-        moment += float((of_dear**2 - change + change / alpha).sum())
-        once += float((of_dear**2).sum())
-        spent += float((pair.price[0] + pair.price[1] * alpha).sum())
-    alone = (pair.price[1] if pair.signed else sum(pair.price)) * len(drawn.dear)
-    return once * alone / max(moment * spent, 1e-300)
+    alpha = np.ones(len(drawn.dear))
+    for one, other in halves(len(drawn.dear)):
+        rule = learnt_rule(pair, kernel, *drawn.some(one)[1:])[0] if pair.learns else None
+        alpha[other] = probabilities(model, pair, rule, drawn.some(other))
+    of_dear, of_cheap = (np.exp(kernel.log_weight(of)) for of in (drawn.dear, drawn.cheap))
+    alone = float((of_dear**2).mean()) * (pair.price[1] if pair.signed else sum(pair.price))
+    return alone / max(effective_price(pair.price, of_dear, (of_dear - of_cheap) ** 2, alpha), 1e-300)
 
 
 def probabilities(model: Model, pair: Pair, rule: ContinuationRule | None, drawn: PilotPairs) -> Array:
