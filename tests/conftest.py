@@ -31,6 +31,8 @@ def pytest_configure(config):
         # What JAX compiles is kept for the next time, too.
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.mkdir("jax"))
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    # Most of what tests compile runs once, so that code which is quickly made beats quick code.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2**30:
         # Runs wait until the disk has every record, and the tests write thousands.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
@@ -43,6 +45,14 @@ def hurry(patch):
     patch.setattr(learnt_likelihood, "FREE", 1000)
     patch.setattr(learnt_likelihood, "FREE_BRIEFLY", 500)
     patch.setattr(mixture, "BRIDGE_DRAWS", 2**11)
+
+
+@pytest.fixture(scope="module")
+def brief():
+    """`od.infer` in a hurry in all tests of a module, and in what they share."""
+    with pytest.MonkeyPatch.context() as patch:
+        hurry(patch)
+        yield
 
 
 @pytest.fixture

@@ -261,7 +261,7 @@ def test_counts_are_exact():
     assert abs(post.acceptance_rate - evidence) < 4 * np.sqrt(evidence * (1 - evidence) / 40_000)
 
 
-def test_sequential_samplers_and_infer_run():
+def test_sequential_samplers_and_infer_run(quick):
     exact = Exact(od.uniform(1e-9))
     for sampler in (od.smc, od.importance, od.infer):
         budget = 1_500 if sampler is od.infer else 20_000

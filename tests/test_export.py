@@ -13,6 +13,8 @@ from onedraw.results import export
 from onedraw.results.posterior import SimulatedData
 from onedraw.run.store import StoreError
 
+pytestmark = pytest.mark.usefixtures("brief")
+
 pandas = pytest.importorskip("pandas")
 xarray = pytest.importorskip("xarray")
 
