@@ -31,8 +31,6 @@ def pytest_configure(config):
         # What JAX compiles is kept for the next time, too.
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.mkdir("jax"))
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    # Most of what tests compile runs once, so that code which is quickly made beats quick code.
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2**30:
         # Runs wait until the disk has every record, and the tests write thousands.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
