@@ -5,8 +5,10 @@ import shutil
 import signal
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
+import tests
 from onedraw.proposals import mixture
 from onedraw.results import learnt_likelihood, trial
 
@@ -24,6 +26,8 @@ MEMORY = Path("/dev/shm")
 
 def pytest_configure(config):
     """What all processes of these tests share, and what these wait for least."""
+    # Workers and children get functions of the tests as they are, and need not import all that the tests import.
+    cloudpickle.register_pickle_by_value(tests)
     if hasattr(config, "workerinput"):
         return
     cache = getattr(config, "cache", None)
@@ -34,6 +38,12 @@ def pytest_configure(config):
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2**30:
         # Runs wait until the disk has every record, and the tests write thousands.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.fixture
+def by_name(monkeypatch):
+    """Functions of the tests go to workers by their names, as those of an installed package do."""
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_PICKLE_BY_VALUE_MODULES", set())
 
 
 def hurry(patch):

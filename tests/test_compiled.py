@@ -530,7 +530,7 @@ def test_only_open_rows_are_simulated():
 # Marks, errors and pickles
 
 
-def test_a_mark_is_pickled_as_its_function():
+def test_a_mark_is_pickled_as_its_function(by_name):
     toy("compiled").simulate_rows(Rng(1, Phase.RUN), np.zeros((1, 1)))
     mark = toy("compiled").simulate
     again = pickle.loads(cloudpickle.dumps(mark))
