@@ -145,6 +145,12 @@ def test_neighbours_lie_together():
         assert np.ptp(cell, axis=0).max() < 0.6
 
 
+def test_the_order_goes_on_at_the_nearest_border():
+    """Around a square, and not back to its other side."""
+    corners = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    assert export.neighbours_in_order(corners, 4).tolist() == [0, 1, 3, 2]
+
+
 @pytest.mark.parametrize("form", ["to_dataframe", "to_datatree", "resample"])
 def test_no_draws_are_not_exported(form):
     empty = od.rejection(toy(), od.uniform(1e-9), budget=10, seed=1)
