@@ -145,7 +145,7 @@ class Killer:
 
     def _work(self):
         me = psutil.Process()
-        while self.killed < 3 and not self._stop.wait(self.random.uniform(*self.pause)):
+        while self.killed < 2 and not self._stop.wait(self.random.uniform(*self.pause)):
             workers = [
                 one for one in me.children(recursive=True) if "popen_loky" in " ".join(_command(one)) or _dask(one)
             ]
