@@ -5,8 +5,10 @@ import shutil
 import signal
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
+import tests
 from onedraw.proposals import mixture
 from onedraw.results import learnt_likelihood, trial
 
@@ -24,6 +26,8 @@ MEMORY = Path("/dev/shm")
 
 def pytest_configure(config):
     """What all processes of these tests share, and what these wait for least."""
+    # Workers and children get functions of the tests as they are, and need not import all that the tests import.
+    cloudpickle.register_pickle_by_value(tests)
     if hasattr(config, "workerinput"):
         return
     cache = getattr(config, "cache", None)
@@ -36,6 +40,12 @@ def pytest_configure(config):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
+@pytest.fixture
+def by_name(monkeypatch):
+    """Functions of the tests go to workers by their names, as those of an installed package do."""
+    monkeypatch.setattr(cloudpickle.cloudpickle, "_PICKLE_BY_VALUE_MODULES", set())
+
+
 def hurry(patch):
     """Fewer pseudo-observations and draws inside of `od.infer`."""
     patch.setattr(trial, "ROUNDS", ((4, 2), (12, 2)))
@@ -43,6 +53,14 @@ def hurry(patch):
     patch.setattr(learnt_likelihood, "FREE", 1000)
     patch.setattr(learnt_likelihood, "FREE_BRIEFLY", 500)
     patch.setattr(mixture, "BRIDGE_DRAWS", 2**11)
+
+
+@pytest.fixture(scope="module")
+def brief():
+    """`od.infer` in a hurry in all tests of a module, and in what they share."""
+    with pytest.MonkeyPatch.context() as patch:
+        hurry(patch)
+        yield
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import onedraw as od
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
 from onedraw.model.coordinates import Support, support_of
-from onedraw.results import trial
+from onedraw.proposals.mixture import local_roots
+from onedraw.results import regression, trial
 from onedraw.results.learned_summary import learn
 from onedraw.results.regression import (
     Method,
@@ -330,6 +331,18 @@ def test_keeping_summaries_changes_no_draw(tmp_path):
     stored = od.rejection(MODEL, od.uniform(1.0), draws=200, seed=3, keep="summaries", store=tmp_path / "run.db")
     again = od.rejection(MODEL, od.uniform(1.0), draws=200, seed=3, keep="summaries", store=tmp_path / "run.db")
     assert np.array_equal(again.bank.rows, kept.bank.rows) and np.array_equal(stored.bank.rows, kept.bank.rows)
+
+
+@pytest.mark.parametrize("most", [10**6, 24])
+def test_each_draw_has_its_own_noise_in_the_shape_of_its_neighbours(monkeypatch, most):
+    """Whatever the order in which draws are picked, and in however many parts they are worked on."""
+    monkeypatch.setattr(regression, "MOST_ROOTS", most)
+    rng = np.random.default_rng(3)
+    theta, noise = rng.normal(size=(30, 2)) * [1.0, 5.0], rng.normal(size=(20, 2))
+    weights, pick = np.full(30, 1 / 30), rng.integers(0, 30, 20)
+    found = regression._shaped(theta, weights, pick, 8, noise)
+    for one, place, own in zip(found, pick, noise, strict=True):
+        np.testing.assert_allclose(one, local_roots(theta, weights, theta[[place]], 8)[0] @ own, rtol=1e-12)
 
 
 def test_importance_can_be_adjusted():

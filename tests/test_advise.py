@@ -370,7 +370,14 @@ def test_verify_command(tmp_path, monkeypatch):
     assert run(verify_command, "--trials", 1).exit_code == 0
     assert places == [("plain", "batched", "staged", "compiled", "jax")]
     monkeypatch.undo()
-    batched = ("--engine", "batched")
+    batched, counts, count = ("--engine", "batched"), [], checks._run
+
+    def counted_once(*given):
+        if not counts:
+            counts.append(count(*given))
+        return counts[0]
+
+    monkeypatch.setattr(checks, "_run", counted_once)
     good = run(verify_command, "--trials", 3, "--seed", 2, *batched)
     assert good.exit_code == 0 and "statements hold" in good.output and "functions that were run do" in good.output
     assert json.loads(run(verify_command, "--trials", 2, "--json", *batched).output)["ok"]

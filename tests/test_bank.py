@@ -7,11 +7,11 @@ from scipy import stats
 import onedraw as od
 from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
-from onedraw.results import trial
 from onedraw.results.learnt_likelihood import SimulatedPairs, UnweightedPairs
 from onedraw.results.posterior import SimulatedData
 from onedraw.run.bank import Bank
 from onedraw.run.earlier import packed, starting_bank, unpacked
+from tests.conftest import hurry
 
 NOISE = 0.5
 SHAPE = np.array([[1.0, 0.5, 0.0], [0.0, 1.0, 0.3]])
@@ -49,13 +49,6 @@ KEPT = 1960
 """Simulations that a run of 2,000 keeps: the others are replicates at posterior draws, for its check."""
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Fewer held-out simulations, where accuracy is not what a test is about."""
-    monkeypatch.setattr(trial, "ROUNDS", ((4, 2), (12, 2)))
-    monkeypatch.setattr(trial, "BRIEF_ROUNDS", ((2, 2), (6, 2)))
-
-
 @pytest.fixture(scope="module")
 def earlier():
     return od.infer(od.Model(PRIOR, mixed, HERE), budget=2000, seed=1, draws=4000)
@@ -69,7 +62,9 @@ def without():
 
 @pytest.fixture(scope="module")
 def small():
-    return od.infer(od.Model(PRIOR, one_by_one, HERE), budget=200, seed=1, draws=500)
+    with pytest.MonkeyPatch.context() as patch:
+        hurry(patch)
+        return od.infer(od.Model(PRIOR, one_by_one, HERE), budget=200, seed=1, draws=500)
 
 
 class TestReuse:
@@ -149,7 +144,7 @@ class TestReuse:
 
 
 class TestSeveral:
-    def test_proposals_of_both_are_known(self, small):
+    def test_proposals_of_both_are_known(self, quick, small):
         """The density of a mixture of both runs, at any point, is the mean of theirs by their numbers of proposals."""
         model = od.Model(PRIOR, one_by_one, THERE)
         other = od.infer(model, budget=100, seed=2, draws=100)
@@ -169,7 +164,7 @@ class TestSeveral:
         assert np.array_equal(both.theta, np.concatenate([one.theta, two.theta]))
         assert both.stages not in (one.stages, two.stages)
 
-    def test_simulations_that_both_have_count_once(self, small):
+    def test_simulations_that_both_have_count_once(self, quick, small):
         """With the same seed, runs begin with the same simulations; a run that was given a bank has its simulations."""
         model, support = od.Model(PRIOR, one_by_one, THERE), support_of(PRIOR)
         same_seed = od.infer(model, budget=100, seed=1, draws=100)
@@ -351,7 +346,7 @@ class TestOtherData:
         post = od.infer(od.Model(PRIOR, one_by_one, THERE), budget=40, seed=1, bank=other, draws=100)
         assert post.cost.reused == 200
 
-    def test_it_is_an_ordinary_posterior(self, earlier, tmp_path):
+    def test_it_is_an_ordinary_posterior(self, quick, earlier, tmp_path):
         post = earlier.observed(THERE, draws=200, seed=1)
         assert post.report(tmp_path / "page.html", predictive=0).exists()
         assert len(post.to_dataframe()) <= 200 and "None of the" in str(post.summary())

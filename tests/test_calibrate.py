@@ -632,7 +632,7 @@ def test_a_small_bank_is_told(model):
     assert any("give at least 200" in note for note in found.notes)
 
 
-def test_shared_and_separate_infer_agree():
+def test_shared_and_separate_infer_agree(quick):
     """Both ways find the exact posterior of each data set, as far as 80 simulations can."""
     fast = od.Model(od.Prior(mu=stats.norm(0, 1)), od.batched(simulate), observed=2.0)
     shared = od.calibrate(fast, budget=80, data_sets=20, seed=2, shared=True, arguments={"draws": 200})

@@ -311,7 +311,8 @@ def test_an_interrupted_run_is_watched_and_goes_on(folder):
     after = onedraw("watch", "run.db")
     assert after.exit_code == 0 and "rejection, stopped: " in after.output and writer("run.db") is None
     assert onedraw("resume", "run.db", "slow.py").exit_code == 0
-    whole = od.rejection(models.named("slow.py")[0], od.uniform(0.7), draws=150, seed=1)
+    # The same model without its pauses.
+    whole = od.rejection(models.named("problem.py")[0], od.uniform(0.7), draws=150, seed=1)
     post = od.load("run.db")
     assert post.draws["mu"].tobytes() == whole.draws["mu"].tobytes() and post.cost[:5] == whole.cost[:5]
     assert "rejection, finished: " in onedraw("watch", "run.db").output

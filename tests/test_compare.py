@@ -38,15 +38,9 @@ from onedraw.surrogate.tempering import tempered
 from onedraw.surrogate.transforms import Transform, Warp
 from onedraw.tuning.compare import blocks_of, shares
 from tests.browser import Browser, needs_chromium
-from tests.conftest import hurry
 
-
-@pytest.fixture(scope="module", autouse=True)
-def brief():
-    """Comparisons in a hurry: what is tested does not depend on how thoroughly infer tries regressions."""
-    with pytest.MonkeyPatch.context() as patch:
-        hurry(patch)
-        yield
+# What is tested does not depend on how thoroughly infer tries regressions.
+pytestmark = pytest.mark.usefixtures("brief")
 
 
 @od.batched

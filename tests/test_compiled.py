@@ -261,7 +261,7 @@ def test_counts_are_exact():
     assert abs(post.acceptance_rate - evidence) < 4 * np.sqrt(evidence * (1 - evidence) / 40_000)
 
 
-def test_sequential_samplers_and_infer_run():
+def test_sequential_samplers_and_infer_run(quick):
     exact = Exact(od.uniform(1e-9))
     for sampler in (od.smc, od.importance, od.infer):
         budget = 1_500 if sampler is od.infer else 20_000
@@ -530,7 +530,7 @@ def test_only_open_rows_are_simulated():
 # Marks, errors and pickles
 
 
-def test_a_mark_is_pickled_as_its_function():
+def test_a_mark_is_pickled_as_its_function(by_name):
     toy("compiled").simulate_rows(Rng(1, Phase.RUN), np.zeros((1, 1)))
     mark = toy("compiled").simulate
     again = pickle.loads(cloudpickle.dumps(mark))

@@ -196,10 +196,10 @@ def test_the_likelihood_of_octiles_is_that_of_uniform_ones_transformed(quantiles
     np.testing.assert_allclose(found - found[0], np.array(known) - known[0], atol=2e-3)
 
 
-def test_infer_comes_near_the_exact_posterior_of_g_and_k(quantiles, tmp_path, capsys):
-    post, exact = quantiles.main(tmp_path / "figure.png", budget=4_000)
+def test_infer_comes_near_the_exact_posterior_of_g_and_k(quantiles, tmp_path, capsys, quick):
+    post, exact = quantiles.main(tmp_path / "figure.png", budget=1_500)
     assert (
-        capsys.readouterr().out.strip().splitlines()[-1].startswith("From 4,000 simulations all four means lie within")
+        capsys.readouterr().out.strip().splitlines()[-1].startswith("From 1,500 simulations all four means lie within")
     )
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     for name, values in exact.items():
@@ -308,7 +308,7 @@ def measles():
 
 def test_the_program_follows_borel_and_tanner(measles, tmp_path):
     simulate, rng, r = measles.command(tmp_path), np.random.default_rng(1), 0.5
-    runs = [simulate(rng, r=r) for _ in range(200)]
+    runs = [simulate(rng, r=r) for _ in range(100)]
     totals, spread = (np.array([float(run[key]) for run in runs]) for key in ("cases", "spread"))
     n = measles.CHAINS
     assert abs(totals.mean() - n / (1 - r)) < 4 * math.sqrt(n * r / (1 - r) ** 3 / len(runs))

@@ -11,6 +11,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+import cloudpickle
 import numpy as np
 import psutil
 import pytest
@@ -111,6 +112,12 @@ def test_every_sampler_gives_the_same_bytes_everywhere(name, kind, where, quick)
     assert same(one_run(name, kind, **where)) == serial[name, kind]
 
 
+def test_functions_that_workers_import_give_the_same_bytes(by_name):
+    alone = same(one_run("rejection", "batched"))
+    assert b"tests.reference" in cloudpickle.dumps(toy("batched"))
+    assert same(one_run("rejection", "batched", workers=2)) == alone
+
+
 def test_budgets_and_files_with_workers(tmp_path):
     """A budget is kept, a file is the same, and a run may go on with another number of workers."""
     for name in ("rejection", "pseudo_marginal"):
@@ -138,7 +145,7 @@ class Killer:
 
     def _work(self):
         me = psutil.Process()
-        while self.killed < 3 and not self._stop.wait(self.random.uniform(*self.pause)):
+        while self.killed < 2 and not self._stop.wait(self.random.uniform(*self.pause)):
             workers = [
                 one for one in me.children(recursive=True) if "popen_loky" in " ".join(_command(one)) or _dask(one)
             ]
@@ -647,16 +654,17 @@ def test_threads_have_workers_of_their_own():
     assert sum(len(idle) for idle in pool_module._idle.values()) <= len(pool_module._idle)
 
 
+# Without SciPy, which takes longer to import than all that they do.
 PROGRAM = """
 import multiprocessing, os, sys, time
-from scipy import stats
 import onedraw as od
+prior = od.Prior.joint(["theta"], lambda rng, n: rng.standard_normal((n, 1)), lambda theta: -0.5 * theta[:, 0] ** 2)
 
 def simulate(rng, theta):
     return rng.normal(theta)
 
 def run(workers=2):
-    model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0)
+    model = od.Model(prior, simulate, 2.0)
     return od.rejection(model, od.uniform(0.5), draws=5, seed=1, workers=workers).draws["theta"].tolist()
 
 def report():
@@ -709,12 +717,10 @@ def test_workers_in_a_daemonic_process_are_refused(tmp_path):
 
 ENDLESS = """
 import os, subprocess, sys, time
-import numpy as np
-from scipy import stats
 import onedraw as od
 
 kind, folder = sys.argv[1:]
-prior = od.Prior(theta=stats.norm())
+prior = od.Prior.joint(["theta"], lambda rng, n: rng.standard_normal((n, 1)), lambda theta: -0.5 * theta[:, 0] ** 2)
 
 def here():
     open(os.path.join(folder, str(os.getpid())), "w").close()

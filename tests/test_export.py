@@ -13,6 +13,8 @@ from onedraw.results import export
 from onedraw.results.posterior import SimulatedData
 from onedraw.run.store import StoreError
 
+pytestmark = pytest.mark.usefixtures("brief")
+
 pandas = pytest.importorskip("pandas")
 xarray = pytest.importorskip("xarray")
 
@@ -141,6 +143,12 @@ def test_neighbours_lie_together():
     # Each stretch of a sixteenth is a cell with a sixteenth of the square, not a strip across it.
     for cell in theta[order].reshape(16, 64, 2):
         assert np.ptp(cell, axis=0).max() < 0.6
+
+
+def test_the_order_goes_on_at_the_nearest_border():
+    """Around a square, and not back to its other side."""
+    corners = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    assert export.neighbours_in_order(corners, 4).tolist() == [0, 1, 3, 2]
 
 
 @pytest.mark.parametrize("form", ["to_dataframe", "to_datatree", "resample"])

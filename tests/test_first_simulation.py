@@ -13,6 +13,8 @@ from onedraw.model.first_simulation import listening
 from onedraw.tuning.first_look import beside, first_look
 from tests.test_cli import folder, onedraw
 
+pytestmark = pytest.mark.usefixtures("brief")
+
 __all__ = ["folder"]
 
 DATA = np.zeros(5)

@@ -323,7 +323,7 @@ SAMPLED = {
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_samplers_treat_a_vector_as_its_entries(name):
+def test_samplers_treat_a_vector_as_its_entries(name, quick):
     ours, others = (
         SAMPLED[name](od.Model(prior, simulate, OBSERVED), seed=1)
         for prior, simulate in zip(PAIR, SIMULATORS["batched"], strict=True)
@@ -601,7 +601,7 @@ def test_the_command_line_shows_vectors(stored, tmp_path):
     assert written.exit_code == 0, written.output
 
 
-def test_simulations_and_banks():
+def test_simulations_and_banks(quick):
     model = hierarchical()
     post = od.infer(model, budget=300, draws=100, seed=1)
     theta, x = post.simulations

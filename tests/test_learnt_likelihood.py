@@ -1,5 +1,7 @@
 """The learnt likelihood as the estimate of `od.infer`: against exact posteriors, from small budgets on."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -7,6 +9,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
+from onedraw.results import learnt_likelihood
 from onedraw.results.assessment import Assessment, _better, _described
 from onedraw.results.learned_summary import _penalised
 from onedraw.results.learnt_likelihood import (
@@ -382,12 +385,31 @@ def test_a_likelihood_that_depends_on_no_parameter_is_none():
     assert post.effective < 50
 
 
-@pytest.mark.parametrize("draws", [1, 2, 3])
-def test_few_draws_can_be_asked_for(draws):
+@pytest.mark.parametrize("draws", [1, 2, 3, 200])
+def test_few_draws_can_be_asked_for(draws, quick, monkeypatch):
     """Whether draws are far from all simulations is measured by their own spread, which a few do not have."""
+    asked, whole = [], LearntLikelihood.draws
+
+    def counted(self, simulations, number, rng):
+        asked.append(number)
+        return whole(self, simulations, number, rng)
+
+    monkeypatch.setattr(LearntLikelihood, "draws", counted)
     model = od.Model(
         od.Prior(a=stats.norm(0, 1), b=stats.uniform(0, 1)),
         od.batched(lambda rng, a, b: np.column_stack([a, b]) + rng.standard_normal((len(a), 2))), np.array([0.5, 0.5]),
     )  # fmt: skip
     post = od.infer(model, budget=300, seed=1, draws=draws)
     assert post.shape == (1, draws) and np.isfinite(post.draws["a"]).all()
+    # The sampler needs a hundred to reach the posterior; the others are spare.
+    assert asked[-1] == (100 if draws < 100 else 204)
+
+
+@pytest.mark.parametrize(("first", "second"), [(None, None), (None, "in full"), ("weighted", None)])
+def test_of_two_fits_the_one_that_there_is_is_taken(monkeypatch, first, second):
+    fits = {learnt_likelihood.LEAST_RELEVANCE: first, 1.0: second}
+    picked = SimpleNamespace(training=SimpleNamespace(weights=np.array([0.5, 1.0])))
+    monkeypatch.setattr(learnt_likelihood, "_picked", lambda *given: picked)
+    monkeypatch.setattr(learnt_likelihood, "_learnt", lambda pairs, rows, picked, least, *given: fits[least])
+    found = learnt_likelihood.learn_likelihood(SimpleNamespace(for_others=True), None, None, None, None, thorough=True)
+    assert found == (first or second)

@@ -14,6 +14,8 @@ import onedraw as od
 from onedraw import markup
 from onedraw.cost import Cost
 
+pytestmark = pytest.mark.usefixtures("brief")
+
 ROOT = Path(__file__).parent.parent
 
 

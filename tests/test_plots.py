@@ -18,6 +18,8 @@ from onedraw.cost import Cost
 from onedraw.report import binning, chain_plots, panels, plots
 from onedraw.results.posterior import Posterior, Status
 
+pytestmark = pytest.mark.usefixtures("brief")
+
 DAYS = np.arange(8)
 
 

@@ -171,13 +171,17 @@ def test_hostile_summaries_stay_text(clean, tmp_path):
     assert clean.run("[...document.images].every(i => i.naturalWidth > 0)")
 
 
+@pytest.fixture(scope="module")
+def page_of_long_names(chains, tmp_path_factory):
+    long = {"a_rather_long_name_of_a_rate": chains.draws["mu"], "nu": chains.draws["nu"]}
+    return replace(chains, draws=long, model=None).report(tmp_path_factory.mktemp("long") / "run.html")
+
+
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [400, 1200])
-def test_nothing_is_cut_off_and_figures_follow_the_colour_scheme(chains, clean, tmp_path, width, dark):
-    long = {"a_rather_long_name_of_a_rate": chains.draws["mu"], "nu": chains.draws["nu"]}
-    post = replace(chains, draws=long, model=None)
-    assert fits(clean, post.report(tmp_path / "run.html"), width, dark) >= 2
+def test_nothing_is_cut_off_and_figures_follow_the_colour_scheme(page_of_long_names, clean, width, dark):
+    assert fits(clean, page_of_long_names, width, dark) >= 2
 
 
 @needs_chromium

@@ -427,6 +427,17 @@ class TestSurrogate:
         found = surrogate.log_likelihood(columns, surrogate.at(rows[7:8])[0])
         assert found == pytest.approx(0.7 * expected, rel=1e-10)
 
+    def test_its_density_is_one_of_the_summaries_themselves(self):
+        """Also if the summary is transformed: the integral over the summary is 1 at every parameter."""
+        theta = np.random.default_rng(5).normal(size=(300, 1))
+        rows = np.exp(theta + 0.5 * np.random.default_rng(6).normal(size=(300, 1)))
+        form = plain_recipe(theta, np.log(rows), Terms("1", "0", "0"))
+        form = form._replace(transform=form.transform._replace(warps=(Warp("log", 0.0, 1e-9),)))
+        surrogate = fit_surrogate(form, training(theta, rows), None)
+        at = np.geomspace(1e-4, 1e4, 2001)
+        density = np.exp([surrogate.log_density(theta[:3], np.array([one])) for one in at])
+        np.testing.assert_allclose(np.trapezoid(density, at, axis=0), 1.0, atol=1e-4)
+
     def test_factors_are_those_of_its_regressions(self):
         theta, rows = LinearNormal().simulate(300, 4)
         form = plain_recipe(theta, rows, Terms("1", "0", "0", TINY))

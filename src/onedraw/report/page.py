@@ -289,7 +289,7 @@ def _figures(post: Posterior, misfit: Misfit | None) -> list[dict[str, str]]:
     """Figures that do not depend on the slider: name, image, words."""
     wanted: list[tuple[str, str, Any]] = []
     if len(post.columns) > 1:
-        words = "The stronger the tone, the higher the density; correlations are above the diagonal."
+        words = "Stronger shades are higher densities; correlations are above the diagonal."
         words += "" if len(post.columns) <= plots.MOST_PAIRS else f" The first {plots.MOST_PAIRS} parameters."
         wanted.append(("Parameters in pairs", words, lambda: plots.pairs(post)))
     if not post.independent and post.weights is None and post.shape[1] > 1:
@@ -298,7 +298,7 @@ def _figures(post: Posterior, misfit: Misfit | None) -> list[dict[str, str]]:
         words += "" if len(names) == len(post.columns) else f" The {len(names)} parameters that mix least."
         wanted.append(("Chains, step by step", words, lambda: plots.traces(post, names)))
     if plots.path_of(post)[1]:
-        words = "How the tolerance fell as simulations were spent."
+        words = "The tolerance against the number of simulations used so far."
         if post.settings.get("algorithm") == "infer":
             words = (
                 "The distance within which a fixed number of the nearest simulations lay, as more were made. The "
@@ -365,7 +365,7 @@ def _ledger(post: Posterior) -> list[tuple[str, str, str]]:
     if math.prod(post.shape):
         least = min(row.ess for row in post.summary().rows.values())
         if least > 0:
-            words = "simulations per effective draw, for the parameter with the fewest"
+            words = "simulations per effective draw, for the parameter with the fewest effective draws"
             lines.append(("price", number(cost.simulations / least), words))
     return lines
 
