@@ -705,18 +705,18 @@ def test_workers_in_a_daemonic_process_are_refused(tmp_path):
 
 
 ENDLESS = """
-import os, subprocess, sys, time
-import numpy as np
+import ctypes, os, signal, subprocess, sys, time
+from concurrent.futures import ProcessPoolExecutor
+import multiprocessing
 from scipy import stats
 import onedraw as od
 
 kind, folder = sys.argv[1:]
-prior = od.Prior(theta=stats.norm())
 
 def here():
     open(os.path.join(folder, str(os.getpid())), "w").close()
 
-def simulate(rng, theta):
+def starts_another(rng, theta):
     here()
     program = subprocess.Popen([sys.executable, "-c", PROGRAM, folder])
     time.sleep(300)
@@ -726,16 +726,44 @@ def endless(rng, theta):
     while True:
         theta = theta + 1
 
+def locked(rng, theta):
+    # Holds Python's lock: no other thread of the process runs meanwhile.
+    here()
+    ctypes.PyDLL(None).sleep(300)
+
 PROGRAM = "import os, sys, time; open(os.path.join(sys.argv[1], str(os.getpid())), 'w').close(); time.sleep(300)"
-given = {"workers": {"workers": 2}, "batched": {"workers": 2}, "timeout": {"timeout": 250.0},
-         "both": {"timeout": 250.0, "workers": 2}, "command": {}, "persistent command": {},
-         "command in workers": {"workers": 2}}[kind]
-simulator = od.batched(endless) if kind == "batched" else simulate
-if kind == "workers":
-    simulator = endless
-if "command" in kind:
-    simulator = od.command([sys.executable, "-c", PROGRAM, folder], unused="allow", persistent="pers" in kind)
-od.rejection(od.Model(prior, simulator, 2.0), od.uniform(1.0), budget=100, seed=1, **given)
+STUBBORN = '''
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+open(os.path.join(sys.argv[1], str(os.getpid())), "w").close()
+time.sleep(300)
+'''
+
+def main():
+    given = {"workers": 2} if "workers" in kind else {"timeout": 250.0} if "timeout" in kind else {}
+    if "both" in kind:
+        given = {"timeout": 250.0, "workers": 2}
+    if "pool" in kind:
+        given = {"executor": ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(kind.split()[0]))}
+    if "dask" in kind:
+        from distributed import Client
+        given = {"executor": Client(n_workers=2, threads_per_worker=1, dashboard_address=None)}
+    simulator = locked if "locked" in kind else starts_another if "timeout" in given else endless
+    if "batched" in kind:
+        simulator = od.batched(endless)
+    if "command" in kind:
+        text = STUBBORN if "stubborn" in kind else PROGRAM
+        simulator = od.command([sys.executable, "-c", text, folder], unused="allow", persistent="persistent" in kind)
+    model = od.Model(od.Prior(theta=stats.norm()), simulator, 2.0)
+    od.rejection(model, od.uniform(1.0), budget=100, seed=1, **given)
+
+if __name__ == "__main__":
+    main()
 """
 
 
@@ -751,12 +779,24 @@ def alive(folder):
     ("kind", "number", "number_of"),
     [
         ("workers", signal.SIGKILL, 2),
-        ("batched", signal.SIGTERM, 1),
+        ("workers, locked", signal.SIGKILL, 2),
+        ("batched workers", signal.SIGTERM, 1),
         ("timeout", signal.SIGKILL, 2),
+        ("timeout, locked", signal.SIGKILL, 1),
         ("both", signal.SIGHUP, 4),
         ("command", signal.SIGKILL, 1),
+        ("stubborn command", signal.SIGKILL, 2),
         ("command in workers", signal.SIGTERM, 2),
+        ("stubborn command in workers", signal.SIGKILL, 4),
         ("persistent command", signal.SIGKILL, 1),
+        ("stubborn persistent command", signal.SIGKILL, 2),
+        ("fork pool", signal.SIGKILL, 2),
+        ("spawn pool, locked", signal.SIGKILL, 2),
+        pytest.param("forkserver pool", signal.SIGKILL, 2, marks=pytest.mark.slow),
+        pytest.param("fork pool with stubborn command", signal.SIGKILL, 4, marks=pytest.mark.slow),
+        pytest.param("stubborn persistent command in workers", signal.SIGKILL, 4, marks=pytest.mark.slow),
+        pytest.param("dask, locked", signal.SIGKILL, 2, marks=pytest.mark.slow),
+        pytest.param("dask with stubborn command", signal.SIGKILL, 4, marks=pytest.mark.slow),
     ],
 )
 def test_nothing_outlives_a_run_that_is_killed(tmp_path, kind, number, number_of):
@@ -768,13 +808,18 @@ def test_nothing_outlives_a_run_that_is_killed(tmp_path, kind, number, number_of
     give_up = time.monotonic() + 30
     while len(alive(folder)) < number_of and time.monotonic() < give_up:
         time.sleep(0.1)
-    assert len(alive(folder)) >= number_of
-    run.send_signal(number)
-    run.wait(10)
-    give_up = time.monotonic() + 5
-    while alive(folder) and time.monotonic() < give_up:
-        time.sleep(0.1)
-    assert not alive(folder)
+    try:
+        assert len(alive(folder)) >= number_of
+        run.send_signal(number)
+        run.wait(10)
+        give_up = time.monotonic() + 5
+        while alive(folder) and time.monotonic() < give_up:
+            time.sleep(0.1)
+        assert not alive(folder)
+    finally:
+        for pid in (run.pid, *alive(folder)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_children_of_workers_end_with_the_run():

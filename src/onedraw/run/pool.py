@@ -21,7 +21,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from onedraw.arguments import whole_number
-from onedraw.engines.children import Family, end_with_parent, family_of_run, isolated, packed, working_for
+from onedraw.engines.children import Family, family_of_run, isolated, packed, working_for
+from onedraw.engines.lifetimes import end_with_parent, end_with_run, line
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import FAULTS, SimulationError, told
 from onedraw.run.signals import current_guard
@@ -175,7 +176,7 @@ class WorkerPool:
             call = partial(_run, task, list(items), alone, self.family)
         else:
             digest, body = self._pack(task)
-            call = partial(_unpack_and_run, digest, body, packed(list(items)), alone)
+            call = partial(_unpack_and_run, digest, body, packed(list(items)), alone, os.getpid(), line.name())
         try:
             future = self._executor.submit(call)
         except BrokenExecutor as error:
@@ -340,10 +341,13 @@ _tasks: "OrderedDict[bytes, Callable[[Any], Any]]" = OrderedDict()
 _tasks_lock = threading.Lock()
 
 
-def _unpack_and_run(digest: bytes, body: bytes, items: bytes, alone: bool) -> tuple[list[Any], Any, float]:
+def _unpack_and_run(
+    digest: bytes, body: bytes, items: bytes, alone: bool, run: int, its_line: str
+) -> tuple[list[Any], Any, float]:
     """In a worker: the task, unpacked once, on each of the items."""
     import pickle
 
+    end_with_run(run, its_line)
     with _tasks_lock:
         task = _tasks.pop(digest, None)
         task = pickle.loads(body) if task is None else task
@@ -392,12 +396,12 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
-def _begin_worker(parent: int) -> None:
+def _begin_worker(parent: int, its_line: str) -> None:
     """Ctrl-C reaches every process of a terminal, and the run decides what to do; without the run no work is done."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent)
+    end_with_parent(parent, its_line)
 
 
 _idle: dict[int, list[Any]] = {}
@@ -414,7 +418,9 @@ def _new_workers(workers: int) -> Any:
 
     global _began_in
     _began_in = os.getpid()
-    return loky.ProcessPoolExecutor(workers, timeout=IDLE_SECONDS, initializer=_begin_worker, initargs=(os.getpid(),))
+    return loky.ProcessPoolExecutor(
+        workers, timeout=IDLE_SECONDS, initializer=_begin_worker, initargs=(os.getpid(), line.name())
+    )
 
 
 def _borrowed(workers: int) -> Any:
