@@ -19,6 +19,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.cost import Cost
 from onedraw.engines.children import Limited
+from onedraw.engines.lifetimes import guardian
 from onedraw.run import pool as pool_module
 from onedraw.run.blocks import Deadline, cut, in_chain_blocks, in_order
 from onedraw.run.pool import WorkerPool, opened_pool
@@ -820,6 +821,18 @@ def test_nothing_outlives_a_run_that_is_killed(tmp_path, kind, number, number_of
         for pid in (run.pid, *alive(folder)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_a_child_may_be_collected_as_garbage_at_any_moment():
+    """Also while the guardian is being told of another, in the same thread: nobody waits for its lock."""
+    program = guardian.start([sys.executable, "-c", "import time; time.sleep(60)"], {})
+    with guardian._lock:
+        ending = threading.Thread(target=lambda: (guardian.end(program), program.wait(), guardian.let_go(program)))
+        ending.start()
+        ending.join(20)
+        assert not ending.is_alive()
+    guardian.rest()
+    assert program.returncode == -signal.SIGKILL and guardian._process is None
 
 
 def test_children_of_workers_end_with_the_run():

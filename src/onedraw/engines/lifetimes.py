@@ -6,6 +6,7 @@ the guardian, outlives the run by a moment and ends them with all that they have
 """
 
 import os
+import queue
 import secrets
 import signal
 import sys
@@ -66,9 +67,11 @@ class Guardian:
     def __init__(self) -> None:
         self._process: Any = None
         self._token, self._count = "", 0
-        self._groups: dict[int, str] = {}
-        """The marks of programs that run, by the number of their process, which is that of their group."""
+        self._groups: dict[int, tuple[Any, str]] = {}
+        """Programs that run and their marks, by the number of their process, which is that of their group."""
         self._lock = threading.Lock()
+        self._ended: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        """What has been said of programs and is not told yet."""
 
     def start(self, call: Sequence[str], environment: Mapping[str, str], **more: Any) -> Any:
         """A program that leads a session of its own, and does not outlive this process, nor does what it starts."""
@@ -81,26 +84,44 @@ class Guardian:
             mark = f"{self._token}.{self._count}."
             marked = {**os.environ, **environment, MARK: mark}
             process = subprocess.Popen(call, env=marked, start_new_session=True, **more)
-            self._groups[process.pid] = mark
+            self._groups[process.pid] = process, mark
             self._tell(f"+{process.pid}\n")
+        self._tell_ended()
         return process
 
     def end(self, process: Any) -> None:
         """End a program with all that it has started, also in sessions of their own."""
-        with self._lock:
-            end_group(process)
-            if process.pid in self._groups:
-                self._tell(f"!{MARK}={self._groups[process.pid]}\n")
+        end_group(process)
+        self._ended.put(("!", process))
+        self._tell_ended()
 
     def let_go(self, process: Any) -> None:
         """A program that has ended."""
-        with self._lock:
-            if self._groups.pop(process.pid, None) is not None:
+        self._ended.put(("-", process))
+        self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        """Nobody waits here: children are also ended when they are collected as garbage, while the lock may be held."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._tell_all()
+            finally:
+                self._lock.release()
+
+    def _tell_all(self) -> None:
+        while not self._ended.empty():
+            what, process = self._ended.get()
+            known, mark = self._groups.get(process.pid, (None, ""))
+            if known is process and what == "!":
+                self._tell(f"!{MARK}={mark}\n")
+            elif known is process:
+                del self._groups[process.pid]
                 self._tell(f"-{process.pid}\n")
 
     def rest(self) -> None:
         """End the guardian if there is nothing to watch, and with it what programs have left behind."""
         with self._lock:
+            self._tell_all()
             if self._process is not None and not self._groups:
                 self._process.stdin.close()
                 self._process.wait()
@@ -110,8 +131,8 @@ class Guardian:
         """In a fork: the guardian is the parent's, and is not to wait for this process."""
         if self._process is not None:
             self._process.stdin.close()
-        self._process, self._groups, self._lock = None, {}, threading.Lock()
-        self._token = ""
+        self._process, self._token, self._groups = None, "", {}
+        self._lock, self._ended = threading.Lock(), queue.SimpleQueue()
 
     def _tell(self, line: str) -> None:
         if not hasattr(os, "killpg"):

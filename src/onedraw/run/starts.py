@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onedraw.arguments import numbers
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.numba import chains_per_block as compiled_chains
@@ -346,17 +347,15 @@ def points_in(start: Any, prior: Prior) -> int | None:
 def given_points(start: Any, prior: Prior, chains: int) -> Array:
     """Points (chains, dim) from a dict by name or an array (dim,) or (chains, dim), inside the prior's support."""
     try:
-        if any(np.asarray(one).dtype == bool for one in (start.values() if isinstance(start, Mapping) else [start])):
-            raise TypeError("True and False are no points")
         if isinstance(start, Mapping):
             if set(start) != set(prior.names):
                 raise ValueError(f"start names {sorted(map(str, start))}, the model has {sorted(prior.names)}")
             shapes = zip(prior.names, prior.layout.shapes, strict=True)
-            columns = [np.broadcast_to(np.asarray(start[one], dtype=float), (chains, *shape)) for one, shape in shapes]
+            columns = [np.broadcast_to(numbers(start[one]), (chains, *shape)) for one, shape in shapes]
             points = np.column_stack([one.reshape(chains, -1) for one in columns])
         else:
-            points = np.array(np.broadcast_to(np.asarray(start, dtype=float), (chains, prior.dim)))
-    except (TypeError, ValueError, OverflowError) as error:
+            points = np.array(np.broadcast_to(numbers(start), (chains, prior.dim)))
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"start must be 'rejection', a Posterior, or points of shape ({chains}, {prior.dim}) for {chains} chains "
             f"and parameters {list(prior.labels)}: {error}"
