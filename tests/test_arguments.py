@@ -759,3 +759,9 @@ def test_odd_arguments_of_posteriors(examples, tmp_path, monkeypatch):
     posts += [od.pseudo_marginal(model, od.uniform(0.5), draws=50, chains=4, seed=1)]
     settings(max_examples=examples, **QUIET)(given(st.data())(lambda data: fuzz_methods(data, posts)))()
     assert {one.name for one in tmp_path.iterdir()} <= {"report.html"}
+
+
+@pytest.mark.parametrize(("number", "budget"), [(100, 300), (3, 5), (10**6, 300)])
+def test_a_budget_of_less_than_one_estimate_per_chain_gives_no_draws(number, budget):
+    post = od.pseudo_marginal(PLAIN, od.uniform(0.5), pseudo_samples=number, budget=budget, chains=4, seed=1)
+    assert post.shape == (4, 0) and post.cost.simulations == 0 and "budget" in post.status.message

@@ -404,6 +404,25 @@ def test_answers_never_belong_to_another_question():
             twice(rng(), mu=0.0)
 
 
+def test_lines_without_end_are_not_kept():
+    """A program that goes on writing between two questions is ended, and memory does not grow meanwhile."""
+    code = """
+import sys
+sys.stdin.readline()
+while True:
+    sys.stdout.write("1\\n" * 100_000)
+"""
+    simulate = python(code, persistent=True, unused="allow", timeout=20.0)
+    with family_of_run():
+        assert simulate(rng(), mu=1.0) == 1
+        before, give_up = psutil.Process().memory_info().rss, time.monotonic() + 2
+        while time.monotonic() < give_up:
+            time.sleep(0.1)
+        assert psutil.Process().memory_info().rss - before < 20e6
+        with pytest.raises(CommandFailed, match="not asked for"):
+            simulate(rng(), mu=1.0)
+
+
 def test_an_idle_persistent_program_ends(monkeypatch):
     monkeypatch.setattr(external, "IDLE_SECONDS", 0.3)
     simulate = loop("mark = 7193")

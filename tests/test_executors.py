@@ -228,6 +228,27 @@ def test_a_simulation_that_kills_its_worker_is_a_failed_one(kind):
     assert "killed its process 3 times in a row (signal SIGKILL)" in found.message
 
 
+def test_a_simulation_that_crashes_or_leaves_is_a_failed_one():
+    """A segmentation fault and os._exit end the process without a word to Python."""
+
+    def simulate(rng, theta):
+        value = rng.normal(theta, 1.0)
+        if theta > 2:
+            os._exit(0)
+        if theta > 1.6:
+            import ctypes
+
+            ctypes.string_at(0)
+        return value
+
+    prior = od.Prior(theta=stats.norm())
+    expected = od.rejection(od.Model(prior, raising, 2.0), od.uniform(9.0), budget=120, seed=3)
+    post = od.rejection(od.Model(prior, simulate, 2.0), od.uniform(9.0), budget=120, seed=3, workers=2)
+    assert np.array_equal(post.draws["theta"], expected.draws["theta"]) and post.cost.failed == expected.cost.failed
+    told = " ".join(one.message for one in post.failures)
+    assert "signal SIGSEGV" in told and "exit status 0" in told
+
+
 def test_a_batched_simulator_that_kills_its_workers_is_an_error():
     model = od.Model(od.Prior(theta=stats.norm()), od.batched(lambda rng, theta: os.kill(os.getpid(), 9)), 2.0)
     with pytest.raises(od.SimulationError, match="killed its process 3 times"):
@@ -703,6 +724,40 @@ def test_workers_in_a_daemonic_process_are_refused(tmp_path):
     done = run_program(tmp_path, PROGRAM, "daemon")
     assert done.stdout.startswith("ValueError: workers = 2 cannot be started in a daemonic process"), done
     assert "daemon=False" in done.stdout
+
+
+TOGETHER = """
+import asyncio, os, threading
+from scipy import stats
+import onedraw as od
+
+def simulate(rng, theta):
+    return rng.normal(theta)
+
+def run(**more):
+    model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0)
+    return od.infer(model, budget=200, draws=100, seed=1, coverage=0, **more).draws["theta"].tobytes()
+
+async def main(alone):
+    inside = run(workers=2)
+    others = await asyncio.gather(*(asyncio.to_thread(run, **more) for more in ({}, {"workers": 2}, {"timeout": 30.0})))
+    return [one == alone for one in (inside, *others)]
+
+if __name__ == "__main__":
+    alone = run()
+    print(asyncio.run(main(alone)))
+    pid = os.fork()
+    if pid == 0:
+        print([run() == alone], flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_an_event_loop_threads_and_a_fork_have_the_same_bytes(tmp_path):
+    done = run_program(tmp_path, TOGETHER)
+    assert done.stdout.splitlines() == ["[True, True, True, True]", "[True]"], done.stderr
 
 
 ENDLESS = """

@@ -39,6 +39,8 @@ LAST_OUTPUT = 1.0
 """Seconds after a program's end in which what it has started may still write."""
 FILES = ("input", "output")
 """Names in braces that stand for files and not for parameters."""
+UNREAD = 100
+"""Lines of a persistent program that are kept although nothing was asked."""
 STARTING = 60.0
 """Seconds that a persistent program may take to start, besides the time limit of a simulation."""
 IDLE_SECONDS = 60.0
@@ -332,6 +334,9 @@ class Program:
         with self.process.stdout, suppress(OSError, ValueError):
             while (line := self.process.stdout.readline(MOST)).endswith(b"\n"):
                 self._answers.put(line)
+                while self._answers.qsize() > UNREAD and self.alive():
+                    # It goes on without being asked, and waits until the next question finds these lines.
+                    time.sleep(LOOK_SECONDS)
             self.rest = line
             if len(line) >= MOST:
                 self.rest = f"a line of more than {MOST // 2**20} MiB".encode()

@@ -29,6 +29,9 @@ from onedraw.run.record import Record, StoreError
 from onedraw.run.saving import Saver, as_recorded
 from onedraw.run.signals import Stopped
 
+NUMERICS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+"""NumPy's own defaults for floating point, whatever the user's code has set: workers have them too."""
+
 
 class Driver:
     """Answers the requests of one run's plan."""
@@ -59,12 +62,12 @@ class Driver:
 
     def run(self, plan: Plan[Value]) -> Value:
         """What the plan returns."""
-        with one_blas_thread(), self._stack:
+        with one_blas_thread(), self._stack, np.errstate(**NUMERICS):
             go_on: Callable[[], Any] = partial(next, plan)
             while True:
                 # A StopIteration of a user's function, which comes with an answer, does not end the plan.
                 try:
-                    with self._as_recorded():
+                    with self._as_recorded(), np.errstate(**NUMERICS):
                         request = go_on()
                 except StopIteration as done:
                     value: Value = done.value
@@ -112,7 +115,7 @@ class Driver:
         if request.droppable:
             make = self.deadline.limiting(make)
         try:
-            with self._as_recorded():
+            with self._as_recorded(), np.errstate(**NUMERICS):
                 scalars, arrays = make(request)
         except OutOfTime:
             raise Stopped("max_seconds") from None

@@ -115,16 +115,18 @@ def _by_rejection(estimator: Any, chains: int, seed: int, budget: float | None) 
         first = max(64, min(DEVICE_ROWS // cost_each, 16 * chains))
     task = PriorDraws(cheap, seed, Phase.START, neighbours)
     found = yield from accepted(task, chains, proposals, block, "start", "starting points", "chains")
-    return (yield from _completed(estimator, _first_of(found, chains, neighbours), chains, seed))
+    return (yield from _completed(estimator, _first_of(found, chains, neighbours, estimator.prior.dim), chains, seed))
 
 
-def _first_of(found: Outcome, chains: int, neighbours: int) -> Start:
+def _first_of(found: Outcome, chains: int, neighbours: int, dim: int) -> Start:
     """The first draws as starts. Those beyond, and the nearest rejected proposals, shape the proposal.
 
     Given how many proposals were accepted, these are independent of the starts, so a scale learned from them leaves
     the starts exact.
     """
-    arrays = found.arrays
+    # A budget of less than one estimate per chain pays for no proposal.
+    nothing = {"theta": np.empty((0, dim)), "log_estimate": np.empty(0), "distances": np.empty((0, 1))}
+    arrays = found.arrays or {**nothing, "near_theta": nothing["theta"]}
     beyond = arrays["theta"][chains:][:SURPLUS_KEPT]
     if len(beyond) < neighbours:
         beyond = np.concatenate([beyond, arrays["near_theta"][: neighbours - len(beyond)]])
