@@ -138,6 +138,10 @@ class Advancing:
             step_seconds = driver.pace * request.chains * request.worst
             self._growth = 64
             self._length = int(np.clip(5 * LOOK_SECONDS / (step_seconds * self.thin), 8, 64)) * self.thin
+        elif self.pool.remote and self.pool.each is not None:
+            # Short segments of many chains are many pieces of work. The starts have shown how long a simulation takes.
+            step_seconds = max(self.pool.each * request.worst * request.blocks[0].size, 1e-9)
+            self._length = self._cut(self.pool.piece / 4 / step_seconds)
         total = request.wanted or request.budget
         self.bar = Progress(driver.show, request.label, total, "steps" if request.wanted else "simulations")
 
@@ -192,10 +196,12 @@ class Advancing:
         if self.driver.saver.due(self._unsaved_bytes()):
             self.save()
         aim = self.pool.piece if self.pool.remote else LOOK_SECONDS / len(results)
-        longest = min(aim * (now - taken) / max(seconds, 1e-9), self._growth * (now - taken))
-        # Whole numbers of kept draws, unless the steps between two of them take too long for that.
+        self._length = self._cut(min(aim * (now - taken) / max(seconds, 1e-9), self._growth * (now - taken)))
+
+    def _cut(self, longest: float) -> int:
+        """Steps of a segment: whole numbers of kept draws, unless the steps between two of them take too long."""
         whole = self.task.engine is not None or longest >= self.thin
-        self._length = max(1, round(longest / self.thin)) * self.thin if whole else max(1, round(longest))
+        return max(1, round(longest / self.thin)) * self.thin if whole else max(1, round(longest))
 
     def _make_room(self, rows: int) -> None:
         """Room for so many draws of each chain: for all of the round if they are not many, else as they come."""

@@ -6,7 +6,7 @@ number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from operator import methodcaller
@@ -20,9 +20,9 @@ from onedraw.engines.clock import OutOfTime
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import Failure, first_failures, refuse_if_all_failed, warn_ignored_rng
 from onedraw.model.first_simulation import LooksAtFirst, listener
-from onedraw.run.blocks import Deadline, in_order
+from onedraw.run.blocks import Deadline, in_order, in_parts
 from onedraw.run.chain_blocks import ChainDraws, ChainRound, advance_blocks
-from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value
+from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value, whole_outcome
 from onedraw.run.pool import WorkerPool, current_pool
 from onedraw.run.progress import Progress, Show
 from onedraw.run.record import Record, StoreError
@@ -166,7 +166,11 @@ class Driver:
 
         try:
             task = LooksAtFirst(request.task, away) if before == 0 else request.task
-            reason = in_order(self.pool, task, request.items(gathered), take, self.deadline, bar)
+            items: Iterable[Any] = request.items(gathered)
+            taking: Callable[[Any, Outcome], bool] = take
+            if request.in_parts:
+                items, taking = in_parts(self.pool, items, take, whole_outcome)
+            reason = in_order(self.pool, task, items, taking, self.deadline, bar)
         finally:
             unsaved.save()
         self.pace = (self.deadline.seconds() - began) / max(1, self.cost.simulations - before)
