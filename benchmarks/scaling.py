@@ -8,12 +8,15 @@ from scipy import stats
 
 import onedraw as od
 from benchmarks.cluster import Cluster, spend, virtual
+from benchmarks.timing import report
 
 SECONDS = 0.100
 SIZES = (16, 64, 256, 1024)
 GOALS = {2: 0.95, 16: 0.95, 64: 0.9, 256: 0.85, 1024: 0.8}
-EACH = {"rejection": 960, "chains": 960, "smc": 960, "infer": 960}
+EACH = {"rejection": 480, "chains": 480, "smc": 1920, "infer": 480}
 """Simulations per worker."""
+PARTICLES = 256
+"""Of smc per worker: it moves 16 in a block, and waits for all of them between two tolerances."""
 KINDS = ("rejection", "chains", "smc", "infer")
 
 
@@ -39,17 +42,17 @@ def model_taking(times, spend):
     return od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
 
 
-def run(kind, model, workers, simulations, **where):
-    budget = simulations * workers
+def run(kind, model, number, simulations, **where):
+    budget = simulations * number
     if kind == "rejection":
         return od.rejection(model, od.uniform(0.5), budget=budget, seed=1, **where)
     if kind == "smc":
-        return od.smc(model, budget=budget, seed=1, **where)
+        return od.smc(model, budget=budget, particles=min(PARTICLES, simulations // 4) * number, seed=1, **where)
     if kind == "infer":
         return od.infer(model, budget=budget, draws=1000, seed=1, coverage=0, **where)
     return od.pseudo_marginal(
         model, od.uniform(0.5), draws=simulations // 2, seed=1, early=False, proposal=od.independence(),
-        start={"theta": np.ones(2 * workers)}, **where,
+        start={"theta": np.ones(2 * number)}, **where,
     )  # fmt: skip
 
 
@@ -69,3 +72,25 @@ def real(kind, workers=2, simulations=100):
     began = time.perf_counter()
     post = run(kind, model, workers, simulations, workers=workers)
     return post.cost.simulations * SECONDS / ((time.perf_counter() - began) * workers)
+
+
+def main():
+    rows = []
+    for kind in KINDS:
+        share = real(kind)
+        rows.append((f"{kind}, 2 workers (real)", f"{share:.2f}", f">= {GOALS[2]}", share >= GOALS[2]))
+    for workers in SIZES:
+        for kind in KINDS:
+            share, pieces, load = simulated(kind, workers)
+            told = f"{share:.2f}   {pieces:.0f} pieces/s, load {load:.2f}"
+            rows.append((f"{kind}, {workers:,} workers", told, f">= {GOALS[workers]}", share >= GOALS[workers]))
+    for name, times in (("log-normal, sigma 1.5", log_normal), ("1 in 100 takes 100 x", rare)):
+        for kind in KINDS:
+            share, pieces, load = simulated(kind, 64, times)
+            told = f"{share:.2f}   {pieces:.0f} pieces/s, load {load:.2f}"
+            rows.append((f"{kind}, 64 workers, {name}", told, ">= 0.85", share >= 0.85))
+    return report(f"A simulator of {1e3 * SECONDS:.0f} ms: share of ideal", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -64,7 +64,7 @@ def test_the_size_of_the_cluster_changes_no_number(kind, quick):
 def test_parts_of_a_block_are_its_rows():
     block = Block(64, 10)
     parts = parts_of(block, 4)
-    assert [whole_of(part) for part in parts][0][0] is block
+    assert whole_of(parts[0])[0] is block
     assert [row for part in parts for row in whole_of(part)[1]] == list(range(10))
     taken = []
     with virtual(Cluster(3)) as cluster:
@@ -130,8 +130,8 @@ if __name__ == "__main__":
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
     with MPIPoolExecutor() as pool:
         for run in (od.rejection, od.pseudo_marginal):
-            there = run(model, od.uniform(0.5), draws=50, seed=1, executor=pool)
-            print(there.draws["theta"].tobytes() == run(model, od.uniform(0.5), draws=50, seed=1).draws["theta"].tobytes())
+            there, here = (run(model, od.uniform(0.5), draws=50, seed=1, **more) for more in ({"executor": pool}, {}))
+            print(there.draws["theta"].tobytes() == here.draws["theta"].tobytes())
 """
 
 
