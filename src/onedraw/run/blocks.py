@@ -158,6 +158,8 @@ class Supply(Generic[Item]):
         self._waiting: deque[Item] = deque()
         """Blocks that were looked at to see whether the end is near."""
         self._done, self._seconds, self._largest = 0, 0.0, 1
+        self._least: float | None = None
+        """Seconds of the smallest pieces, known when the end is in sight."""
 
     def took(self, blocks: int, seconds: float) -> None:
         """Note how long some blocks took in a worker."""
@@ -176,19 +178,31 @@ class Supply(Generic[Item]):
         return len(self._waiting) >= number
 
     def _together(self) -> int:
-        if not self._pool.remote or not self._done:
+        each, whole = self._each(), self._pool.piece
+        if each is None:
             return 1
-        each, whole, workers = max(self._seconds / self._done, 1e-9), self._pool.piece, self._pool.workers
         # Little beside what the run has taken so far, since the rest of a piece may turn out not to be needed.
         wanted = min(whole, max(self._deadline.seconds() / 8, whole / 2))
-        near_end = min(MOST_LOOKED_AT, math.ceil(2 * SHARES * workers * wanted / each))
-        if not self._look(near_end):
-            # Smaller and smaller, so that all workers end at about the same time.
-            wanted = min(wanted, max(len(self._waiting) * each / (SHARES * workers), whole / 4))
-        return max(1, min(4 * self._largest, int(wanted / each)))
+        if not self._look(min(MOST_LOOKED_AT, math.ceil(2 * SHARES * self._pool.workers * wanted / each))):
+            # Smaller and smaller, so that all workers end at about the same time; of little work each gets one piece.
+            left = len(self._waiting) * each / self._pool.workers
+            self._least = min(whole / 4, left) if self._least is None else self._least
+            wanted = min(wanted, max(left / SHARES, self._least))
+        number = max(1, round(wanted / each))
+        return number if self._done == 0 else min(4 * self._largest, number)
+
+    def _each(self) -> float | None:
+        """Seconds of a block in a worker; before any is done, what simulations took earlier in the run says it."""
+        if not self._pool.remote:
+            return None
+        if self._done:
+            return max(self._seconds / self._done, 1e-9)
+        if self._pool.each is not None and self._look(1) and isinstance(self._waiting[0], BlockPart):
+            return max(self._pool.each * self._waiting[0].size, 1e-9)
+        return None
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """Some rows of a block, from `first` on: simulations of it that have streams of their own."""
 
     first: int
@@ -196,18 +210,18 @@ class Part(NamedTuple):
     block: Block
 
 
-def parts_of(block: Block, size: int) -> list[Part]:
+def parts_of(block: Block, size: int) -> list[BlockPart]:
     """A block in parts of at most this size.
 
     >>> [(part.first, part.size) for part in parts_of(Block(32, 8), 3)]
     [(32, 3), (35, 3), (38, 2)]
     """
-    return [Part(*one, block) for one in cut(block.first + block.size, size, block.first)]
+    return [BlockPart(*one, block) for one in cut(block.first + block.size, size, block.first)]
 
 
-def whole_of(item: Block | Part) -> tuple[Block, Array]:
+def whole_of(item: Block | BlockPart) -> tuple[Block, Array]:
     """The block that an item is, or is a part of, and which of its rows."""
-    block = item.block if isinstance(item, Part) else item
+    block = item.block if isinstance(item, BlockPart) else item
     return block, item.first - block.first + np.arange(item.size)
 
 
@@ -226,14 +240,14 @@ def in_parts(
         return blocks, take
     waiting: list[Result] = []
     if pool.each is not None:
-        most = max(1, int(pool.piece / 8 / max(pool.each, 1e-9)))
+        most = max(1, int(pool.piece / 32 / max(pool.each, 1e-9)))
     else:
         # Nothing is known yet of how long a simulation takes: some parts for every worker.
         some = list(islice(blocks, PARTS * pool.workers))
         most = max(LOOKS, sum(block.size for block in some) // (PARTS * pool.workers))
         blocks = chain(some, blocks)
 
-    def take_part(part: Part, result: Result) -> bool:
+    def take_part(part: BlockPart, result: Result) -> bool:
         waiting.append(result)
         if part.first + part.size < part.block.first + part.block.size:
             return False

@@ -42,7 +42,7 @@ from onedraw.results.diagnostics import predictive_check
 from onedraw.results.learned_summary import Fitted
 from onedraw.results.posterior import Posterior
 from onedraw.run.bank import DEFENSIVE, Bank, block_size, parted, stage_block
-from onedraw.run.blocks import Block, Part, cut, whole_of
+from onedraw.run.blocks import Block, BlockPart, cut, whole_of
 from onedraw.run.earlier import (
     MIXTURE,
     ArrayBank,
@@ -114,7 +114,7 @@ class ProposeAndSimulate:
     given: Array | None = None
     """Parameters to simulate at, if they are not to be proposed."""
 
-    def __call__(self, item: Block | Part) -> Outcome:
+    def __call__(self, item: Block | BlockPart) -> Outcome:
         block, rows = whole_of(item)
         model, rng = self.run.model, Rng(self.run.seed, Phase.RUN, block.first, self.stage)
         theta = self._proposals(rng, block)
