@@ -27,10 +27,12 @@ def test_sixteen_simulated_workers_are_kept_busy(kind, quick):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", GOAL)
-def test_a_thousand_simulated_workers_are_kept_busy(kind, quick):
-    share, _, load = scaling.simulated(kind, 1024, simulations=960)
-    assert share > 0.8 and load < 0.7
+@pytest.mark.parametrize(
+    ("kind", "workers", "least"), [("rejection", 1024, 0.8), ("chains", 1024, 0.8), ("infer", 256, 0.8)]
+)
+def test_many_simulated_workers_are_kept_busy(kind, workers, least):
+    share, _, load = scaling.simulated(kind, workers)
+    assert share > least and load < 0.7
 
 
 @pytest.mark.parametrize("times", [scaling.log_normal, scaling.rare])
