@@ -1,11 +1,13 @@
 """What users give is checked before anything is simulated: a typed error that names the argument, or a right result."""
 
 import contextlib
+import inspect
 import math
 import operator
 import re
 import shutil
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +140,12 @@ WRONG = [
     ("advise", "max_pseudo_samples", ["x", 1, HUGE]),
     ("advise", "early", ["x", 1]),
     ("advise", "functions", ["x", {"f": 1}]),
+    ("pseudo_marginal", "start", ["5", b"5", True, -1, {"a": "1", "b": "1"}, ["0.5", "0.5"]]),
+    ("advise", "start", ["5", True, -1, {"a": 1.0, "b": 1.0}]),
+    ("rejection", "max_seconds", ["5", b"5", True, math.nan, 0]),
+    ("rejection", "segment", ["5", b"5", 0, -1]),
+    ("importance", "ess", ["5", b"5", True, 0, math.inf]),
+    ("smc", "least_acceptance", [2, 1e9, b"0.1"]),
     ("calibrate", "method", ["x", 3]),
     ("calibrate", "budget", ["x", 0, HUGE]),
     ("calibrate", "data_sets", ["x", 19, HUGE]),
@@ -164,6 +172,34 @@ def test_a_wrong_argument_is_named_before_the_first_simulation(function, name, v
             call(function, model, **{name: value})
         assert type(caught.value) in (ValueError, TypeError)
         assert simulate.calls == 0, value
+
+
+TEXT = [
+    (od.random_walk, "cov"),
+    (lambda scale: od.scaled(scale=scale), "scale"),
+    (lambda price: od.stages(len, len, continuation=0.5, price=price), "price"),
+    (lambda theta: od.bank_from_arrays(theta, [1.0, 2.0]), "theta"),
+    (lambda x: od.bank_from_arrays([1.0, 2.0], x), "x"),
+    (lambda data: od.particle_filter(**{**PARTS["particle_filter"], "data": data}), "data"),
+    (od.uniform, "eps"),
+    (lambda support: od.kernel(lambda u: -u, 1.0, support=support), "support"),
+]
+
+
+@pytest.mark.parametrize("made", TEXT, ids=[name for _, name in TEXT])
+def test_text_is_no_number(made):
+    make, name = made
+    for value in ("5", b"5", bytearray(b"5"), ["1", "2"], [1.0, "2"], np.array(["1", "2"], dtype=object), ["1", b"2"]):
+        with pytest.raises(ValueError, match=rf"\b{name}\b"):
+            make(value)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_data_far_beyond_all_simulations_are_told():
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta), observed=2.0)
+    post = od.infer(model, budget=200, draws=50, seed=1, coverage=0)
+    with pytest.raises(NoAnswer, match="units"):
+        post.observed(1e300)
 
 
 NUMPY_SCALARS = [
@@ -420,6 +456,7 @@ ODD = st.one_of(
 )
 CHAIN = ("draws", "chains", "proposal", "start", "budget", "thin", "early")
 OPTIONS = ("seed", "on_error", "workers", "executor", "engine", "timeout", "segment", "progress", "store")
+OPTIONS += ("max_seconds",)
 FUNCTIONS = {
     "rejection": ("draws", "budget", "pseudo_samples", "keep"),
     "pseudo_marginal": (*CHAIN, "pseudo_samples", "keep", "layout", "estimator"),
@@ -427,14 +464,19 @@ FUNCTIONS = {
     "r_hit": (*CHAIN[:-1], "hits", "max_draws"),
     "smc": ("budget", "kernel", "particles", "pseudo_samples", "least_acceptance"),
     "importance": ("budget", "kernel", "pseudo_samples", "ess", "defensive", "proposal", "keep"),
-    "infer": ("budget", "draws", "coverage"),
+    "infer": ("budget", "draws", "coverage", "bank"),
     "fit_summary": ("budget", "terms"),
     "tolerance_for": ("kernel", "pseudo_samples", "proposal", "chains", "budget", "precision"),
-    "advise": ("estimator", "start", "budget", "proposal", "chains", "functions", "processors", "max_pseudo_samples"),
-}
+    "advise": (
+        "estimator", "start", "budget", "proposal", "chains", "functions", "processors", "max_pseudo_samples", "early"
+    ),
+    "calibrate": ("method", "budget", "data_sets", "arguments", "shared", "ranks"),
+    "compare": ("budget", "prior", "draws"),
+}  # fmt: skip
 SECOND = {
-    **{name: {} for name in ("smc", "importance", "infer", "fit_summary")},
+    **{name: {} for name in ("smc", "importance", "infer", "fit_summary", "compare")},
     "tolerance_for": {"acceptance_rate": 0.3},
+    "calibrate": {"method": od.rejection, "data_sets": 20, "arguments": {"kernel": od.uniform(0.5)}, "budget": 50},
 }
 """What a function takes besides the model; the others take a kernel."""
 PARTS = {
@@ -451,7 +493,18 @@ PARTS = {
         "observed": 1.0,
         "summary": None,
         "distance": None,
+        "names": None,
+        "replicates": None,
     },
+    "euclidean": {},
+    "vector": {"distribution": stats.norm(0, 1), "size": 3},
+    "stages": {
+        "first": len, "rest": len, "signal": None, "continuation": 0.5, "price": None, "floor": 0.1, "pilot": 50
+    },
+    "multifidelity": {
+        "cheap": len, "dear": len, "continuation": 0.5, "price": None, "floor": 0.1, "pilot": 50, "common": False
+    },
+    "bank_from_arrays": {"theta": {"a": [1.0, 2.0], "b": [1.0, 0.5]}, "x": [1.0, 2.0], "from_prior": False},
     "unbiased": {
         "function": lambda rng, theta: np.zeros(len(theta)),
         "prior": PRIOR,
@@ -462,7 +515,10 @@ PARTS = {
     "staged": {"prepare": len, "draw": len},
     "compiled": {"function": len},
     "jax_simulator": {"function": len},
-    "command": {"arguments": ["x"], "parse": "json", "environment": None, "folder": None, "timeout": None},
+    "command": {
+        "arguments": ["x"], "parse": "json", "environment": None, "folder": None, "timeout": None, "unused": "error",
+        "persistent": False,
+    },
     "particle_filter": {
         "prior": PRIOR,
         "initial": lambda rng, shape, a, b: np.zeros(shape),
@@ -480,19 +536,61 @@ PARTS = {
         "discrete": (),
         "where": None,
     },
-    "sampler": {"shown": len},
-}
+    "sampler": {"shown": len, "kept": ()},
+}  # fmt: skip
 FILES = {
-    "load": {"path": None},
+    "load": {"path": None, "model": None},
     "resume": dict.fromkeys(
         ("path", "model", "kernel", "estimator", "proposal", "start", "draws", "budget", "force", "max_seconds",
-         "workers", "executor", "segment", "progress")
+         "workers", "executor", "segment", "progress", "bank")
     ),
     "replay": {"path": None, "failure": 0, "model": None},
     "reuse": {"path": None, "kernel": None, "observed": None, "model": None},
     "certificate": {"post": None, "discount": 1.0, "confidence": 0.95, "functions": None},
 }  # fmt: skip
 """Functions that are given a run, and their arguments."""
+METHODS = {
+    "adjust": {"draws": 20, "seed": 1},
+    "at": {"eps": 0.4},
+    "efficiency": {"functions": None},
+    "estimate": {"function": "a", "of": "mean"},
+    "mcse": {"function": "a", "of": "mean"},
+    "misfit": {"n": 20, "prior": 20, "checks": None, "seed": 1},
+    "observed": {"data": 1.0, "draws": 20, "seed": 1},
+    "over": {"eps": [0.3, 0.4], "functions": None, "probability": 0.9},
+    "picked": {"n": 5, "seed": 1},
+    "plot": {"what": "marginals"},
+    "predict": {"n": 5, "seed": 1, "data": False},
+    "report": {"path": "report.html", "predictive": 5, "checks": None},
+    "resample": {"draws": 20, "seed": 1},
+    "sample": {"n": 5, "seed": 1},
+    "summary": {"hdi_prob": 0.9},
+    "to_dataframe": {"weighted": False, "draws": 20, "seed": 1},
+    "to_datatree": {"weighted": False, "draws": 20, "predictive": 5, "seed": 1},
+}
+"""Methods of posteriors."""
+VALUES = {"Estimator", "Failure", "Kernel", "Posterior", "SimulationError", "StoreError", "WorkerError", "plots"}
+"""Public names that users take from a result, and do not call."""
+
+
+def taken_by(function: str) -> set[str]:
+    """The arguments of a public function, less those that belong to every run."""
+    given = inspect.signature(operator.attrgetter(function)(od)).parameters
+    return {name for name, one in given.items() if one.kind is not one.VAR_KEYWORD} - {*OPTIONS, "model", "models"}
+
+
+def test_every_argument_of_every_public_function_is_tried():
+    tried = {
+        **{name: {*FUNCTIONS[name], *SECOND.get(name, ["kernel"])} for name in FUNCTIONS}, **PARTS, **FILES,
+        **{f"Posterior.{name}": {"self", *METHODS[name]} for name in METHODS},
+    }  # fmt: skip
+    methods = {name for name, one in vars(od.Posterior).items() if inspect.isfunction(one) and name[0] != "_"}
+    assert methods - set(METHODS) == {"moves", "kernel_for_at", "model_for"}
+    assert set(od.__all__) - VALUES == {name for name in tried if "." not in name}
+    for function, names in tried.items():
+        assert taken_by(function) - {"marginals", "options"} <= set(names), function
+
+
 REFUSALS = (ValueError, TypeError, od.StoreError)
 OUTCOMES = (NoAnswer, TimeoutError, od.SimulationError)
 """What may happen after arguments were accepted: these say what to change."""
@@ -514,6 +612,8 @@ def refused(work, odd) -> str | None:
         said = str(error)
     if said is not None and isinstance(odd.get("path"), str) and said.startswith(names_of(odd["path"])):
         return said
+    if said is not None and any(isinstance(one, str) and repr(one) in said for one in odd.values()):
+        return said
     assert said is None or any(re.search(rf"\b{re.escape(name)}\b", said) for name in odd), (odd, said)
     return said
 
@@ -532,21 +632,24 @@ def safe(odd) -> bool:
 def fuzz_samplers(data) -> None:
     """A call with odd arguments: an error that names one of them, before anything is simulated; or a result."""
     function = data.draw(st.sampled_from(sorted(FUNCTIONS)))
-    odd = odd_arguments(data, (*FUNCTIONS[function], *OPTIONS))
+    odd = odd_arguments(data, (*FUNCTIONS[function], *OPTIONS, "models" if function == "compare" else "model"))
     if not safe(odd):
         return
     simulate = Counting()
     model = od.Model(PRIOR, simulate, observed=1.0)
     simulate.calls = 0
     base = {"budget": 1500, "max_seconds": 0.05, "progress": False, "seed": 1}
-    given = {**SECOND.get(function, {"kernel": od.uniform(0.5)}), **base, **odd}
-    said = refused(lambda: getattr(od, function)(model, **given), odd)
+    first = {"models": {"one": model, "other": model}} if function == "compare" else {"model": model}
+    given = {**first, **base, **SECOND.get(function, {"kernel": od.uniform(0.5)}), **odd}
+    said = refused(lambda: getattr(od, function)(**given), odd)
     assert said is None or simulate.calls == 0, said
 
 
 def fuzz_parts(data) -> None:
     """One part of a run made from an odd argument: an error that names it, or a part."""
     function = data.draw(st.sampled_from(sorted(PARTS)))
+    if not PARTS[function]:
+        return
     odd = odd_arguments(data, PARTS[function], most=1)
     make = operator.attrgetter(function)(od)
     refused(lambda: make(**{**PARTS[function], **odd}), odd)
@@ -567,6 +670,28 @@ def fuzz_files(data, file, post) -> None:
         given = {"path": file, "model": model, "max_seconds": 0.2}
     with contextlib.suppress(Beyond):
         refused(lambda: getattr(od, function)(**{**given, **odd}), odd)
+
+
+def fuzz_methods(data, posts) -> None:
+    """Something done with a posterior, with an odd argument: an error that names it, or a result."""
+    function = data.draw(st.sampled_from(sorted(METHODS)))
+    odd = odd_arguments(data, METHODS[function], most=1)
+    if isinstance(odd.get("path"), str | bytes):
+        return
+    post = data.draw(st.sampled_from([post for post in posts if can(post, function)]))
+    # The other data of `observed` are the model's observed data.
+    named = {**odd, "observed": None} if function == "observed" else odd
+    refused(lambda: getattr(post, function)(**{**METHODS[function], **odd}), named)
+
+
+@cache
+def can(post, function) -> bool:
+    """Whether a posterior has what the method needs."""
+    try:
+        getattr(post, function)(**METHODS[function])
+    except ValueError:
+        return False
+    return True
 
 
 class Beyond(RuntimeError):
@@ -622,3 +747,21 @@ def test_odd_arguments_of_files(examples, kept, tmp_path, monkeypatch):
 
     fuzz()
     assert file.read_bytes() == before and {one.name for one in tmp_path.iterdir()} <= {"run.db", "run.db.lock"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("examples", [60, pytest.param(3000, marks=MANY)])
+def test_odd_arguments_of_posteriors(examples, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = od.Model(PRIOR, lambda rng, a, b: rng.normal(a, 0.1 + b), observed=1.0)
+    posts = [od.infer(model, budget=300, draws=100, seed=1, coverage=0)]
+    posts += [od.rejection(model, od.uniform(0.5), budget=300, seed=1, keep="summaries")]
+    posts += [od.pseudo_marginal(model, od.uniform(0.5), draws=50, chains=4, seed=1)]
+    settings(max_examples=examples, **QUIET)(given(st.data())(lambda data: fuzz_methods(data, posts)))()
+    assert {one.name for one in tmp_path.iterdir()} <= {"report.html"}
+
+
+@pytest.mark.parametrize(("number", "budget"), [(100, 300), (3, 5), (10**6, 300)])
+def test_a_budget_of_less_than_one_estimate_per_chain_gives_no_draws(number, budget):
+    post = od.pseudo_marginal(PLAIN, od.uniform(0.5), pseudo_samples=number, budget=budget, chains=4, seed=1)
+    assert post.shape == (4, 0) and post.cost.simulations == 0 and "budget" in post.status.message

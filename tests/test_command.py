@@ -170,6 +170,27 @@ def test_a_program_that_hangs_is_killed_with_all_it_started():
     assert not [one for one in processes("61.25") if one.pid != os.getpid()]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_program_that_hangs_is_killed_with_sessions_that_it_started():
+    code = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(61.5)'],
+                 start_new_session=True)
+time.sleep(60 * {0})
+print(1)
+"""
+    with pytest.raises(TimedOut):
+        python(code.format(1), timeout=0.7)(rng())
+    give_up = time.monotonic() + 5
+    while processes("61.5") and time.monotonic() < give_up:
+        time.sleep(0.05)
+    assert not processes("61.5")
+    # One that ends by itself is not looked after so closely: what it left behind ends with the run.
+    model = od.Model(od.Prior(mu=stats.norm()), python(code.format(0), unused="allow"), 0.5)
+    od.rejection(model, od.uniform(5.0), budget=2, seed=1)
+    assert not processes("61.5")
+
+
 def test_a_samplers_timeout_is_that_of_the_program():
     code = "import sys, time; mu = float(sys.argv[1]); time.sleep(60 * (mu > 1)); print(mu)"
     model = od.Model(od.Prior(mu=stats.norm()), python(code, "{mu}"), 0.5)
@@ -381,6 +402,25 @@ def test_answers_never_belong_to_another_question():
         time.sleep(0.1)
         with pytest.raises(CommandFailed, match=r"wrote a line that it was not asked for, '4\.0'"):
             twice(rng(), mu=0.0)
+
+
+def test_lines_without_end_are_not_kept():
+    """A program that goes on writing between two questions is ended, and memory does not grow meanwhile."""
+    code = """
+import sys
+sys.stdin.readline()
+while True:
+    sys.stdout.write("1\\n" * 100_000)
+"""
+    simulate = python(code, persistent=True, unused="allow", timeout=20.0)
+    with family_of_run():
+        assert simulate(rng(), mu=1.0) == 1
+        before, give_up = psutil.Process().memory_info().rss, time.monotonic() + 2
+        while time.monotonic() < give_up:
+            time.sleep(0.1)
+        assert psutil.Process().memory_info().rss - before < 20e6
+        with pytest.raises(CommandFailed, match="not asked for"):
+            simulate(rng(), mu=1.0)
 
 
 def test_an_idle_persistent_program_ends(monkeypatch):

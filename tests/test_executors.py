@@ -20,6 +20,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.cost import Cost
 from onedraw.engines.children import Limited
+from onedraw.engines.lifetimes import guardian
 from onedraw.run import pool as pool_module
 from onedraw.run.blocks import Deadline, cut, in_chain_blocks, in_order
 from onedraw.run.pool import WorkerPool, opened_pool
@@ -232,6 +233,27 @@ def test_a_simulation_that_kills_its_worker_is_a_failed_one(kind):
     found, raised = post.failures[0], expected.failures[0]
     assert found[:6] == raised[:6] and found.theta["theta"] > 1.6
     assert "killed its process 3 times in a row (signal SIGKILL)" in found.message
+
+
+def test_a_simulation_that_crashes_or_leaves_is_a_failed_one():
+    """A segmentation fault and os._exit end the process without a word to Python."""
+
+    def simulate(rng, theta):
+        value = rng.normal(theta, 1.0)
+        if theta > 2:
+            os._exit(0)
+        if theta > 1.6:
+            import ctypes
+
+            ctypes.string_at(0)
+        return value
+
+    prior = od.Prior(theta=stats.norm())
+    expected = od.rejection(od.Model(prior, raising, 2.0), od.uniform(9.0), budget=120, seed=3)
+    post = od.rejection(od.Model(prior, simulate, 2.0), od.uniform(9.0), budget=120, seed=3, workers=2)
+    assert np.array_equal(post.draws["theta"], expected.draws["theta"]) and post.cost.failed == expected.cost.failed
+    told = " ".join(one.message for one in post.failures)
+    assert "signal SIGSEGV" in told and "exit status 0" in told
 
 
 def test_a_batched_simulator_that_kills_its_workers_is_an_error():
@@ -715,8 +737,44 @@ def test_workers_in_a_daemonic_process_are_refused(tmp_path):
     assert "daemon=False" in done.stdout
 
 
+TOGETHER = """
+import asyncio, os, threading
+from scipy import stats
+import onedraw as od
+
+def simulate(rng, theta):
+    return rng.normal(theta)
+
+def run(**more):
+    model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0)
+    return od.infer(model, budget=200, draws=100, seed=1, coverage=0, **more).draws["theta"].tobytes()
+
+async def main(alone):
+    inside = run(workers=2)
+    others = await asyncio.gather(*(asyncio.to_thread(run, **more) for more in ({}, {"workers": 2}, {"timeout": 30.0})))
+    return [one == alone for one in (inside, *others)]
+
+if __name__ == "__main__":
+    alone = run()
+    print(asyncio.run(main(alone)))
+    pid = os.fork()
+    if pid == 0:
+        print([run() == alone], flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_an_event_loop_threads_and_a_fork_have_the_same_bytes(tmp_path):
+    done = run_program(tmp_path, TOGETHER)
+    assert done.stdout.splitlines() == ["[True, True, True, True]", "[True]"], done.stderr
+
+
 ENDLESS = """
-import os, subprocess, sys, time
+import ctypes, os, signal, subprocess, sys, time
+from concurrent.futures import ProcessPoolExecutor
+import multiprocessing
 import onedraw as od
 
 kind, folder = sys.argv[1:]
@@ -725,7 +783,7 @@ prior = od.Prior.joint(["theta"], lambda rng, n: rng.standard_normal((n, 1)), la
 def here():
     open(os.path.join(folder, str(os.getpid())), "w").close()
 
-def simulate(rng, theta):
+def starts_another(rng, theta):
     here()
     program = subprocess.Popen([sys.executable, "-c", PROGRAM, folder])
     time.sleep(300)
@@ -735,16 +793,44 @@ def endless(rng, theta):
     while True:
         theta = theta + 1
 
+def locked(rng, theta):
+    # Holds Python's lock: no other thread of the process runs meanwhile.
+    here()
+    ctypes.PyDLL(None).sleep(300)
+
 PROGRAM = "import os, sys, time; open(os.path.join(sys.argv[1], str(os.getpid())), 'w').close(); time.sleep(300)"
-given = {"workers": {"workers": 2}, "batched": {"workers": 2}, "timeout": {"timeout": 250.0},
-         "both": {"timeout": 250.0, "workers": 2}, "command": {}, "persistent command": {},
-         "command in workers": {"workers": 2}}[kind]
-simulator = od.batched(endless) if kind == "batched" else simulate
-if kind == "workers":
-    simulator = endless
-if "command" in kind:
-    simulator = od.command([sys.executable, "-c", PROGRAM, folder], unused="allow", persistent="pers" in kind)
-od.rejection(od.Model(prior, simulator, 2.0), od.uniform(1.0), budget=100, seed=1, **given)
+STUBBORN = '''
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+open(os.path.join(sys.argv[1], str(os.getpid())), "w").close()
+time.sleep(300)
+'''
+
+def main():
+    given = {"workers": 2} if "workers" in kind else {"timeout": 250.0} if "timeout" in kind else {}
+    if "both" in kind:
+        given = {"timeout": 250.0, "workers": 2}
+    if "pool" in kind:
+        given = {"executor": ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(kind.split()[0]))}
+    if "dask" in kind:
+        from distributed import Client
+        given = {"executor": Client(n_workers=2, threads_per_worker=1, dashboard_address=None)}
+    simulator = locked if "locked" in kind else starts_another if "timeout" in given else endless
+    if "batched" in kind:
+        simulator = od.batched(endless)
+    if "command" in kind:
+        text = STUBBORN if "stubborn" in kind else PROGRAM
+        simulator = od.command([sys.executable, "-c", text, folder], unused="allow", persistent="persistent" in kind)
+    model = od.Model(prior, simulator, 2.0)
+    od.rejection(model, od.uniform(1.0), budget=100, seed=1, **given)
+
+if __name__ == "__main__":
+    main()
 """
 
 
@@ -760,12 +846,24 @@ def alive(folder):
     ("kind", "number", "number_of"),
     [
         ("workers", signal.SIGKILL, 2),
-        ("batched", signal.SIGTERM, 1),
+        ("workers, locked", signal.SIGKILL, 2),
+        ("batched workers", signal.SIGTERM, 1),
         ("timeout", signal.SIGKILL, 2),
+        ("timeout, locked", signal.SIGKILL, 1),
         ("both", signal.SIGHUP, 4),
         ("command", signal.SIGKILL, 1),
+        ("stubborn command", signal.SIGKILL, 2),
         ("command in workers", signal.SIGTERM, 2),
+        ("stubborn command in workers", signal.SIGKILL, 4),
         ("persistent command", signal.SIGKILL, 1),
+        ("stubborn persistent command", signal.SIGKILL, 2),
+        ("fork pool", signal.SIGKILL, 2),
+        ("spawn pool, locked", signal.SIGKILL, 2),
+        pytest.param("forkserver pool", signal.SIGKILL, 2, marks=pytest.mark.slow),
+        pytest.param("fork pool with stubborn command", signal.SIGKILL, 4, marks=pytest.mark.slow),
+        pytest.param("stubborn persistent command in workers", signal.SIGKILL, 4, marks=pytest.mark.slow),
+        pytest.param("dask, locked", signal.SIGKILL, 2, marks=pytest.mark.slow),
+        pytest.param("dask with stubborn command", signal.SIGKILL, 4, marks=pytest.mark.slow),
     ],
 )
 def test_nothing_outlives_a_run_that_is_killed(tmp_path, kind, number, number_of):
@@ -777,13 +875,30 @@ def test_nothing_outlives_a_run_that_is_killed(tmp_path, kind, number, number_of
     give_up = time.monotonic() + 30
     while len(alive(folder)) < number_of and time.monotonic() < give_up:
         time.sleep(0.1)
-    assert len(alive(folder)) >= number_of
-    run.send_signal(number)
-    run.wait(10)
-    give_up = time.monotonic() + 5
-    while alive(folder) and time.monotonic() < give_up:
-        time.sleep(0.1)
-    assert not alive(folder)
+    try:
+        assert len(alive(folder)) >= number_of
+        run.send_signal(number)
+        run.wait(10)
+        give_up = time.monotonic() + 5
+        while alive(folder) and time.monotonic() < give_up:
+            time.sleep(0.1)
+        assert not alive(folder)
+    finally:
+        for pid in (run.pid, *alive(folder)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_child_may_be_collected_as_garbage_at_any_moment():
+    """Also while the guardian is being told of another, in the same thread: nobody waits for its lock."""
+    program = guardian.start([sys.executable, "-c", "import time; time.sleep(60)"], {})
+    with guardian._lock:
+        ending = threading.Thread(target=lambda: (guardian.end(program), program.wait(), guardian.let_go(program)))
+        ending.start()
+        ending.join(20)
+        assert not ending.is_alive()
+    guardian.rest()
+    assert program.returncode == -signal.SIGKILL and guardian._process is None
 
 
 def test_children_of_workers_end_with_the_run():

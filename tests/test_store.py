@@ -1,5 +1,6 @@
 """The file of a run: its form, what happens to it when things go wrong, and that it never runs anyone's code."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -69,6 +70,15 @@ def written(tmp_path_factory):
 def file(written, tmp_path):
     """A copy of a file of a few records."""
     return shutil.copy(written, tmp_path / "run.db")
+
+
+HOSTILE = [
+    "a'; DROP TABLE record; --",
+    "<img src=x onerror=alert(1)>",
+    "\x1b]0;title\x07\x1b[2J\u202e",
+    "../../up",
+    "%s{0}\n",
+]
 
 
 def crc(*parts):
@@ -348,6 +358,39 @@ class TestHostileFiles:
             od.load(file)
         with pytest.raises((StoreError, ValueError, KeyError, TypeError)):
             od.resume(file, model)
+
+    @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+    def test_names_that_lie_stay_text(self, tmp_path, name):
+        """Names with SQL, HTML, terminal escapes and paths in a crafted file, through all that shows or writes them."""
+
+        simple = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta), observed=2.0)
+        file = tmp_path / "run.db"
+        od.rejection(simple, od.uniform(1.0), draws=30, seed=1, store=file)
+        connection = sqlite3.connect(file)
+        written = json.loads(connection.execute("SELECT value FROM meta WHERE key = 'specification'").fetchone()[0])
+        text = json.dumps({**written, "arguments": {**written["arguments"], "parameters": [name]}})
+        with connection:
+            given = text, crc("specification", text)
+            connection.execute("UPDATE meta SET value = ?, crc = ? WHERE key = 'specification'", given)
+        connection.close()
+        for command in (
+            "show",
+            "show --json",
+            "watch --once",
+            "report --out out.html",
+            "export --csv --out out.csv",
+            "export --out out.nc",
+        ):
+            first, *rest = command.split()
+            rest = [str(tmp_path / word) if "." in word else word for word in rest]
+            found = CliRunner().invoke(main, [first, str(file), *rest])
+            assert found.exception is None or isinstance(found.exception, SystemExit), command
+            assert not set("\x1b\x07\u202e") & set(found.output), command
+        page = tmp_path / "out.html"
+        assert not page.exists() or "<img src=x" not in page.read_text()
+        assert {one.name for one in tmp_path.iterdir()} <= {"run.db", "run.db.lock", "out.html", "out.csv", "out.nc"}
+        with contextlib.suppress(StoreError):
+            assert od.load(file).names == (name,)
 
     @pytest.mark.parametrize(
         ("key", "value"),

@@ -5,11 +5,14 @@ Whatever they do, a run counts failed simulations, with theta, or ends in an err
 
 import contextlib
 import itertools
+import os
+import signal
 import sys
 import warnings
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import onedraw as od
 from onedraw.failures import NoAnswer
@@ -289,3 +292,39 @@ def test_distances_that_are_all_infinite_end_in_words():
     model = problem("distance", lambda one, other: np.inf)
     with pytest.raises(NoAnswer, match=r"none of the .* simulations has a finite distance"):
         od.infer(model, budget=200, seed=1)
+
+
+def rude(folder):
+    """A simulator that changes what the whole process shares."""
+
+    def simulate(rng, theta):
+        value = rng.normal(theta, 1.0)
+        os.chdir(folder)
+        np.seterr(all="raise")
+        np.random.seed(0)  # noqa: NPY002
+        warnings.simplefilter("error")
+        np.set_printoptions(precision=1)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        return value
+
+    return simulate
+
+
+@pytest.mark.parametrize("name", ["rejection", "pseudo_marginal", "smc", "infer"])
+def test_simulators_that_change_what_a_process_shares_change_no_number(name, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = {"budget": 400, "seed": 1}
+    kernel = () if name in ("smc", "infer") else (od.uniform(0.5),)
+    prior, found = od.Prior(theta=stats.norm(0, 1)), []
+    for simulate in (lambda rng, theta: rng.normal(theta, 1.0), rude(tmp_path / "elsewhere")):
+        with np.errstate(), warnings.catch_warnings(), np.printoptions():
+            os.chdir(tmp_path)
+            np.seterr(all="raise" if found else "warn", under="raise" if found else "ignore")
+            store = f"run{len(found)}.db"
+            post = getattr(od, name)(od.Model(prior, simulate, 2.0), *kernel, store=store, segment=0.001, **given)
+            os.chdir(tmp_path)
+            np.seterr(all="ignore")
+            found.append((post.draws["theta"].tobytes(), od.load(store).draws["theta"].tobytes(), str(post.summary())))
+    assert found[0] == found[1]
+    assert not list((tmp_path / "elsewhere").iterdir())

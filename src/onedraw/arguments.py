@@ -137,6 +137,28 @@ def number_or_nan(value: Any) -> float:
         return math.nan
 
 
+def numbers(value: Any, truth_values: bool = False) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """One number or an array of them as floats; TypeError or ValueError for text, and for truth values unless allowed.
+
+    >>> numbers([1, 2.5])
+    array([1. , 2.5])
+    >>> numbers(["1", "2"])
+    Traceback (most recent call last):
+    ...
+    TypeError: text is no number
+    """
+    given = np.asarray(value)
+    kinds = {type(one) for one in given.ravel()} if given.dtype.kind == "O" else {given.dtype.type}
+    if isinstance(value, bytearray) or any(issubclass(kind, str | bytes | bytearray) for kind in kinds):
+        raise TypeError("text is no number")
+    if not truth_values and any(issubclass(kind, bool | np.bool_) for kind in kinds):
+        raise TypeError("True and False are no numbers")
+    try:
+        return np.array(value, dtype=float)
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+
+
 def seed_or_fresh(seed: Any) -> int:
     """The user's seed, checked; or a fresh one from the operating system, to be recorded with the run.
 

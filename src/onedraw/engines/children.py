@@ -11,7 +11,6 @@ import queue
 import signal
 import sys
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,14 +20,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from onedraw.engines.lifetimes import guardian
 from onedraw.failures import FAULTS, told
 
 ATTEMPTS = 3
 """Children that one simulation may kill, one after another, before it counts as failed."""
 IDLE_SECONDS = 2.0
 """A child without a request for this long ends: in a worker process nobody tells it that its run has ended."""
-LOOK_SECONDS = 0.5
-"""How often a worker looks whether its parent is still there."""
 IDLE = "idle"
 """What a child says before it ends because of that: a simulator may end it with any exit status."""
 
@@ -96,103 +94,6 @@ class Limited:
         raise ChildDied(f"the simulation killed its process {ATTEMPTS} times in a row ({died[-1]})")
 
 
-GUARDIAN = """
-import os, sys
-groups = set()
-for line in sys.stdin:
-    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
-for group in groups:
-    try:
-        os.killpg(group, 9)
-    except OSError:
-        pass
-"""
-
-
-class Guardian:
-    """A small process that outlives this one by a moment, and ends the process groups that it has left behind.
-
-    A process that is killed can end nothing itself, and programs in a session of their own do not end with it.
-    """
-
-    def __init__(self) -> None:
-        self._process: Any = None
-        self._groups: set[int] = set()
-        self._lock = threading.Lock()
-
-    def watch(self, group: int) -> None:
-        """A group that must not outlive this process."""
-        with self._lock:
-            self._groups.add(group)
-            self._tell(f"+{group}\n")
-
-    def let_go(self, group: int) -> None:
-        """A group that has ended."""
-        with self._lock:
-            if group in self._groups:
-                self._groups.discard(group)
-                self._tell(f"-{group}\n")
-
-    def rest(self) -> None:
-        """End the guardian if there is nothing to watch."""
-        with self._lock:
-            if self._process is not None and not self._groups:
-                self._process.stdin.close()
-                self._process.wait()
-                self._process = None
-
-    def forget(self) -> None:
-        """In a fork: the guardian is the parent's, and is not to wait for this process."""
-        if self._process is not None:
-            self._process.stdin.close()
-        self._process, self._groups, self._lock = None, set(), threading.Lock()
-
-    def _tell(self, line: str) -> None:
-        import subprocess
-
-        if not hasattr(os, "killpg"):
-            return
-        for _ in range(2):
-            if self._process is None:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", GUARDIAN],
-                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0,
-                    start_new_session=True,
-                )  # fmt: skip
-                line = "".join(f"+{group}\n" for group in self._groups)
-            try:
-                self._process.stdin.write(line.encode())
-                return
-            except OSError:
-                # It was killed: another one takes over.
-                self._process = None
-
-
-guardian = Guardian()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=guardian.forget)
-
-
-def end_group(process: Any) -> None:
-    """End a process with all that it has started; it leads a group of its own."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (AttributeError, ProcessLookupError, PermissionError):
-        process.kill()
-
-
-def end_with_parent(parent: int) -> None:
-    """In a worker: end soon after the process with this number does. Its own guardian ends what it has started."""
-
-    def look() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK_SECONDS)
-        os._exit(1)
-
-    if hasattr(os, "killpg"):
-        threading.Thread(target=look, daemon=True).start()
-
-
 class Child:
     """A process that keeps a function and calls it on request."""
 
@@ -200,14 +101,12 @@ class Child:
         import subprocess
 
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)
-        self._process = subprocess.Popen(
+        self._process = guardian.start(
             [sys.executable, "-c", "from onedraw.engines.children import serve; serve()"],
+            {"PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
         )
-        guardian.watch(self._process.pid)
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
         family().add(self)
@@ -235,7 +134,7 @@ class Child:
         while (message := _read(self._process.stdout)) is not None:
             self._answers.put(pickle.loads(message))
         self._process.wait()
-        guardian.let_go(self._process.pid)
+        guardian.let_go(self._process)
         self._answers.put(None)
 
     def exit_reason(self) -> str:
@@ -246,9 +145,9 @@ class Child:
     def kill(self) -> None:
         """End the child with all that it has started."""
         if self._process.poll() is None:
-            end_group(self._process)
+            guardian.end(self._process)
         self._process.wait()
-        guardian.let_go(self._process.pid)
+        guardian.let_go(self._process)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with suppress(OSError):

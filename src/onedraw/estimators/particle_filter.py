@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import one_of, whole_number
+from onedraw.arguments import numbers, one_of, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import NO_DISTANCES, Array, DeviceParts, namespace
 from onedraw.engines.numba import Compiled, moved_particles
@@ -346,8 +346,8 @@ def particle_filter(
     ):
         _check_form(name, function, prior)
     try:
-        observed = np.array(data, dtype=float)
-    except (TypeError, ValueError, OverflowError) as error:
+        observed = numbers(data, truth_values=True)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"data must be numbers, an array (T,) or (T, ...): {error}") from error
     if observed.ndim == 0 or observed.size == 0:
         raise ValueError(f"data must hold at least one observation, got shape {observed.shape}: an array (T,) or more")

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from onedraw.arguments import shown, true_or_false, whole_number
+from onedraw.arguments import numbers, shown, true_or_false, whole_number
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.numba import Formula
 
@@ -176,8 +176,8 @@ def scaled(
     if scale is None:
         return Scaled(whole_number("pilot", pilot, PILOT_MEANING, least=10), None, adapt, robust)
     try:
-        given = np.array(scale, dtype=float).reshape(-1)
-    except (TypeError, ValueError, OverflowError):
+        given = numbers(scale).reshape(-1)
+    except (TypeError, ValueError):
         given = np.empty(0)
     if given.size == 0 or not (np.isfinite(given) & (given > 0)).all():
         raise ValueError(f"scale must hold positive numbers, one for each summary, got {shown(scale)}")

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from onedraw.arguments import LONGEST, one_of, positive, shown, true_or_false
-from onedraw.engines.children import TimedOut, end_group, family, guardian
+from onedraw.engines.children import TimedOut, family
+from onedraw.engines.lifetimes import end_group, guardian
 from onedraw.failures import FAULTS, told
 
 KEPT = 2000
@@ -38,6 +39,8 @@ LAST_OUTPUT = 1.0
 """Seconds after a program's end in which what it has started may still write."""
 FILES = ("input", "output")
 """Names in braces that stand for files and not for parameters."""
+UNREAD = 100
+"""Lines of a persistent program that are kept although nothing was asked."""
 STARTING = 60.0
 """Seconds that a persistent program may take to start, besides the time limit of a simulation."""
 IDLE_SECONDS = 60.0
@@ -172,17 +175,14 @@ class Command:
         call = [part.format_map(words) for part in self.arguments]
         more = {name: value.format_map(words) for name, value in self.environment}
         try:
-            process = subprocess.Popen(
-                call, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.place(),
-                env={**os.environ, **more} if more else None, start_new_session=True,
-            )  # fmt: skip
+            return guardian.start(
+                call, more, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=self.place()
+            )
         except FileNotFoundError as error:
             beside = os.path.join(self.place() or "", call[0])
             if os.sep not in call[0] and os.path.exists(beside):
                 error.filename = f"{call[0]} (for the program beside the model, write ./{call[0]})"
             raise
-        guardian.watch(process.pid)
-        return process
 
     def _asked(self, rng: np.random.Generator, parameters: Mapping[str, Any]) -> tuple[bytes, str]:
         """The line with which a persistent program answers, and what it wrote to standard error."""
@@ -220,9 +220,9 @@ class Command:
             finished = _finished(process, out, err, self.timeout)
         finally:
             # The program may have started others: all of its session ends with it.
-            end_group(process)
+            (end_group if process.poll() is not None else guardian.end)(process)
             process.wait()
-            guardian.let_go(process.pid)
+            guardian.let_go(process)
         said = _last(err.kept)
         if out.over:
             raise CommandFailed(
@@ -334,12 +334,15 @@ class Program:
         with self.process.stdout, suppress(OSError, ValueError):
             while (line := self.process.stdout.readline(MOST)).endswith(b"\n"):
                 self._answers.put(line)
+                while self._answers.qsize() > UNREAD and self.alive():
+                    # It goes on without being asked, and waits until the next question finds these lines.
+                    time.sleep(LOOK_SECONDS)
             self.rest = line
             if len(line) >= MOST:
                 self.rest = f"a line of more than {MOST // 2**20} MiB".encode()
-                end_group(self.process)
+                guardian.end(self.process)
         self.process.wait()
-        guardian.let_go(self.process.pid)
+        guardian.let_go(self.process)
         with suppress(OSError):
             self.process.stdin.close()
         self._answers.put(None)
@@ -354,7 +357,7 @@ class Program:
 
     def kill(self) -> None:
         """End the program with all that it has started."""
-        end_group(self.process)
+        guardian.end(self.process)
         self._listener.join(LAST_OUTPUT)
 
 

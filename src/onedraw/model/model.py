@@ -116,6 +116,8 @@ class Model:
             except FAULTS as error:
                 raise ValueError(f"the summary failed on the observed data: {told(error)}") from error
         word = "observed" if self.summary is None else "summary"
+        if isinstance(summarised, Mapping) and not summarised:
+            raise ValueError(f"{word} is empty: there is nothing to compare simulations with")
         try:
             layout = Layout.of(summarised)
             row = layout.flatten(summarised)
@@ -363,14 +365,18 @@ def _checked_names(names: Any, layout: Layout) -> tuple[str, ...]:
 
 def _checked_axis(axis: Any, layout: Layout) -> int:
     """The axis of the replicates, counted from the first."""
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+    try:
+        number = operator.index(axis)
+    except TypeError:
+        number = None
+    if number is None or isinstance(axis, bool):
         raise ValueError(f"replicates must be an axis of the data, as in replicates=0, or None, got {shown(axis)}")
     if layout.keys is not None:
         raise ValueError(
             f"replicates = {axis} is an axis of one array, and the data are a dict: give observed= or the summary as "
             "one array of shape (rows, k)"
         )
-    number, dim = operator.index(axis), len(layout.shapes[0])
+    dim = len(layout.shapes[0])
     if not -dim <= number < dim:
         raise ValueError(f"replicates = {number} is no axis of data of shape {layout.shapes[0]}: give one of its axes")
     return number % dim

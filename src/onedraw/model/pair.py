@@ -332,7 +332,7 @@ def _checked(continuation: Any, price: Any, floor: Any, pilot: Any) -> tuple[Any
         raise ValueError(f"floor must lie above 0 and not above 1, got {shown(floor)}: it is the least probability")
     if price is not None:
         try:
-            cheap, dear = (float(one) for one in price)
+            cheap, dear = (number_or_nan(one) for one in price)
         except (TypeError, ValueError):
             cheap = dear = float("nan")
         if not (0 < cheap < float("inf") and 0 < dear < float("inf")):

@@ -108,7 +108,8 @@ class Prior:
             theta = _returned(f"the prior's sample(rng, {n})", sample, rng, n)
             if theta.shape != (n, dim):
                 raise ValueError(
-                    f"the prior's sample(rng, {n}) returned shape {theta.shape}: expected ({n}, {dim}), one row a draw"
+                    f"the prior's sample(rng, {n}) returned shape {theta.shape}: expected ({n}, {dim}), a row for "
+                    "each draw and a column for each of names"
                 )
             return np.asfortranarray(theta)
 

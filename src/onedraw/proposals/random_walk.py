@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import positive
+from onedraw.arguments import numbers, positive
 from onedraw.engines.arrays import Array, DeviceParts, namespace
 from onedraw.engines.numba import Formula, declared
 from onedraw.model.prior import Prior
@@ -96,8 +96,8 @@ def random_walk(cov: Any = None, scale: float | None = None) -> RandomWalk:
     if cov is None:
         return RandomWalk(None, scale)
     try:
-        matrix = np.array(cov, dtype=float)
-    except (TypeError, ValueError, OverflowError):
+        matrix = numbers(cov)
+    except (TypeError, ValueError):
         matrix = np.array(np.nan)
     if not np.isfinite(matrix).all() or matrix.ndim > 2 or matrix.size == 0:
         raise ValueError(f"cov must be a matrix of finite numbers, got {cov!r}")

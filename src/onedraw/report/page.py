@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import whole_number
+from onedraw.arguments import shown, whole_number
 from onedraw.model import kernels
 from onedraw.model.model import Model
 from onedraw.report import plots
@@ -101,6 +101,8 @@ def write_report(
     If `post` comes from a file, `source` is what that holds besides its draws, and `model` the run's model, for the
     prior and the predictive simulations. An existing report is replaced in one step.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"path must be the name of a file, got {shown(path)}")
     if predictive is not None:
         predictive = whole_number("predictive", predictive, "the number of predictive simulations", least=0)
     if model is not None:

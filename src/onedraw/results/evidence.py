@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onedraw.arguments import number_or_nan
 from onedraw.engines.arrays import Array
 
 
@@ -27,7 +28,7 @@ class LogEvidence(NamedTuple):
 
     def interval(self, probability: float = 0.9) -> tuple[float, float]:
         """The interval that holds the true value with this probability."""
-        if not 0 < probability < 1:
+        if not 0 < number_or_nan(probability) < 1:
             raise ValueError(f"probability must lie between 0 and 1, got {probability!r}: it is the interval's content")
         reach = NormalDist().inv_cdf(0.5 + probability / 2) * self.se
         return self.value - reach, self.value + reach

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import optional_whole_number, seed_or_fresh, whole_number
+from onedraw.arguments import optional_whole_number, seed_or_fresh, true_or_false, whole_number
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
@@ -102,7 +102,7 @@ def neighbours_in_order(theta: Array, parts: int) -> Array:
 def for_export(post: Posterior, weighted: bool, draws: int | None, seed: int | None) -> Posterior:
     """The draws as other programs may take them; as they are if `weighted`, or if that is the truth already."""
     draws = optional_whole_number("draws", draws, "the number of draws")
-    if weighted:
+    if true_or_false("weighted", weighted):
         if draws is not None:
             raise ValueError(
                 "draws = is the number of draws of equal weight: weighted=True gives all draws as they are"

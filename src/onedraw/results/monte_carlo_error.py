@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onedraw.arguments import number_or_nan
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import cumulated
 
@@ -172,7 +173,7 @@ def monte_carlo(values: Array, draws: Draws | None = None, of: str | float = "me
 
 def checked_probability(of: str | float) -> float:
     """The probability of a quantile."""
-    if isinstance(of, str) or not 0 < of < 1:
+    if not 0 < number_or_nan(of) < 1:
         raise ValueError(f'of must be "mean", "sd" or the probability of a quantile between 0 and 1, got {of!r}')
     return float(of)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from onedraw import markup
-from onedraw.arguments import positive, seed_or_fresh, shown, whole_number
+from onedraw.arguments import numbers, positive, seed_or_fresh, share, shown, true_or_false, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
@@ -284,8 +284,7 @@ class Posterior:
         >>> summary["theta"].hdi_low < summary["theta"].mean < summary["theta"].hdi_high
         True
         """
-        if not 0 < hdi_prob < 1:
-            raise ValueError(f"hdi_prob must lie between 0 and 1, got {hdi_prob!r}: it is the interval's content")
+        hdi_prob = share("hdi_prob", hdi_prob, "the interval's content")
         rows = {name: describe(values, self.drawn, hdi_prob) for name, values in self.columns.items()}
         unknown = [
             f"the Monte Carlo error of {name} is not known: {row.reason}" for name, row in rows.items() if row.reason
@@ -417,11 +416,13 @@ class Posterior:
         """
         from statistics import NormalDist
 
-        wanted = np.sort(np.unique(np.asarray(eps, dtype=float).reshape(-1)))[::-1].tolist()
+        try:
+            wanted = np.sort(np.unique(numbers(eps).reshape(-1)))[::-1].tolist()
+        except (TypeError, ValueError):
+            wanted = []
         if not wanted:
-            raise ValueError("eps must hold at least one tolerance, as in over([0.5, 0.25])")
-        if not 0 < probability < 1:
-            raise ValueError(f"probability must lie between 0 and 1, got {probability!r}: it is the interval's content")
+            raise ValueError(f"eps must hold at least one tolerance, as in over([0.5, 0.25]), got {shown(eps)}")
+        probability = share("probability", probability, "the interval's content")
         reach = NormalDist().inv_cdf(0.5 + probability / 2)
         points: dict[str, tuple[TolerancePoint, ...]] = {}
         for one in wanted:
@@ -530,7 +531,7 @@ class Posterior:
         model = self.model_for("predict")
         n = whole_number("n", n, "the number of predictive simulations")
         # A model without a summary compares the data themselves.
-        model = model.with_summary(None) if data else model
+        model = model.with_summary(None) if true_or_false("data", data) else model
         rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.PREDICT)
         return model.recipe.layout.restore(model.simulate_rows(rng, self.picked(n, seed), np.arange(n)).rows[:, 0, :])
 
@@ -545,6 +546,7 @@ class Posterior:
 
     def picked(self, n: int, seed: int | None) -> Array:
         """n draws with equal weights, as rows of theta (n, dim)."""
+        n = whole_number("n", n, "the number of draws")
         return np.asfortranarray(points(self.columns)[self._pick(n, seed)])
 
     def misfit(

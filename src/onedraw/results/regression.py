@@ -23,6 +23,7 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
+from onedraw.failures import NoAnswer
 from onedraw.model.coordinates import Support
 from onedraw.model.prior import Prior
 from onedraw.proposals.mixture import MOST_ROOTS, local_roots, moments
@@ -223,6 +224,10 @@ def estimate(
     `order` is what `ordered` gives for at least one simulation more than the method uses.
     """
     distances, close = ordered(near, observed, method.number + 1, left_out) if order is None else order
+    if not len(close):
+        raise NoAnswer(
+            "the data are so far from all simulations that no distance is a finite number: look at the data's units"
+        )
     # Counts are often equally far, and then nothing tells the last that is used from the next.
     count = min(method.number, max(len(close) - 1, 1))
     last = distances[close[count - 1]]

@@ -8,14 +8,38 @@ import numpy as np
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.model.coordinates import Support
+from onedraw.model.first_simulation import LOOKS
+from onedraw.model.model import Model
 from onedraw.model.prior import Prior
+from onedraw.model.simulator import CHUNK_VALUES
 from onedraw.proposals.mixture import Mixture, log_prior_constant, log_weights
+from onedraw.results.assessment import own_distance
 from onedraw.results.learnt_likelihood import SimulatedPairs, UnweightedPairs
 from onedraw.results.posterior import SimulatedData
 from onedraw.run.plan import Outcome
 
 DEFENSIVE = 10
 """One proposal of a stage in this many comes from the prior."""
+PLAIN_BLOCK, SMALL_STAGE = 32, 100
+"""Simulations per block for simulators that are called once per pseudo-sample, and stages with smaller ones."""
+
+
+def block_size(model: Model) -> int:
+    """Simulations per block."""
+    return PLAIN_BLOCK if model.block is None else max(1, min(model.block, CHUNK_VALUES // model.recipe.width))
+
+
+def stage_block(model: Model, size: int) -> int:
+    """Simulations per block of a stage of this size: those that are looked at first, if a plain one's stage is small.
+
+    Such a simulator may be slow: many workers share the stage, and a kill loses little.
+    """
+    return LOOKS if model.block is None and size < SMALL_STAGE else block_size(model)
+
+
+def parted(model: Model) -> bool:
+    """Whether a block may be simulated in parts: its simulations have streams of their own, and its distance none."""
+    return model.block is None and own_distance(model) is None
 
 
 class Bank(NamedTuple):

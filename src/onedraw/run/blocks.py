@@ -5,14 +5,20 @@ depends on the block alone and not on where or when it is run. Results are used 
 the order of completion, which would favour fast simulations.
 """
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from itertools import chain, islice
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
+from onedraw.engines.arrays import Array
 from onedraw.engines.clock import InTime, OutOfTime
 from onedraw.engines.threads import one_blas_thread
+from onedraw.model.first_simulation import LOOKS
 from onedraw.run.pool import Done, InProcess, WorkerPool, simulations_in
 from onedraw.run.progress import Progress
 from onedraw.run.signals import Stopped
@@ -21,6 +27,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 16
 """How far work may run ahead of the slowest: pieces of work per slot, or segments."""
+SHARES = 3
+"""Pieces of work per worker into which the rest of a round is divided."""
+PARTS = 8
+"""Parts of blocks per worker in a round of which it is not known how long a simulation takes."""
+MOST_LOOKED_AT = 100_000
+"""Blocks that are looked at to see whether the end of a round is near."""
 GRACE = 1.0
 """Seconds after a time limit that work in progress still has; then it is given up and lost."""
 
@@ -101,12 +113,12 @@ def _in_order(
     ended: dict[int, Done] = {}
     turn = number = 0
     """The ticket whose results are used next, and that of the next piece of work."""
-    together = 1
+    supply = Supply(pool, blocks, deadline)
     reason = ""
     used = simulations = 0
     while True:
         while not reason and len(sent) - len(ended) < pool.slots and number - turn < AHEAD * pool.slots:
-            group = list(islice(blocks, together))
+            group = supply.next_group()
             if not group or deadline.passed():
                 reason = "max_seconds" if group else "done"
                 break
@@ -117,8 +129,7 @@ def _in_order(
             return reason
         done = pool.next()
         ended[done.ticket] = done
-        if pool.remote:
-            together = _sized(done, len(sent[done.ticket]), pool.piece, deadline.seconds() / (8 * pool.slots))
+        supply.took(len(done.results), done.seconds)
         while turn in ended:
             done, group = ended.pop(turn), sent.pop(turn)
             turn += 1
@@ -136,10 +147,115 @@ def _in_order(
                 raise done.error
 
 
-def _sized(done: Done, blocks: int, piece: float, share: float) -> int:
-    """Blocks to send together: about `piece` seconds of work, and little against what the run has taken so far."""
-    wanted = min(piece, max(share, piece / 10))
-    return max(1, min(4 * blocks, int(wanted * blocks / max(done.seconds, 1e-9))))
+class Supply(Generic[Item]):
+    """Blocks in groups, each a piece of work: as many as take a worker about as long as a piece should.
+
+    How blocks are grouped depends on the clock; no number does, since each block has its own result.
+    """
+
+    def __init__(self, pool: InProcess | WorkerPool, blocks: Iterator[Item], deadline: Deadline) -> None:
+        self._pool, self._blocks, self._deadline = pool, blocks, deadline
+        self._waiting: deque[Item] = deque()
+        """Blocks that were looked at to see whether the end is near."""
+        self._done, self._seconds, self._largest = 0, 0.0, 1
+        self._least: float | None = None
+        """Seconds of the smallest pieces, known when the end is in sight."""
+
+    def took(self, blocks: int, seconds: float) -> None:
+        """Note how long some blocks took in a worker."""
+        self._done, self._seconds = self._done + blocks, self._seconds + seconds
+
+    def next_group(self) -> list[Item]:
+        """The blocks of the next piece; none at the end."""
+        number = self._together()
+        self._largest = max(self._largest, number)
+        self._look(number)
+        return [self._waiting.popleft() for _ in range(min(number, len(self._waiting)))]
+
+    def _look(self, number: int) -> bool:
+        """Whether there are at least so many blocks; as many are fetched, and no more."""
+        self._waiting.extend(islice(self._blocks, max(0, number - len(self._waiting))))
+        return len(self._waiting) >= number
+
+    def _together(self) -> int:
+        each, whole = self._each(), self._pool.piece
+        if each is None:
+            return 1
+        # Little beside what the run has taken so far, since the rest of a piece may turn out not to be needed.
+        wanted = min(whole, max(self._deadline.seconds() / 8, whole / 2))
+        if not self._look(min(MOST_LOOKED_AT, math.ceil(2 * SHARES * self._pool.workers * wanted / each))):
+            # Smaller and smaller, so that all workers end at about the same time; of little work each gets one piece.
+            left = len(self._waiting) * each / self._pool.workers
+            self._least = min(whole / 4, left) if self._least is None else self._least
+            wanted = min(wanted, max(left / SHARES, self._least))
+        number = max(1, round(wanted / each))
+        return number if self._done == 0 else min(4 * self._largest, number)
+
+    def _each(self) -> float | None:
+        """Seconds of a block in a worker; before any is done, what simulations took earlier in the run says it."""
+        if not self._pool.remote:
+            return None
+        if self._done:
+            return max(self._seconds / self._done, 1e-9)
+        if self._pool.each is not None and self._look(1) and isinstance(self._waiting[0], BlockPart):
+            return max(self._pool.each * self._waiting[0].size, 1e-9)
+        return None
+
+
+class BlockPart(NamedTuple):
+    """Some rows of a block, from `first` on: simulations of it that have streams of their own."""
+
+    first: int
+    size: int
+    block: Block
+
+
+def parts_of(block: Block, size: int) -> list[BlockPart]:
+    """A block in parts of at most this size.
+
+    >>> [(part.first, part.size) for part in parts_of(Block(32, 8), 3)]
+    [(32, 3), (35, 3), (38, 2)]
+    """
+    return [BlockPart(*one, block) for one in cut(block.first + block.size, size, block.first)]
+
+
+def whole_of(item: Block | BlockPart) -> tuple[Block, Array]:
+    """The block that an item is, or is a part of, and which of its rows."""
+    block = item.block if isinstance(item, BlockPart) else item
+    return block, item.first - block.first + np.arange(item.size)
+
+
+def in_parts(
+    pool: InProcess | WorkerPool,
+    blocks: Iterable[Block],
+    take: Callable[[Block, Result], bool],
+    join: Callable[[list[Result]], Result],
+) -> tuple[Iterator[Any], Callable[[Any, Result], bool]]:
+    """Blocks in parts if the workers share them better so, and a `take` that puts their results together.
+
+    A task that can simulate a part of a block draws the same numbers for it as in the whole.
+    """
+    blocks = iter(blocks)
+    if not pool.remote:
+        return blocks, take
+    waiting: list[Result] = []
+    if pool.each is not None:
+        most = max(1, int(pool.piece / 32 / max(pool.each, 1e-9)))
+    else:
+        # Nothing is known yet of how long a simulation takes: some parts for every worker.
+        some = list(islice(blocks, PARTS * pool.workers))
+        most = max(LOOKS, sum(block.size for block in some) // (PARTS * pool.workers))
+        blocks = chain(some, blocks)
+
+    def take_part(part: BlockPart, result: Result) -> bool:
+        waiting.append(result)
+        if part.first + part.size < part.block.first + part.block.size:
+            return False
+        whole = join(waiting)
+        waiting.clear()
+        return take(part.block, whole)
+
+    return (part for block in blocks for part in parts_of(block, most)), take_part
 
 
 def in_chain_blocks(

@@ -141,6 +141,10 @@ class Advancing:
             step_seconds = driver.pace * request.chains * request.worst
             self._growth = 64
             self._length = int(np.clip(5 * LOOK_SECONDS / (step_seconds * self.thin), 8, 64)) * self.thin
+        elif self.pool.remote and self.pool.each is not None:
+            # Short segments of many chains are many pieces of work. The starts have shown how long a simulation takes.
+            step_seconds = max(self.pool.each * request.worst * request.blocks[0].size, 1e-9)
+            self._length = whole_draws(self.task, self.pool.piece / 4 / step_seconds)
         total = request.wanted or request.budget
         self.bar = Progress(driver.show, request.label, total, "steps" if request.wanted else "simulations")
 
@@ -276,8 +280,11 @@ class Advancing:
 def next_length(pool: Any, task: Advance, steps: int, blocks: int, seconds: float, growth: int = GROWTH) -> int:
     """Steps of the next segment, after one of `steps` that took a block so many seconds on average."""
     aim = pool.piece if pool.remote else LOOK_SECONDS / blocks
-    longest = min(aim * steps / max(seconds, 1e-9), growth * steps)
-    # Whole numbers of kept draws, unless the steps between two of them take too long for that.
+    return whole_draws(task, min(aim * steps / max(seconds, 1e-9), growth * steps))
+
+
+def whole_draws(task: Advance, longest: float) -> int:
+    """Steps of a segment: whole numbers of kept draws, unless the steps between two of them take too long for that."""
     whole = task.engine is not None or longest >= task.thin
     return max(1, round(longest / task.thin)) * task.thin if whole else max(1, round(longest))
 

@@ -6,7 +6,7 @@ number.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from operator import methodcaller
@@ -20,16 +20,19 @@ from onedraw.engines.clock import OutOfTime
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import Failure, first_failures, refuse_if_all_failed, warn_ignored_rng
 from onedraw.model.first_simulation import LooksAtFirst, listener
-from onedraw.run.blocks import Deadline, in_order
+from onedraw.run.blocks import Deadline, in_order, in_parts
 from onedraw.run.chain_blocks import ChainDraws, ChainRound, advance_blocks
 from onedraw.run.job_array import JobArray, Pace, Place
-from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value
+from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value, whole_outcome
 from onedraw.run.pool import InProcess, WorkerPool, current_pool
 from onedraw.run.progress import Progress, Show
 from onedraw.run.record import Record, StoreError
 from onedraw.run.saving import Saver, as_recorded
 from onedraw.run.shard_files import ShardsMissing
 from onedraw.run.signals import Stopped
+
+NUMERICS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+"""NumPy's own defaults for floating point, whatever the user's code has set: workers have them too."""
 
 
 class Driver:
@@ -63,12 +66,12 @@ class Driver:
 
     def run(self, plan: Plan[Value]) -> Value:
         """What the plan returns."""
-        with one_blas_thread(), self._stack:
+        with one_blas_thread(), self._stack, np.errstate(**NUMERICS):
             go_on: Callable[[], Any] = partial(next, plan)
             while True:
                 # A StopIteration of a user's function, which comes with an answer, does not end the plan.
                 try:
-                    with self._as_recorded():
+                    with self._as_recorded(), np.errstate(**NUMERICS):
                         request = go_on()
                 except StopIteration as done:
                     value: Value = done.value
@@ -117,7 +120,7 @@ class Driver:
         if request.droppable:
             make = self.deadline.limiting(make)
         try:
-            with self._as_recorded():
+            with self._as_recorded(), np.errstate(**NUMERICS):
                 scalars, arrays = make(request)
         except OutOfTime:
             raise Stopped("max_seconds") from None
@@ -172,7 +175,11 @@ class Driver:
                 reason = self._from_shards(self.pool, request, number, gathered, task, take, unsaved)
             else:
                 pool = InProcess() if request.made else self.pool
-                reason = in_order(pool, task, request.items(gathered), take, self.deadline, bar)
+                items: Iterable[Any] = request.items(gathered)
+                taking: Callable[[Any, Outcome], bool] = take
+                if request.in_parts:
+                    items, taking = in_parts(pool, items, take, whole_outcome)
+                reason = in_order(pool, task, items, taking, self.deadline, bar)
         finally:
             unsaved.save()
         self.pace = (self.deadline.seconds() - began) / max(1, self.cost.simulations - before)

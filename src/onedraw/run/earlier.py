@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import shown, true_or_false
+from onedraw.arguments import numbers, shown, true_or_false
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.model.coordinates import Support, support_of
@@ -77,7 +77,7 @@ def bank_from_arrays(theta: Any, x: Any, *, from_prior: bool = False) -> ArrayBa
         raise ValueError(f"x must hold a row for each simulation, got an array of shape {np.shape(x)}")
     rows = rows.reshape(len(rows), -1) if rows.ndim else rows[None, None]
     if isinstance(theta, Mapping):
-        found: Any = {str(name): _numbers(f"theta[{name!r}]", one) for name, one in theta.items()}
+        found: Any = {str(name): np.atleast_1d(_numbers(f"theta[{name!r}]", one)) for name, one in theta.items()}
     else:
         found = np.atleast_1d(_numbers("theta", theta))
     for one in found.values() if isinstance(found, dict) else (found,):
@@ -96,7 +96,7 @@ def _check_rows(theta: Array, number: int) -> None:
 
 def _numbers(name: str, value: Any) -> Array:
     try:
-        return np.array(value, dtype=float)
+        return numbers(value, truth_values=True)
     except (TypeError, ValueError):
         raise ValueError(
             f"{name} must be an array of numbers, one row for each simulation, got {shown(value)}"

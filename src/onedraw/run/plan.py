@@ -15,6 +15,7 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.failures import Failure, first_failures
 from onedraw.model.first_simulation import FirstSimulation
+from onedraw.model.simulator import NOT_FINITE_OUTPUT
 from onedraw.run.result import Result
 
 Value = TypeVar("Value")
@@ -97,6 +98,19 @@ class Gathered:
         return Outcome(arrays, self.cost, self.failures)
 
 
+def whole_outcome(parts: list[Outcome]) -> Outcome:
+    """The outcome of a block from those of its parts."""
+    cost = Cost()
+    for part in parts:
+        cost = cost.plus(part.cost)
+    arrays = {name: joined([part.arrays[name] for part in parts]) for name in parts[0].arrays}
+    failures = [one for part in parts for one in part.failures]
+    # A block keeps the first that was raised; of outputs that are not finite the first, and only if nothing was raised.
+    raised = [one for one in failures if one.message != NOT_FINITE_OUTPUT]
+    ignored = all(part.ignored_rng for part in parts)
+    return Outcome(arrays, cost, tuple((raised or failures)[:1]), ignored, first=parts[0].first)
+
+
 def joined(parts: list[Array]) -> Array:
     """Arrays end to end, without a copy if there is only one."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -132,6 +146,8 @@ class Round:
     """The result of the run before this round, to be shown while the round goes on."""
     made: bool = False
     """Whether its simulations are made already, so that no worker is needed."""
+    in_parts: bool = False
+    """Whether the task takes parts of its blocks too, for many workers: each simulation has a stream of its own."""
 
 
 class Decision(NamedTuple):

@@ -7,6 +7,7 @@ error instead of an endless wait.
 """
 
 import hashlib
+import math
 import os
 import queue
 import sys
@@ -21,7 +22,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from onedraw.arguments import whole_number
-from onedraw.engines.children import Family, end_with_parent, family_of_run, isolated, packed, working_for
+from onedraw.engines.children import Family, family_of_run, isolated, packed, working_for
+from onedraw.engines.lifetimes import end_with_parent, end_with_run, line
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import FAULTS, SimulationError, told
 from onedraw.run.job_array import JobArray
@@ -31,6 +33,12 @@ PATIENCE = 300.0
 """Seconds without any activity after which a run gives up waiting. Set it higher to wait longer."""
 PIECE_SECONDS = 0.2
 """About how long a worker should take for a piece of work: sending it costs about a millisecond."""
+PIECES_PER_SECOND = 50
+"""That one process hands out at most, however many workers there are: their pieces take longer."""
+QUEUED_SECONDS = 10.0
+"""Work for each worker of a Dask cluster that waits there: adaptive clusters grow if there is more than 5 s of it."""
+MOST_QUEUED = 64
+"""Pieces for each worker of a Dask cluster."""
 DEATHS = 3
 """Workers that one piece of work may kill before its simulations run in processes of their own."""
 LAST_WAIT = 1.0
@@ -81,6 +89,9 @@ class InProcess:
     """About how long a piece of work should take."""
     remote = False
     surplus = 0
+    workers = 1
+    each: float | None = None
+    """Seconds of a simulation in a worker, if that is known."""
 
     def __init__(self) -> None:
         self._queue: list[tuple[int, Callable[[Any], Any], Sequence[Any]]] = []
@@ -130,7 +141,9 @@ class WorkerPool:
         self._deaths: dict[int, int] = {}
         self._isolated = False
         self._active_at = time.monotonic()
-        self._workers, self._counted = 1, -1.0
+        self._workers, self._counted = 1, -math.inf
+        self._pieces, self._simulations, self._seconds = 0, 0, 0.0
+        """What has been done, and the seconds that it took in workers."""
         self.surplus = 0
         """Simulations done again after a death."""
 
@@ -152,13 +165,21 @@ class WorkerPool:
 
     @property
     def slots(self) -> int:
-        """Two pieces per worker, so that none waits for us."""
-        return 2 * self.workers
+        """Two pieces per worker, so that none waits for us; more on Dask, so that adaptive clusters see work."""
+        if self._client is None or not self._pieces:
+            return 2 * self.workers
+        queued = QUEUED_SECONDS * self._pieces / max(self._seconds, 1e-9)
+        return math.ceil(self.workers * min(MOST_QUEUED, max(2.0, 1 + queued)))
 
     @property
     def piece(self) -> float:
         """About how long a piece of work should take: longer for many workers, since one process serves them all."""
-        return PIECE_SECONDS * max(1.0, self.workers / 20)
+        return max(PIECE_SECONDS, self.workers / PIECES_PER_SECOND)
+
+    @property
+    def each(self) -> float | None:
+        """Seconds of a simulation in a worker, if that is known."""
+        return self._seconds / self._simulations if self._simulations else None
 
     def submit(self, ticket: int, task: Callable[[Any], Any], items: Sequence[Any]) -> None:
         """Take a piece of work."""
@@ -176,7 +197,7 @@ class WorkerPool:
             call = partial(_run, task, list(items), alone, self.family)
         else:
             digest, body = self._pack(task)
-            call = partial(_unpack_and_run, digest, body, packed(list(items)), alone)
+            call = partial(_unpack_and_run, digest, body, packed(list(items)), alone, os.getpid(), line.name())
         try:
             future = self._executor.submit(call)
         except BrokenExecutor as error:
@@ -224,6 +245,8 @@ class WorkerPool:
             if ticket in self._suspects:
                 self._suspects.remove(ticket)
                 self._send_suspect()
+            self._pieces, self._seconds = self._pieces + 1, self._seconds + seconds
+            self._simulations += simulations_in(results)
             return Done(ticket, results, error, seconds)
 
     def _wait(self) -> tuple[int, Future[Any]]:
@@ -341,10 +364,13 @@ _tasks: "OrderedDict[bytes, Callable[[Any], Any]]" = OrderedDict()
 _tasks_lock = threading.Lock()
 
 
-def _unpack_and_run(digest: bytes, body: bytes, items: bytes, alone: bool) -> tuple[list[Any], Any, float]:
+def _unpack_and_run(
+    digest: bytes, body: bytes, items: bytes, alone: bool, run: int, its_line: str
+) -> tuple[list[Any], Any, float]:
     """In a worker: the task, unpacked once, on each of the items."""
     import pickle
 
+    end_with_run(run, its_line)
     with _tasks_lock:
         task = _tasks.pop(digest, None)
         task = pickle.loads(body) if task is None else task
@@ -393,12 +419,12 @@ def sendable(error: Exception) -> Exception:
     return error
 
 
-def _begin_worker(parent: int) -> None:
+def _begin_worker(parent: int, its_line: str) -> None:
     """Ctrl-C reaches every process of a terminal, and the run decides what to do; without the run no work is done."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent(parent)
+    end_with_parent(parent, its_line)
 
 
 _idle: dict[int, list[Any]] = {}
@@ -415,7 +441,9 @@ def _new_workers(workers: int) -> Any:
 
     global _began_in
     _began_in = os.getpid()
-    return loky.ProcessPoolExecutor(workers, timeout=IDLE_SECONDS, initializer=_begin_worker, initargs=(os.getpid(),))
+    return loky.ProcessPoolExecutor(
+        workers, timeout=IDLE_SECONDS, initializer=_begin_worker, initargs=(os.getpid(), line.name())
+    )
 
 
 def _borrowed(workers: int) -> Any:

@@ -57,6 +57,8 @@ def sampler(
     """
 
     a_function("shown", shown, "shown(recorded) -> Result")
+    if kept is not None:
+        a_function("kept", kept, "kept(recorded, model)")
 
     def register(function: Function) -> Function:
         signature = inspect.signature(function)

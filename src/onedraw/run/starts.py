@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onedraw.arguments import numbers
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.numba import chains_per_block as compiled_chains
@@ -114,16 +115,18 @@ def _by_rejection(estimator: Any, chains: int, seed: int, budget: float | None) 
         first = max(64, min(DEVICE_ROWS // cost_each, 16 * chains))
     task = PriorDraws(cheap, seed, Phase.START, neighbours)
     found = yield from accepted(task, chains, proposals, block, "start", "starting points", "chains")
-    return (yield from _completed(estimator, _first_of(found, chains, neighbours), chains, seed))
+    return (yield from _completed(estimator, _first_of(found, chains, neighbours, estimator.prior.dim), chains, seed))
 
 
-def _first_of(found: Outcome, chains: int, neighbours: int) -> Start:
+def _first_of(found: Outcome, chains: int, neighbours: int, dim: int) -> Start:
     """The first draws as starts. Those beyond, and the nearest rejected proposals, shape the proposal.
 
     Given how many proposals were accepted, these are independent of the starts, so a scale learned from them leaves
     the starts exact.
     """
-    arrays = found.arrays
+    # A budget of less than one estimate per chain pays for no proposal.
+    nothing = {"theta": np.empty((0, dim)), "log_estimate": np.empty(0), "distances": np.empty((0, 1))}
+    arrays = found.arrays or {**nothing, "near_theta": nothing["theta"]}
     beyond = arrays["theta"][chains:][:SURPLUS_KEPT]
     if len(beyond) < neighbours:
         beyond = np.concatenate([beyond, arrays["near_theta"][: neighbours - len(beyond)]])
@@ -346,17 +349,15 @@ def points_in(start: Any, prior: Prior) -> int | None:
 def given_points(start: Any, prior: Prior, chains: int) -> Array:
     """Points (chains, dim) from a dict by name or an array (dim,) or (chains, dim), inside the prior's support."""
     try:
-        if any(np.asarray(one).dtype == bool for one in (start.values() if isinstance(start, Mapping) else [start])):
-            raise TypeError("True and False are no points")
         if isinstance(start, Mapping):
             if set(start) != set(prior.names):
                 raise ValueError(f"start names {sorted(map(str, start))}, the model has {sorted(prior.names)}")
             shapes = zip(prior.names, prior.layout.shapes, strict=True)
-            columns = [np.broadcast_to(np.asarray(start[one], dtype=float), (chains, *shape)) for one, shape in shapes]
+            columns = [np.broadcast_to(numbers(start[one]), (chains, *shape)) for one, shape in shapes]
             points = np.column_stack([one.reshape(chains, -1) for one in columns])
         else:
-            points = np.array(np.broadcast_to(np.asarray(start, dtype=float), (chains, prior.dim)))
-    except (TypeError, ValueError, OverflowError) as error:
+            points = np.array(np.broadcast_to(numbers(start), (chains, prior.dim)))
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"start must be 'rejection', a Posterior, or points of shape ({chains}, {prior.dim}) for {chains} chains "
             f"and parameters {list(prior.labels)}: {error}"

@@ -33,18 +33,16 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.failures import NoAnswer
 from onedraw.model.coordinates import Support, support_of
-from onedraw.model.first_simulation import LOOKS
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
-from onedraw.model.simulator import CHUNK_VALUES
 from onedraw.proposals.mixture import Mixture, normals_around
 from onedraw.results.assessment import Assessment, assess, own_distance
 from onedraw.results.coverage import coverage_note, measure_coverage
 from onedraw.results.diagnostics import predictive_check
 from onedraw.results.learned_summary import Fitted
 from onedraw.results.posterior import Posterior
-from onedraw.run.bank import DEFENSIVE, Bank
-from onedraw.run.blocks import Block, cut
+from onedraw.run.bank import DEFENSIVE, Bank, block_size, parted, stage_block
+from onedraw.run.blocks import Block, BlockPart, cut, whole_of
 from onedraw.run.earlier import (
     MIXTURE,
     ArrayBank,
@@ -64,8 +62,6 @@ from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
 from onedraw.run.specification import specify_model
 
-PLAIN_BLOCK, SMALL_STAGE = 32, 100
-"""Simulations per block for simulators that are called once per pseudo-sample, and stages with smaller ones."""
 PILOT, PILOT_GROWTH = 200, 0.7
 """Pilot simulations at a budget of 1000, and the power of the budget with which they grow."""
 FEWEST_PILOT = 20
@@ -118,16 +114,17 @@ class ProposeAndSimulate:
     given: Array | None = None
     """Parameters to simulate at, if they are not to be proposed."""
 
-    def __call__(self, block: Block) -> Outcome:
+    def __call__(self, item: Block | BlockPart) -> Outcome:
+        block, rows = whole_of(item)
         model, rng = self.run.model, Rng(self.run.seed, Phase.RUN, block.first, self.stage)
         theta = self._proposals(rng, block)
         # A proposal outside the prior has weight zero whatever it would give.
-        inside = np.flatnonzero(model.prior.logpdf(theta) > -np.inf)
+        inside = rows[model.prior.logpdf(theta[rows]) > -np.inf]
         theta = theta if len(inside) == len(theta) else np.asfortranarray(theta[inside])
         result = model.simulate_rows(rng, theta, inside, on_error=self.run.on_error)
         if own_distance(model) is not None:
             result, _ = model.measured(result, rng, theta, inside, 0, self.run.on_error)
-        cost = result.cost._replace(skipped=block.size - len(theta), proposals=block.size)
+        cost = result.cost._replace(skipped=item.size - len(theta), proposals=item.size)
         return Outcome({"theta": theta, "rows": result.rows[:, 0, :]}, cost, result.failures, result.ignored_rng)
 
     def _proposals(self, rng: Rng, block: Block) -> Array:
@@ -141,19 +138,6 @@ class ProposeAndSimulate:
         theta[of_prior] = prior.sample(rng.bulk(Purpose.PRIOR), number)
         theta[~of_prior] = self.run.support.bounded(self.mixture.sample(rng.bulk(Purpose.MOVE), block.size - number))
         return theta
-
-
-def block_size(model: Model) -> int:
-    """Simulations per block."""
-    return PLAIN_BLOCK if model.block is None else max(1, min(model.block, CHUNK_VALUES // model.recipe.width))
-
-
-def stage_block(model: Model, size: int) -> int:
-    """Simulations per block of a stage of this size: those that are looked at first, if a plain one's stage is small.
-
-    Such a simulator may be slow: many workers share the stage, and a kill loses little.
-    """
-    return LOOKS if model.block is None and size < SMALL_STAGE else block_size(model)
 
 
 def next_size(budget: int, done: int) -> int:
@@ -257,6 +241,7 @@ def one_stage(run: Inference, bank: Bank, limit: int) -> Plan[tuple[Bank, str]]:
         ProposeAndSimulate(run, bank.stages, mixture),
         lambda gathered: cut(size, stage_block(run.model, size), gathered.done),
         note=lambda gathered: f"stage {bank.stages + 1}",
+        in_parts=parted(run.model),
         shown=(lambda: estimated(run.model, bank, assessment(), INTERIM, run.rng(bank.stages, 2), "unfinished"))
         if bank.ends
         else None,
@@ -277,7 +262,9 @@ class Replicates(NamedTuple):
 def check(run: Inference, theta: Array, number: int) -> Round:
     """Replicates at `number` of the posterior draws (n, dim)."""
     task = ProposeAndSimulate(run, CHECK_STAGE, given=theta[:: len(theta) // number][:number])
-    return Round(task, lambda gathered: cut(number, block_size(run.model), gathered.done), phase="check")
+    return Round(
+        task, lambda gathered: cut(number, block_size(run.model), gathered.done), "check", in_parts=parted(run.model)
+    )
 
 
 def with_coverage(

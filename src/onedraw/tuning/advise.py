@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from onedraw import markup
-from onedraw.arguments import MOST_AT_ONCE, optional_whole_number, true_or_false, whole_number
+from onedraw.arguments import MOST_AT_ONCE, optional_whole_number, shown, true_or_false, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
@@ -410,6 +410,11 @@ def advise(
                 most=most if most > MOST_BY_DEFAULT else MOST_PARTICLES,
             )  # fmt: skip
         model, kernel = estimator.model, estimator.kernel
+    if start is not None:
+        raise ValueError(
+            f"start is for an estimator of your own, got {shown(start)}: with a model and a kernel, advise finds the "
+            "starting points itself"
+        )
     check_model_and_kernel(model, kernel)
     assert model is not None and kernel is not None
     if model.pair is not None:

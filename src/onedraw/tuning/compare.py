@@ -34,7 +34,7 @@ from onedraw.results.misfit import compare as among
 from onedraw.results.model_choice import accepted, tolerance
 from onedraw.results.model_trial import Beyond, Contender, DecidedModels, beyond_summaries, decide, pooled
 from onedraw.results.posterior import Status
-from onedraw.run.bank import Bank
+from onedraw.run.bank import Bank, block_size
 from onedraw.run.blocks import cut
 from onedraw.run.earlier import starting_bank
 from onedraw.run.options import Options, RunOptions, check_model, on_engine
@@ -49,7 +49,6 @@ from onedraw.samplers.infer import (
     MOST_PROPOSALS,
     Inference,
     assessed,
-    block_size,
     next_size,
     one_stage,
 )

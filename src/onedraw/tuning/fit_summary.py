@@ -12,6 +12,7 @@ from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import JaxSimulator
 from onedraw.results.learned_summary import Fitted, LearnedSummary, learn, terms_for, with_learned
+from onedraw.run.bank import block_size
 from onedraw.run.blocks import cut
 from onedraw.run.options import Options, RunOptions, check_model, on_engine
 from onedraw.run.pilot import FromPrior
@@ -19,7 +20,6 @@ from onedraw.run.plan import Limits, Outcome, Plan, Round
 from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
 from onedraw.run.specification import specify_model
-from onedraw.samplers.infer import block_size
 
 TERMS = ("linear", "squares", "products")
 
