@@ -102,12 +102,14 @@ def resident(run):
 
 def disturbed(run, kind, chance, folder):
     """One session with its accident; how much its memory grew."""
-    ends, sizes = time.monotonic() + chance.uniform(4, 12), []
+    ends, sizes, killed = time.monotonic() + chance.uniform(4, 12), [], 0
     while run.poll() is None and time.monotonic() < ends:
         time.sleep(chance.uniform(0.3, 1.0))
         sizes.append(resident(run))
-        if kind == "workers" and (found := workers_of(run)):
+        # A run gives up if one piece of work loses seven workers in a row, and starting new ones takes seconds.
+        if kind == "workers" and killed < 4 and chance.random() < 0.3 and (found := workers_of(run)):
             found[chance.randrange(len(found))].kill()
+            killed += 1
     if kind == "dask" and (folder / "scheduler").exists():
         os.kill(int((folder / "scheduler").read_text()), signal.SIGKILL)
         (folder / "scheduler").unlink()
