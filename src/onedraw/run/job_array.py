@@ -129,6 +129,8 @@ class JobArray:
     remote = True
     piece = math.inf
     """There is no longest piece of work."""
+    each: float | None = None
+    """Seconds of a simulation, which only the shards know."""
 
     def __init__(self, folder: Path, shards: int, wait: float) -> None:
         self.folder, self.shards, self.wait = folder, shards, wait
