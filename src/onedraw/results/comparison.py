@@ -17,9 +17,10 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.failures import Failure
 from onedraw.results.misfit import SURE, AmongSimulations, Misfit
-from onedraw.results.model_choice import RouteEstimate, lead, log_odds, probabilities
+from onedraw.results.model_choice import RouteEstimate, log_odds, probabilities
 from onedraw.results.model_trial import ACCEPTANCE, LEARNT, ROUTES, Beyond, DecidedModels
 from onedraw.results.posterior import HIGHER, Posterior, Status
+from onedraw.surrogate.likelihood import mean_gain
 
 LEVEL = 0.9
 """Of the intervals."""
@@ -162,7 +163,7 @@ class Comparison:
                 continue
             score = behind = se = math.nan
             if one is not None and top is not None:
-                score, (behind, se) = float(share @ one), lead(top, one, share)
+                score, (behind, se) = float(share @ one), mean_gain(top, one, share)
             values = probabilities(estimate, self.log_prior, np.full(len(self.names), np.nan), LEVEL)
             chosen = k == self.decided.route
             found.append(RouteTried(route, chosen, score, behind, se, tuple(value.value for value in values)))

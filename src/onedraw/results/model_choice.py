@@ -25,6 +25,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective, systematic
+from onedraw.surrogate.likelihood import mean_gain
 
 FEWEST_EXACT = 40.0
 """Effective number of simulations that match the data exactly from which no other neighbourhood is used."""
@@ -123,6 +124,22 @@ def accepted(pool: Pool, eps: float) -> RouteEstimate:
     total, variance = pool.evidence((pool.distances < eps).astype(float))
     with np.errstate(divide="ignore"):
         return RouteEstimate(np.log(total), np.diag(variance))
+
+
+def with_tolerance_error(near: RouteEstimate, wide: RouteEstimate, eps: float, wider: float) -> RouteEstimate:
+    """The acceptance ratio at a tolerance with an error that holds for the data themselves.
+
+    The bias of a log evidence grows with the square of the tolerance, so that its change from one tolerance to a wider
+    one says how large it is.
+
+    >>> narrow, broad = (RouteEstimate(np.array([0.0, log]), np.diag([0.01, 0.02])) for log in (1.0, 1.6))
+    >>> with_tolerance_error(narrow, broad, 1.0, 2.0).covariance.round(4).tolist()
+    [[0.01, 0.0], [0.0, 0.06]]
+    """
+    there = np.isfinite(near.log_evidence)
+    change = np.where(there, wide.log_evidence, 0.0) - np.where(there, near.log_evidence, 0.0)
+    bias = change / ((wider / eps) ** 2 - 1.0) if wider > eps > 0 else change
+    return near._replace(covariance=near.covariance + np.outer(bias, bias))
 
 
 # --- the classifier -----------------------------------------------------------------------------------------
@@ -411,19 +428,12 @@ def local_error(held: HeldOutRows, log_evidence: Array, log_prior: Array, total:
     return rate, math.sqrt(float(np.square(weight) @ np.square(wrong - rate)))
 
 
-def lead(first: Array, second: Array, share: Array) -> tuple[float, float]:
-    """The mean of scores less that of others, by weights that sum to 1, and its standard error."""
-    gain = first - second
-    mean = float(share @ gain)
-    return mean, math.sqrt(float(np.square(share) @ np.square(gain - mean)))
-
-
 def first_of_the_best(scores: Sequence[Array | None], share: Array) -> int:
     """The first route whose mean score is not clearly below that of the best."""
     tried = {k: one for k, one in enumerate(scores) if one is not None}
     best = max(tried, key=lambda k: float(share @ tried[k]))
     for k, one in tried.items():
-        behind, error = lead(tried[best], one, share)
+        behind, error = mean_gain(tried[best], one, share)
         if behind <= TIED[0] * error + TIED[1]:
             return k
     return best
