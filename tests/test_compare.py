@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from scipy import stats
 import onedraw as od
 from benchmarks.choices import COUNTED, NESTED, NORMAL, RARE, RARE_AT, REGRESSION, Problem
 from onedraw.cli.main import main
+from onedraw.model.coordinates import Support
+from onedraw.results import model_evidence
+from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs
 from onedraw.results.model_choice import (
     HeldOutRows,
     Pool,
@@ -30,11 +34,15 @@ from onedraw.results.model_choice import (
     prior_errors,
     probabilities,
     tolerance,
+    with_tolerance_error,
     without,
 )
-from onedraw.results.model_evidence import held_out_evidence, learnt_evidence
+from onedraw.results.model_evidence import FREEDOM, held_out_evidence, learnt_evidence
 from onedraw.results.model_trial import beyond_summaries
+from onedraw.surrogate.choice import choose_form
+from onedraw.surrogate.surrogate import fit_surrogate
 from onedraw.surrogate.tempering import tempered
+from onedraw.surrogate.training import training_of
 from onedraw.surrogate.transforms import Transform, Warp
 from onedraw.tuning.compare import blocks_of, shares
 from tests.browser import Browser, needs_chromium
@@ -294,6 +302,77 @@ def test_the_learnt_evidence_at_the_data_and_at_other_data(pair):
     assert np.allclose(left_out, exact.logpdf(rows[:, 0]), atol=0.3)
 
 
+def learnt_from(theta, rows, observed):
+    """A learnt likelihood of standard normal parameters and one summary, and its simulations."""
+    support, none = Support(np.array([-np.inf]), np.array([np.inf])), np.empty((0, 1))
+    training = training_of(theta, rows, np.ones(len(rows)))
+    surrogate = fit_surrogate(choose_form(support, training, observed, thorough=True), training, None)
+    pairs = SimulatedPairs(
+        support, theta, rows, none, np.array([False]), lambda at: np.zeros(len(at)),
+        lambda at: stats.norm.logpdf(at[:, 0]), None, None, lambda rng, n: rng.normal(size=(n, 1)),
+    )  # fmt: skip
+    return LearntLikelihood(surrogate, training, observed, False, np.empty(0), none, none, theta), pairs
+
+
+def skewed_log_density(observed):
+    """Of theta + log(chi2_8 / 8) / 2 with theta ~ N(0, 1)."""
+    at = np.linspace(-8.0, 8.0, 2001)
+    chi = 8 * np.exp((observed - at) / 0.5)
+    return math.log(np.trapezoid(stats.norm.pdf(at) * stats.chi2(8).pdf(chi) * chi / 0.5, at))
+
+
+def held_by_learnt(seeds, monkeypatch, factor=1.0):
+    """How many 90 % intervals of a probability of about one half hold, with errors of this many times the stated."""
+    monkeypatch.setattr(model_evidence, "PARTICLES", 300)
+    held = 0
+    for seed in seeds:
+        rng = np.random.default_rng([seed, 5])
+        theta = rng.normal(size=(201, 1))
+        rows = theta + 0.5 * np.log(rng.chisquare(8, (201, 1)) / 8)
+        found = learnt_evidence(*learnt_from(theta[1:], rows[1:], rows[0]), rng)
+        truth = skewed_log_density(rows[0, 0])
+        # Against a model whose evidence is known and the same.
+        one = RouteEstimate(np.array([found.value, truth]), np.diag([factor**2 * found.variance, 0.0]), FREEDOM)
+        first, _ = probabilities(one, np.log([0.5, 0.5]), np.full(2, np.nan), 0.9)
+        held += first.low <= 0.5 <= first.high
+    return held
+
+
+def test_intervals_of_learnt_evidences_hold_as_often_as_they_say(monkeypatch):
+    """Summaries with a skewed error. Fewer hold with a probability of 1e-3 if each does with one of 0.9."""
+    assert held_by_learnt(range(60), monkeypatch) >= stats.binom.ppf(1e-3, 60, 0.9)
+
+
+@pytest.mark.slow
+def test_intervals_of_learnt_evidences_hold_neither_too_seldom_nor_too_often(monkeypatch):
+    held = held_by_learnt(range(400), monkeypatch)
+    error = math.sqrt(0.9 * 0.1 / 400)
+    assert 0.86 - 2 * error < held / 400 < 0.94 + 2 * error
+
+
+def test_intervals_of_the_acceptance_ratio_hold_for_the_data_themselves():
+    """At a tolerance at which the ratio is biased by about its error; without the tolerance's part they would not."""
+    truth, held, blind = np.diff(exact_log((0.0, 3.0), 0.8))[0], 0, 0
+    eps, wide = 0.8, 1.6
+    for seed in range(200):
+        pool = pool_of(seed, 2000, (0.0, 3.0))
+        ratio = accepted(pool, eps)
+        for one, right in ((with_tolerance_error(ratio, accepted(pool, wide), eps, wide), True), (ratio, False)):
+            [_, last] = probabilities(one, np.log([0.5, 0.5]), np.full(2, np.nan), 0.9)
+            inside = last.low <= 1 / (1 + math.exp(-truth)) <= last.high
+            held, blind = held + (right and inside), blind + (not right and inside)
+    assert held >= stats.binom.ppf(1e-3, 200, 0.9) > blind
+
+
+def test_halves_that_learn_other_summaries_leave_no_learnt_evidence(monkeypatch):
+    rng = np.random.default_rng(1)
+    theta = rng.normal(size=(100, 1))
+    given = learnt_from(theta, theta + rng.normal(size=(100, 1)), np.zeros(1))
+    assert math.isfinite(learnt_evidence(*given, rng).variance)
+    monkeypatch.setattr(model_evidence, "choose_form", lambda *args, **more: None)
+    assert math.isinf(learnt_evidence(*given, rng).variance)
+
+
 # --- exact answers ------------------------------------------------------------------------------------------
 
 
@@ -310,6 +389,20 @@ def z_scores(problem: Problem, datasets, budget=1200):
     return np.array(scores), found
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [NORMAL, REGRESSION, NESTED])
+def test_stated_errors_are_right_over_data_sets(problem):
+    """Other data each time, from a model picked at random: fewer hold with a probability of 1e-3."""
+    held = 0
+    for seed in range(20):
+        observed, _ = problem.data(seed)
+        found = od.compare(problem.models(observed), budget=1000, draws=200, seed=seed)
+        exact = problem.probability(observed)
+        last = list(exact)[-1]
+        held += found[last].low <= exact[last] <= found[last].high
+    assert held >= stats.binom.ppf(1e-3, 20, 0.9)
+
+
 @pytest.mark.parametrize(
     ("problem", "datasets"),
     [
@@ -320,8 +413,7 @@ def z_scores(problem: Problem, datasets, budget=1200):
 )
 def test_probabilities_are_exact_within_their_errors(problem, datasets):
     scores, found = z_scores(problem, datasets)
-    # Errors with 15 degrees of freedom.
-    assert np.all(np.abs(scores) < stats.t.isf(1e-3, 15))
+    assert np.all(np.abs(scores) < stats.t.isf(1e-3, FREEDOM))
     assert all(one.cost.simulations <= 1200 for one in found)
     assert all(sum(one.probabilities.values()) == pytest.approx(1.0) for one in found)
 
@@ -334,7 +426,7 @@ def test_counts_that_match_exactly():
 
 def test_a_probability_of_one_in_ten_thousand():
     [score], [found] = z_scores(RARE, [np.float64(RARE_AT)])
-    assert abs(score) < stats.t.isf(1e-3, 15)
+    assert abs(score) < stats.t.isf(1e-3, FREEDOM)
     assert 3e-5 < found["far"].probability < 3e-4 and found["near"].simulations > found["far"].simulations
 
 
@@ -377,6 +469,24 @@ def test_words(pair):
     assert "Comparison(zero" in repr(pair)
     html = pair._repr_html_()
     assert html.count("<svg") == 2 and "probability" in html
+
+
+@pytest.mark.parametrize(
+    ("odds", "error", "level", "words", "advice"),
+    [
+        (0.6, 0.05, "amber", "The data do not decide between two and zero", "averages over the models"),
+        (0.6, 0.80, "amber", "These simulations do not decide between two and zero", "Raise the budget"),
+        (1.4, 0.90, "amber", "These simulations do not decide between two and zero", "Raise the budget"),
+        (1.4, 0.20, "green", "two is the most probable model", "averages over the models"),
+        (4.0, 0.20, "green", "two is the most probable model", "Report the probability"),
+    ],
+)
+def test_the_verdict_is_green_only_if_a_model_can_be_chosen(pair, odds, error, level, words, advice):
+    one = RouteEstimate(np.array([0.0, odds]), np.diag([0.0, error**2]))
+    decided = pair.decided._replace(route=0, estimates=(one, *pair.decided.estimates[1:]))
+    found = replace(pair, decided=decided._replace(errors=decided.errors._replace(local=0.01)))
+    assert (found.level, found.undecided) == (level, level == "amber")
+    assert found.headline.startswith(words) and advice in found.advice
 
 
 def test_predictions_average_over_the_models(pair):

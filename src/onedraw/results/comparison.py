@@ -30,6 +30,8 @@ LARGE_ERROR = 0.2
 """Local error rate from which the choice is called unreliable."""
 DECIDED, UNDECIDED = 0.95, 0.75
 """Probabilities from which predictions need no other model, and below which the data do not decide."""
+WIDE = 0.2
+"""Length of an interval from which more simulations, and not other data, are what is missing."""
 
 
 class ComparedModel(NamedTuple):
@@ -177,14 +179,19 @@ class Comparison:
         return tuple(one.name for one in self.models if one.misfit <= SURE)
 
     @property
+    def undecided(self) -> bool:
+        """Whether no model can be chosen: the best may have less than one half, or has too little."""
+        first = self[self.best]
+        return not first.low >= 0.5 or first.probability < UNDECIDED
+
+    @property
     def level(self) -> str:
-        """The verdict: "green", "amber" or "red"."""
+        """The verdict: "green" if a model can be chosen, "amber" if not or with care, "red" if unlike the data."""
         first = self[self.best]
         if first.name in self.unlike or len(self.unlike) == len(self.names):
             return "red"
         wrong = self.decided.errors.local > LARGE_ERROR and first.probability > DECIDED
-        undecided = first.low < 0.5 < first.high or math.isnan(first.low)
-        return "amber" if self.beyond or undecided or wrong else "green"
+        return "amber" if self.beyond or self.undecided or wrong else "green"
 
     @cached_property
     def headline(self) -> str:
@@ -196,8 +203,9 @@ class Comparison:
         if first.name in self.unlike:
             return f"{first.name} is the most probable of these models, but it does not reproduce the data"
         told = f"{shown(first.probability)} ({100 * LEVEL:.0f} % interval {_interval(first)})"
-        if first.low < 0.5 or first.probability < UNDECIDED:
-            return f"The data do not decide between {first.name} and {second.name}: {first.name} has probability {told}"
+        if self.undecided:
+            what = "These simulations" if first.high - first.low > WIDE else "The data"
+            return f"{what} do not decide between {first.name} and {second.name}: {first.name} has probability {told}"
         return f"{first.name} is the most probable model, with probability {told}: {self._strength(first, second)}"
 
     def _strength(self, first: ComparedModel, second: ComparedModel) -> str:
@@ -284,7 +292,7 @@ class Comparison:
         if self.beyond:
             return "Add statistics to the summary that tell the models apart, such as those named, and compare again."
         first = self[self.best]
-        if first.low < 0.5 < first.high and first.high - first.low > 0.2:
+        if self.undecided and first.high - first.low > WIDE:
             return "Raise the budget: the interval is wide."
         if first.probability < DECIDED:
             return "Use comparison.predict(n), which averages over the models, for predictions."
