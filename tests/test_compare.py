@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -321,33 +322,38 @@ def skewed_log_density(observed):
     return math.log(np.trapezoid(stats.norm.pdf(at) * stats.chi2(8).pdf(chi) * chi / 0.5, at))
 
 
-def held_by_learnt(seeds, monkeypatch, factor=1.0):
-    """How many 90 % intervals of a probability of about one half hold, with errors of this many times the stated."""
+def learnt_scores(seeds, monkeypatch, factor=1.0):
+    """Errors of learnt evidences in stated ones, times a factor, and how many 90 % intervals of one half hold."""
     monkeypatch.setattr(model_evidence, "PARTICLES", 300)
-    held = 0
+    z, held = [], 0
     for seed in seeds:
         rng = np.random.default_rng([seed, 5])
-        theta = rng.normal(size=(201, 1))
-        rows = theta + 0.5 * np.log(rng.chisquare(8, (201, 1)) / 8)
+        theta = rng.normal(size=(401, 1))
+        rows = theta + 0.5 * np.log(rng.chisquare(8, (401, 1)) / 8)
         found = learnt_evidence(*learnt_from(theta[1:], rows[1:], rows[0]), rng)
-        truth = skewed_log_density(rows[0, 0])
+        truth, variance = skewed_log_density(rows[0, 0]), factor**2 * found.variance
+        z.append((found.value - truth) / math.sqrt(variance))
         # Against a model whose evidence is known and the same.
-        one = RouteEstimate(np.array([found.value, truth]), np.diag([factor**2 * found.variance, 0.0]), FREEDOM)
+        one = RouteEstimate(np.array([found.value, truth]), np.diag([variance, 0.0]), FREEDOM)
         first, _ = probabilities(one, np.log([0.5, 0.5]), np.full(2, np.nan), 0.9)
         held += first.low <= 0.5 <= first.high
-    return held
+    return np.array(z), held
 
 
-def test_intervals_of_learnt_evidences_hold_as_often_as_they_say(monkeypatch):
-    """Summaries with a skewed error. Fewer hold with a probability of 1e-3 if each does with one of 0.9."""
-    assert held_by_learnt(range(60), monkeypatch) >= stats.binom.ppf(1e-3, 60, 0.9)
+def test_stated_errors_of_learnt_evidences_are_not_too_small(monkeypatch):
+    """Summaries with a skewed error. Squares of z have the mean of those of a t law, within 4 of its errors."""
+    z, held = learnt_scores(range(24), monkeypatch)
+    mean, fourth = (stats.t.moment(order, FREEDOM) for order in (2, 4))
+    assert np.mean(z**2) < mean + 4 * math.sqrt((fourth - mean**2) / len(z))
+    assert held >= stats.binom.ppf(1e-3, len(z), 0.9)
 
 
 @pytest.mark.slow
 def test_intervals_of_learnt_evidences_hold_neither_too_seldom_nor_too_often(monkeypatch):
-    held = held_by_learnt(range(400), monkeypatch)
-    error = math.sqrt(0.9 * 0.1 / 400)
-    assert 0.86 - 2 * error < held / 400 < 0.94 + 2 * error
+    z, held = learnt_scores(range(200), monkeypatch)
+    error = math.sqrt(0.9 * 0.1 / len(z))
+    assert 0.86 - 2 * error < held / len(z) < 0.94 + 2 * error
+    assert abs(z.mean()) < 4 * z.std() / math.sqrt(len(z))
 
 
 def test_intervals_of_the_acceptance_ratio_hold_for_the_data_themselves():
@@ -487,6 +493,21 @@ def test_the_verdict_is_green_only_if_a_model_can_be_chosen(pair, odds, error, l
     found = replace(pair, decided=decided._replace(errors=decided.errors._replace(local=0.01)))
     assert (found.level, found.undecided) == (level, level == "amber")
     assert found.headline.startswith(words) and advice in found.advice
+
+
+@pytest.mark.parametrize(
+    ("odds", "words"),
+    [
+        (0.1, "The data do not decide between two and zero, and two does"),
+        (3.0, "two is the most probable of these models, but two does"),
+    ],
+)
+def test_a_best_model_that_is_unlike_the_data_is_red_whether_it_is_chosen_or_not(pair, odds, words):
+    one = RouteEstimate(np.array([0.0, odds]), np.diag([0.0, 0.01]))
+    decided = pair.decided._replace(route=0, estimates=(one, *pair.decided.estimates[1:]))
+    misfits = {name: SimpleNamespace(p=p, worst=None) for name, p in (("zero", 0.5), ("two", 1e-3))}
+    found = replace(pair, decided=decided, misfits=misfits)
+    assert found.level == "red" and found.headline.startswith(f"{words} not reproduce")
 
 
 def test_predictions_average_over_the_models(pair):

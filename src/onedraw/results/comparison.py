@@ -200,12 +200,14 @@ class Comparison:
         first, second = order[0], order[1]
         if len(self.unlike) == len(self.names):
             return f"None of the models reproduces the data; {first.name} does so least badly among them"
-        if first.name in self.unlike:
-            return f"{first.name} is the most probable of these models, but it does not reproduce the data"
         told = f"{shown(first.probability)} ({100 * LEVEL:.0f} % interval {_interval(first)})"
+        what = "These simulations" if first.high - first.low > WIDE else "The data"
+        between = f"{what} do not decide between {first.name} and {second.name}"
+        if first.name in self.unlike:
+            best = f"{between}, and" if self.undecided else f"{first.name} is the most probable of these models, but"
+            return f"{best} {first.name} does not reproduce the data"
         if self.undecided:
-            what = "These simulations" if first.high - first.low > WIDE else "The data"
-            return f"{what} do not decide between {first.name} and {second.name}: {first.name} has probability {told}"
+            return f"{between}: {first.name} has probability {told}"
         return f"{first.name} is the most probable model, with probability {told}: {self._strength(first, second)}"
 
     def _strength(self, first: ComparedModel, second: ComparedModel) -> str:

@@ -14,13 +14,13 @@ from onedraw.surrogate.tempering import LAST_MOVES, tempered
 from onedraw.surrogate.training import Training
 from onedraw.surrogate.validation import evidence_ratio
 
-RUNS, PARTICLES = 4, 3000
+RUNS, PARTICLES = 4, 2000
 """Runs of the sequential sampler, and draws of each; their spread is the Monte Carlo error."""
-GROUPS, HALVES = 16, 8
+GROUPS, HALVES = 16, 15
 """Groups of simulations, and halves made of them, from which everything is learnt again."""
 FREEDOM = HALVES
 """Degrees of freedom of the error."""
-FEWEST_HALVES = 4
+FEWEST_HALVES = 8
 """Halves that must learn a density of the same summaries."""
 RIDGE = 0.1
 """Penalty on coefficients."""
@@ -71,7 +71,7 @@ def balanced_halves(n: int) -> Array:
 
     >>> halves = balanced_halves(32)
     >>> halves.sum(axis=1).tolist()
-    [16, 16, 16, 16, 16, 16, 16, 16]
+    [16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16]
     >>> int((halves[0] & halves[1]).sum()), int((halves[2] & halves[7]).sum())
     (8, 8)
     """
