@@ -38,7 +38,7 @@ from onedraw.results.model_choice import (
     with_tolerance_error,
     without,
 )
-from onedraw.results.model_evidence import FREEDOM, held_out_evidence, learnt_evidence
+from onedraw.results.model_evidence import FREEDOM, comparable, held_out_evidence, learnt_evidence
 from onedraw.results.model_trial import beyond_summaries
 from onedraw.surrogate.choice import choose_form
 from onedraw.surrogate.surrogate import fit_surrogate
@@ -368,6 +368,16 @@ def test_intervals_of_the_acceptance_ratio_hold_for_the_data_themselves():
             inside = last.low <= 1 / (1 + math.exp(-truth)) <= last.high
             held, blind = held + (right and inside), blind + (not right and inside)
     assert held >= stats.binom.ppf(1e-3, 200, 0.9) > blind
+
+
+def test_why_densities_cannot_be_compared():
+    rng = np.random.default_rng(1)
+    theta = rng.normal(size=(60, 1))
+    one, _ = learnt_from(theta, theta + rng.normal(size=(60, 1)), np.zeros(1))
+    assert comparable([one, one]) == ""
+    assert comparable([one, None]) == "not every model has a learnt likelihood"
+    assert "single rows of the data" in comparable([one, one._replace(observed=np.zeros((5, 1)))])
+    assert "too many summaries" in comparable([one, one._replace(learnt_summary=True)])
 
 
 def test_halves_that_learn_other_summaries_leave_no_learnt_evidence(monkeypatch):

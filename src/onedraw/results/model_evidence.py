@@ -45,6 +45,8 @@ def comparable(learnt: list[LearntLikelihood | None]) -> str:
         return "not every model has a learnt likelihood"
     if any(one.learnt_summary for one in known):
         return "there are too many summaries for a learnt likelihood of all of them"
+    if any(one.rows for one in known):
+        return "the likelihood of a model was learnt for single rows of the data (replicates=)"
     first = known[0].surrogate.form.transform
     for one in known:
         transform = one.surrogate.form.transform
