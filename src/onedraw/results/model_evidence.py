@@ -14,7 +14,7 @@ from onedraw.surrogate.tempering import LAST_MOVES, tempered
 from onedraw.surrogate.training import Training
 from onedraw.surrogate.validation import evidence_ratio
 
-RUNS, PARTICLES = 4, 2000
+RUNS, PARTICLES = 4, 5000
 """Runs of the sequential sampler, and draws of each; their spread is the Monte Carlo error."""
 GROUPS, HALVES = 16, 15
 """Groups of simulations, and halves made of them, from which everything is learnt again."""
