@@ -160,10 +160,15 @@ def _different(rng, first, second, error):
 
 
 def _nested_evidence(s):
+    # The mean of both groups and their difference are independent, each normal given the error.
     error, logs = np.linspace(0.3, 0.7, 801), []
-    for spread in (np.zeros((2, 2)), np.ones((2, 2)), np.eye(2)):
-        density = [stats.multivariate_normal(np.zeros(2), spread + e**2 * np.eye(2)).pdf(s) for e in error]
-        logs.append(math.log(integrate.simpson(np.array(density) / 0.4, x=error)))
+    both, apart = (s[0] + s[1]) / math.sqrt(2), (s[0] - s[1]) / math.sqrt(2)
+    for of_both, of_apart in ((0.0, 0.0), (2.0, 0.0), (1.0, 1.0)):
+        density = np.exp(
+            stats.norm.logpdf(both, 0, np.sqrt(of_both + error**2))
+            + stats.norm.logpdf(apart, 0, np.sqrt(of_apart + error**2))
+        )
+        logs.append(math.log(integrate.simpson(density / 0.4, x=error)))
     return np.array(logs)
 
 

@@ -1,6 +1,7 @@
 """Are probabilities of models right? Coverage of their intervals, and errors beside pyABC's model selection.
 
-python -m benchmarks compare, or python -m benchmarks.compare --runs 20 --beside 4 for fewer runs.
+python -m benchmarks compare, or python -m benchmarks compare --runs 20 --beside 4 for fewer runs. With --out the
+repetitions are kept in a file, and the same command continues where it ends.
 
 Each run has another data set, from a model picked at random at a draw from its prior, and an exact answer
 (`benchmarks.choices`). Intervals of 90 % should hold the exact probability in 86 to 94 % of 200 runs. pyABC is given
@@ -9,9 +10,13 @@ mean square.
 """
 
 import argparse
+import itertools
 import json
 import math
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +24,7 @@ import onedraw as od
 from benchmarks.choices import PROBLEMS, RARE_AT
 from benchmarks.peers import answer
 from benchmarks.timing import report
-from onedraw.results.comparison import ComparedModel
+from onedraw.results.model_choice import log_odds
 
 LOW, HIGH = 0.86, 0.94
 BESIDE = ("normal", "regression")
@@ -33,23 +38,66 @@ def data_of(name: str, seed: int):
     return np.float64(RARE_AT) if name == "rare" else PROBLEMS[name].data(seed)[0]
 
 
-def run(name: str, seed: int) -> tuple[ComparedModel, float, float]:
-    """What is stated of the last model, its exact probability, and how far the first is off."""
+class Repetition(NamedTuple):
+    """What is stated of the last model of a problem, and what is true."""
+
+    problem: str
+    seed: int
+    budget: int
+    route: str
+    exact: float
+    """Its probability."""
+    probability: float
+    low: float
+    high: float
+    z: float
+    """Error of the log odds in stated standard errors; NaN if they are infinite."""
+    bounded: bool
+    """Whether no simulation of some model came near the data."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the interval has the exact probability."""
+        return self.low <= self.exact <= self.high
+
+
+def run(name: str, seed: int, budget: int | None = None) -> Repetition:
+    """One comparison."""
     problem, observed = PROBLEMS[name], data_of(name, seed)
-    found = od.compare(problem.models(observed), budget=problem.budget, draws=200, seed=seed, progress=False)
+    budget = budget or problem.budget
+    found = od.compare(problem.models(observed), budget=budget, draws=200, seed=seed, progress=False)
     exact = problem.probability(observed)
     last = list(exact)[-1]
-    return found[last], exact[last], found[last].probability - exact[last]
+    one, (odds, error) = found[last], log_odds(found.decided.chosen, found.log_prior, len(exact) - 1)
+    z = (odds - math.log(exact[last] / (1 - exact[last]))) / error if error > 0 and math.isfinite(odds) else math.nan
+    bounded = not bool(np.isnan(found.decided.bounds).all())
+    return Repetition(name, seed, budget, found.route, exact[last], one.probability, one.low, one.high, z, bounded)
 
 
-def coverage(name: str, runs: int) -> tuple[float, float]:
-    """Share of intervals that hold the exact probability, and its standard error."""
-    held = 0
-    for seed in range(runs):
-        one, exact, _ = run(name, seed)
-        held += one.low <= exact <= one.high
-    share = held / runs
-    return share, math.sqrt(max(share * (1 - share), 0.01) / runs)
+def repetitions(names: Sequence[str], runs: int, budget: int | None, out: Path | None) -> list[Repetition]:
+    """Of all problems in turn; those that a file holds are not made again, and new ones are added to it."""
+    known: dict[tuple[str, int, int], Repetition] = {}
+    if out is not None and out.exists():
+        every = (Repetition(**json.loads(line)) for line in out.read_text().splitlines())
+        known = {(one.problem, one.seed, one.budget): one for one in every}
+    found = []
+    for seed, name in itertools.product(range(runs), names):
+        key = name, seed, budget or PROBLEMS[name].budget
+        if key not in known:
+            known[key] = run(name, seed, budget)
+            if out is not None:
+                with out.open("a") as file:
+                    file.write(json.dumps(known[key]._asdict()) + "\n")
+        found.append(known[key])
+    return found
+
+
+def told(some: Sequence[Repetition]) -> tuple[float, float, str]:
+    """Share of intervals that hold, its standard error, and what is said of the errors."""
+    share = float(np.mean([one.held for one in some]))
+    z = np.array([one.z for one in some if not (math.isnan(one.z) or one.bounded)])
+    of_z = f"; z: mean {z.mean():+.2f}, rms {math.sqrt(np.mean(np.square(z))):.2f}" if len(z) else ""
+    return share, math.sqrt(max(share * (1 - share), 0.01) / len(some)), of_z
 
 
 def undecided(name: str, number: int) -> list[int]:
@@ -69,38 +117,46 @@ def beside(name: str, number: int) -> tuple[float, float, float] | str:
     ours, theirs, spent = [], [], []
     for seed in undecided(name, number):
         observed = data_of(name, seed)
-        _, exact, error = run(name, seed)
-        budget = PROBLEMS[name].budget
+        one, budget = run(name, seed), PROBLEMS[name].budget
         peer = answer("pyabc", "models", name, json.dumps(observed.tolist()), budget, seed)
         if isinstance(peer, str):
             return peer
-        ours.append(error)
-        theirs.append(peer["probability"] - exact)
+        ours.append(one.probability - one.exact)
+        theirs.append(peer["probability"] - one.exact)
         spent.append(peer["simulations"] / budget)
     return math.sqrt(np.mean(np.square(ours))), math.sqrt(np.mean(np.square(theirs))), float(np.mean(spent))
 
 
-def main(runs: int = 200, number: int = 20) -> bool:
+def main(options: Sequence[str] = ()) -> bool:
     """Both parts; whether what was promised is reached."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks compare")
+    parser.add_argument("--runs", type=int, default=200, help="data sets of each problem")
+    parser.add_argument("--beside", type=int, default=20, help="data sets beside pyABC")
+    parser.add_argument("--budget", type=int, help="simulations of one comparison, instead of the problem's own")
+    parser.add_argument("--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
+    parser.add_argument("--out", type=Path, help="file of repetitions (JSON lines), which is continued")
+    given = parser.parse_args(list(options))
     rows: list[tuple[str, str, str, bool | None]] = []
-    for name in PROBLEMS if runs else ():
-        share, se = coverage(name, runs)
-        good = LOW - 2 * se <= share <= HIGH + 2 * se
-        rows.append((f"{name}: 90 % intervals that hold", f"{100 * share:.1f} ± {100 * se:.1f} %", "86 to 94 %", good))
-    for name in BESIDE if number else ():
-        found = beside(name, number)
+    every = repetitions(given.problems, given.runs, given.budget, given.out)
+    for name in given.problems if given.runs else ():
+        some = [one for one in every if one.problem == name]
+        routes = sorted({one.route for one in some})
+        for route in routes:
+            share, se, of_z = told([one for one in some if one.route == route])
+            good = LOW - 2 * se <= share <= HIGH + 2 * se if len(routes) == 1 else None
+            number = sum(one.route == route for one in some)
+            what = f"{name}, {route}: 90 % intervals that hold, of {number}"
+            rows.append((what, f"{100 * share:.1f} ± {100 * se:.1f} %{of_z}", "86 to 94 %", good))
+    for name in BESIDE if given.beside else ():
+        found = beside(name, given.beside)
         if isinstance(found, str):
             rows.append((f"{name}: {found}", "", "", None))
             continue
         ours, theirs, spent = found
         what = f"{name}: error of the probability, and pyABC's with {spent:.2f} times the simulations"
         rows.append((what, f"{ours:.4f}, {theirs:.4f}", "at most half", ours <= theirs / 2))
-    return report(f"Probabilities of models ({runs} runs, {number} data sets beside pyABC)", rows)
+    return report(f"Probabilities of models ({given.runs} runs, {given.beside} data sets beside pyABC)", rows)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--beside", type=int, default=20)
-    given = parser.parse_args()
-    sys.exit(0 if main(given.runs, given.beside) else 1)
+    sys.exit(0 if main(sys.argv[1:]) else 1)

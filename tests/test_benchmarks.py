@@ -10,7 +10,19 @@ import pytest
 from scipy import integrate, stats
 
 import onedraw as od
-from benchmarks import accuracy, alarms, budgets, calibration, coverage, growth, known, peers, references
+from benchmarks import (
+    accuracy,
+    alarms,
+    budgets,
+    calibration,
+    choices,
+    compare,
+    coverage,
+    growth,
+    known,
+    peers,
+    references,
+)
 from benchmarks.sbibm import FURTHER, TASKS, task
 from onedraw.cli.export import FIRST_MODEL
 
@@ -281,3 +293,31 @@ def test_exponents_of_growth_are_fitted_and_shown(tmp_path, monkeypatch):
 def test_every_growing_run_can_be_made_small(what):
     (case,) = (one for one in growth.CASES if one.what == what)
     assert growth.seconds_of(case.run, case.sizes[0], 1) > 0 and growth.megabytes_of(case.run, case.sizes[0]) > 0
+
+
+@pytest.mark.parametrize(("name", "n"), [("normal", 400), ("counts", 2000), ("regression", 2000), ("nested", 400)])
+def test_exact_evidences_of_models_belong_to_their_simulators(name, n):
+    """Over data of the last model, which is the widest, the evidence of another over its own has the mean 1."""
+    problem, rng = choices.PROBLEMS[name], np.random.default_rng(4)
+    last = list(problem.priors)[-1]
+    theta = problem.priors[last].columns(problem.priors[last].sample(rng, n))
+    rows = np.asarray(problem.simulators[last](rng, **theta), dtype=float).reshape(n, -1)
+    logs = np.array([problem.log_evidence(row) for row in rows])
+    ratio = np.exp(logs[:, :-1] - logs[:, -1:])
+    assert np.all(np.abs(ratio.mean(axis=0) - 1) < 4.5 * ratio.std(axis=0) / math.sqrt(n))
+
+
+def test_repetitions_of_comparisons_continue_in_their_file(tmp_path, monkeypatch):
+    made = []
+
+    def run(name, seed, budget):
+        made.append((name, seed))
+        return compare.Repetition(name, seed, budget, "classifier", 0.5, 0.4, 0.3, 0.45 + 0.1 * seed, -1.0, False)
+
+    monkeypatch.setattr(compare, "run", run)
+    some = ["normal", "rare"], 2, 500, tmp_path / "runs.jsonl"
+    first = compare.repetitions(*some)
+    assert compare.repetitions(*some) == first and len(made) == 4
+    assert compare.repetitions(["normal"], 3, 500, some[3])[:2] == first[::2] and len(made) == 5
+    share, error, of_z = compare.told(first)
+    assert share == 0.5 and error == pytest.approx(0.25) and of_z == "; z: mean -1.00, rms 1.00"

@@ -5,6 +5,8 @@ import math
 import os
 import signal
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from scipy import stats
 import onedraw as od
 from benchmarks.choices import COUNTED, NESTED, NORMAL, RARE, RARE_AT, REGRESSION, Problem
 from onedraw.cli.main import main
+from onedraw.model.coordinates import Support
+from onedraw.results import model_evidence
+from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs
 from onedraw.results.model_choice import (
     HeldOutRows,
     Pool,
@@ -30,11 +35,15 @@ from onedraw.results.model_choice import (
     prior_errors,
     probabilities,
     tolerance,
+    with_tolerance_error,
     without,
 )
-from onedraw.results.model_evidence import held_out_evidence, learnt_evidence
+from onedraw.results.model_evidence import FREEDOM, comparable, held_out_evidence, learnt_evidence
 from onedraw.results.model_trial import beyond_summaries
+from onedraw.surrogate.choice import choose_form
+from onedraw.surrogate.surrogate import fit_surrogate
 from onedraw.surrogate.tempering import tempered
+from onedraw.surrogate.training import training_of
 from onedraw.surrogate.transforms import Transform, Warp
 from onedraw.tuning.compare import blocks_of, shares
 from tests.browser import Browser, needs_chromium
@@ -288,6 +297,92 @@ def test_the_learnt_evidence_at_the_data_and_at_other_data(pair):
     assert np.allclose(left_out, exact.logpdf(rows[:, 0]), atol=0.3)
 
 
+def learnt_from(theta, rows, observed):
+    """A learnt likelihood of standard normal parameters and one summary, and its simulations."""
+    support, none = Support(np.array([-np.inf]), np.array([np.inf])), np.empty((0, 1))
+    training = training_of(theta, rows, np.ones(len(rows)))
+    surrogate = fit_surrogate(choose_form(support, training, observed, thorough=True), training, None)
+    pairs = SimulatedPairs(
+        support, theta, rows, none, np.array([False]), lambda at: np.zeros(len(at)),
+        lambda at: stats.norm.logpdf(at[:, 0]), None, None, lambda rng, n: rng.normal(size=(n, 1)),
+    )  # fmt: skip
+    return LearntLikelihood(surrogate, training, observed, False, np.empty(0), none, none, theta), pairs
+
+
+def skewed_log_density(observed):
+    """Of theta + log(chi2_8 / 8) / 2 with theta ~ N(0, 1)."""
+    at = np.linspace(-8.0, 8.0, 2001)
+    chi = 8 * np.exp((observed - at) / 0.5)
+    return math.log(np.trapezoid(stats.norm.pdf(at) * stats.chi2(8).pdf(chi) * chi / 0.5, at))
+
+
+def learnt_scores(seeds, monkeypatch, factor=1.0):
+    """Errors of learnt evidences in stated ones, times a factor, and how many 90 % intervals of one half hold."""
+    monkeypatch.setattr(model_evidence, "PARTICLES", 300)
+    z, held = [], 0
+    for seed in seeds:
+        rng = np.random.default_rng([seed, 5])
+        theta = rng.normal(size=(401, 1))
+        rows = theta + 0.5 * np.log(rng.chisquare(8, (401, 1)) / 8)
+        found = learnt_evidence(*learnt_from(theta[1:], rows[1:], rows[0]), rng)
+        truth, variance = skewed_log_density(rows[0, 0]), factor**2 * found.variance
+        z.append((found.value - truth) / math.sqrt(variance))
+        # Against a model whose evidence is known and the same.
+        one = RouteEstimate(np.array([found.value, truth]), np.diag([variance, 0.0]), FREEDOM)
+        first, _ = probabilities(one, np.log([0.5, 0.5]), np.full(2, np.nan), 0.9)
+        held += first.low <= 0.5 <= first.high
+    return np.array(z), held
+
+
+def test_stated_errors_of_learnt_evidences_are_not_too_small(monkeypatch):
+    """Summaries with a skewed error. Squares of z have the mean of those of a t law, within 4 of its errors."""
+    z, held = learnt_scores(range(24), monkeypatch)
+    mean, fourth = (stats.t.moment(order, FREEDOM) for order in (2, 4))
+    assert np.mean(z**2) < mean + 4 * math.sqrt((fourth - mean**2) / len(z))
+    assert held >= stats.binom.ppf(1e-3, len(z), 0.9)
+
+
+@pytest.mark.slow
+def test_intervals_of_learnt_evidences_hold_neither_too_seldom_nor_too_often(monkeypatch):
+    z, held = learnt_scores(range(200), monkeypatch)
+    error = math.sqrt(0.9 * 0.1 / len(z))
+    assert 0.86 - 2 * error < held / len(z) < 0.94 + 2 * error
+    assert abs(z.mean()) < 4 * z.std() / math.sqrt(len(z))
+
+
+def test_intervals_of_the_acceptance_ratio_hold_for_the_data_themselves():
+    """At a tolerance at which the ratio is biased by about its error; without the tolerance's part they would not."""
+    truth, held, blind = np.diff(exact_log((0.0, 3.0), 0.8))[0], 0, 0
+    eps, wide = 0.8, 1.6
+    for seed in range(200):
+        pool = pool_of(seed, 2000, (0.0, 3.0))
+        ratio = accepted(pool, eps)
+        for one, right in ((with_tolerance_error(ratio, accepted(pool, wide), eps, wide), True), (ratio, False)):
+            [_, last] = probabilities(one, np.log([0.5, 0.5]), np.full(2, np.nan), 0.9)
+            inside = last.low <= 1 / (1 + math.exp(-truth)) <= last.high
+            held, blind = held + (right and inside), blind + (not right and inside)
+    assert held >= stats.binom.ppf(1e-3, 200, 0.9) > blind
+
+
+def test_why_densities_cannot_be_compared():
+    rng = np.random.default_rng(1)
+    theta = rng.normal(size=(60, 1))
+    one, _ = learnt_from(theta, theta + rng.normal(size=(60, 1)), np.zeros(1))
+    assert comparable([one, one]) == ""
+    assert comparable([one, None]) == "not every model has a learnt likelihood"
+    assert "single rows of the data" in comparable([one, one._replace(observed=np.zeros((5, 1)))])
+    assert "too many summaries" in comparable([one, one._replace(learnt_summary=True)])
+
+
+def test_halves_that_learn_other_summaries_leave_no_learnt_evidence(monkeypatch):
+    rng = np.random.default_rng(1)
+    theta = rng.normal(size=(100, 1))
+    given = learnt_from(theta, theta + rng.normal(size=(100, 1)), np.zeros(1))
+    assert math.isfinite(learnt_evidence(*given, rng).variance)
+    monkeypatch.setattr(model_evidence, "choose_form", lambda *args, **more: None)
+    assert math.isinf(learnt_evidence(*given, rng).variance)
+
+
 # --- exact answers ------------------------------------------------------------------------------------------
 
 
@@ -304,6 +399,20 @@ def z_scores(problem: Problem, datasets, budget=1200):
     return np.array(scores), found
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [NORMAL, REGRESSION, NESTED])
+def test_stated_errors_are_right_over_data_sets(problem):
+    """Other data each time, from a model picked at random: fewer hold with a probability of 1e-3."""
+    held = 0
+    for seed in range(20):
+        observed, _ = problem.data(seed)
+        found = od.compare(problem.models(observed), budget=1000, draws=200, seed=seed)
+        exact = problem.probability(observed)
+        last = list(exact)[-1]
+        held += found[last].low <= exact[last] <= found[last].high
+    assert held >= stats.binom.ppf(1e-3, 20, 0.9)
+
+
 @pytest.mark.parametrize(
     ("problem", "datasets"),
     [
@@ -314,8 +423,7 @@ def z_scores(problem: Problem, datasets, budget=1200):
 )
 def test_probabilities_are_exact_within_their_errors(problem, datasets):
     scores, found = z_scores(problem, datasets)
-    # Errors with 15 degrees of freedom.
-    assert np.all(np.abs(scores) < stats.t.isf(1e-3, 15))
+    assert np.all(np.abs(scores) < stats.t.isf(1e-3, FREEDOM))
     assert all(one.cost.simulations <= 1200 for one in found)
     assert all(sum(one.probabilities.values()) == pytest.approx(1.0) for one in found)
 
@@ -328,7 +436,7 @@ def test_counts_that_match_exactly():
 
 def test_a_probability_of_one_in_ten_thousand():
     [score], [found] = z_scores(RARE, [np.float64(RARE_AT)])
-    assert abs(score) < stats.t.isf(1e-3, 15)
+    assert abs(score) < stats.t.isf(1e-3, FREEDOM)
     assert 3e-5 < found["far"].probability < 3e-4 and found["near"].simulations > found["far"].simulations
 
 
@@ -371,6 +479,39 @@ def test_words(pair):
     assert "Comparison(zero" in repr(pair)
     html = pair._repr_html_()
     assert html.count("<svg") == 2 and "probability" in html
+
+
+@pytest.mark.parametrize(
+    ("odds", "error", "level", "words", "advice"),
+    [
+        (0.6, 0.05, "amber", "The data do not decide between two and zero", "averages over the models"),
+        (0.6, 0.80, "amber", "These simulations do not decide between two and zero", "Raise the budget"),
+        (1.4, 0.90, "amber", "These simulations do not decide between two and zero", "Raise the budget"),
+        (1.4, 0.20, "green", "two is the most probable model", "averages over the models"),
+        (4.0, 0.20, "green", "two is the most probable model", "Report the probability"),
+    ],
+)
+def test_the_verdict_is_green_only_if_a_model_can_be_chosen(pair, odds, error, level, words, advice):
+    one = RouteEstimate(np.array([0.0, odds]), np.diag([0.0, error**2]))
+    decided = pair.decided._replace(route=0, estimates=(one, *pair.decided.estimates[1:]))
+    found = replace(pair, decided=decided._replace(errors=decided.errors._replace(local=0.01)))
+    assert (found.level, found.undecided) == (level, level == "amber")
+    assert found.headline.startswith(words) and advice in found.advice
+
+
+@pytest.mark.parametrize(
+    ("odds", "words"),
+    [
+        (0.1, "The data do not decide between two and zero, and two does"),
+        (3.0, "two is the most probable of these models, but two does"),
+    ],
+)
+def test_a_best_model_that_is_unlike_the_data_is_red_whether_it_is_chosen_or_not(pair, odds, words):
+    one = RouteEstimate(np.array([0.0, odds]), np.diag([0.0, 0.01]))
+    decided = pair.decided._replace(route=0, estimates=(one, *pair.decided.estimates[1:]))
+    misfits = {name: SimpleNamespace(p=p, worst=None) for name, p in (("zero", 0.5), ("two", 1e-3))}
+    found = replace(pair, decided=decided, misfits=misfits)
+    assert found.level == "red" and found.headline.startswith(f"{words} not reproduce")
 
 
 def test_predictions_average_over_the_models(pair):

@@ -8,6 +8,7 @@ from scipy import integrate, stats
 
 import onedraw as od
 from tests.reference import hit, toy
+from tests.test_pairs import KERNELS, OUTCOMES, staged_model, two_models
 
 GRID = np.linspace(-8.0, 8.0, 4001)
 
@@ -63,6 +64,51 @@ def test_at_a_smaller_tolerance_of_the_same_run(sampler):
         "smc": lambda seed: od.smc(toy(), budget=6000, kernel=kernel, seed=seed),
     }
     assert_errors_are_right(scores(lambda seed: runs[sampler](seed).at(0.2), range(60)))
+
+
+def of_parts(make, seeds):
+    """Scores of runs of simulators in two parts, whose outcomes all have the same prior probability."""
+    found = []
+    for seed in seeds:
+        one = make(seed).log_evidence
+        kernel = getattr(od, one.kernel)(one.eps)
+        truth = math.log(np.exp(kernel.log_weight(np.abs(OUTCOMES - 3.0))).mean())
+        found.append((one.value - truth) / one.se)
+    return np.array(found)
+
+
+PARTS = {
+    "rejection": lambda model, kernel, seed: od.rejection(model, kernel, budget=8000, seed=seed),
+    "importance": lambda model, kernel, seed: od.importance(model, kernel=kernel, budget=8000, seed=seed),
+    "smc": lambda model, kernel, seed: od.smc(model, kernel=kernel, budget=8000, seed=seed),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("sampler", PARTS)
+def test_of_simulators_in_stages(sampler, kernel):
+    """Some simulations are given up, and the others count more for it."""
+    assert_errors_are_right(of_parts(lambda seed: PARTS[sampler](staged_model(0.4), KERNELS[kernel], seed), range(40)))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("sampler", ["rejection", "importance"])
+def test_of_two_models_whose_weights_may_be_negative(sampler, kernel):
+    assert_errors_are_right(of_parts(lambda seed: PARTS[sampler](two_models(0.4), KERNELS[kernel], seed), range(40)))
+
+
+@pytest.mark.parametrize("sampler", PARTS)
+def test_of_a_continuation_probability_that_was_learnt(sampler):
+    assert_errors_are_right(
+        of_parts(lambda seed: PARTS[sampler](staged_model(None), KERNELS["gaussian"], seed), range(40))
+    )
+
+
+@pytest.mark.parametrize("sampler", PARTS)
+def test_of_simulators_in_stages_at_a_smaller_tolerance(sampler):
+    assert_errors_are_right(
+        of_parts(lambda seed: PARTS[sampler](staged_model(0.4), KERNELS["gaussian"], seed).at(0.6), range(40))
+    )
 
 
 def test_of_a_prior_whose_density_does_not_integrate_to_one():

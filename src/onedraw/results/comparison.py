@@ -17,9 +17,10 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.failures import Failure
 from onedraw.results.misfit import SURE, AmongSimulations, Misfit
-from onedraw.results.model_choice import RouteEstimate, lead, log_odds, probabilities
+from onedraw.results.model_choice import RouteEstimate, log_odds, probabilities
 from onedraw.results.model_trial import ACCEPTANCE, LEARNT, ROUTES, Beyond, DecidedModels
 from onedraw.results.posterior import HIGHER, Posterior, Status
+from onedraw.surrogate.likelihood import mean_gain
 
 LEVEL = 0.9
 """Of the intervals."""
@@ -29,6 +30,8 @@ LARGE_ERROR = 0.2
 """Local error rate from which the choice is called unreliable."""
 DECIDED, UNDECIDED = 0.95, 0.75
 """Probabilities from which predictions need no other model, and below which the data do not decide."""
+WIDE = 0.2
+"""Length of an interval from which more simulations, and not other data, are what is missing."""
 
 
 class ComparedModel(NamedTuple):
@@ -162,7 +165,7 @@ class Comparison:
                 continue
             score = behind = se = math.nan
             if one is not None and top is not None:
-                score, (behind, se) = float(share @ one), lead(top, one, share)
+                score, (behind, se) = float(share @ one), mean_gain(top, one, share)
             values = probabilities(estimate, self.log_prior, np.full(len(self.names), np.nan), LEVEL)
             chosen = k == self.decided.route
             found.append(RouteTried(route, chosen, score, behind, se, tuple(value.value for value in values)))
@@ -176,14 +179,19 @@ class Comparison:
         return tuple(one.name for one in self.models if one.misfit <= SURE)
 
     @property
+    def undecided(self) -> bool:
+        """Whether no model can be chosen: the best may have less than one half, or has too little."""
+        first = self[self.best]
+        return not first.low >= 0.5 or first.probability < UNDECIDED
+
+    @property
     def level(self) -> str:
-        """The verdict: "green", "amber" or "red"."""
+        """The verdict: "green" if a model can be chosen, "amber" if not or with care, "red" if unlike the data."""
         first = self[self.best]
         if first.name in self.unlike or len(self.unlike) == len(self.names):
             return "red"
         wrong = self.decided.errors.local > LARGE_ERROR and first.probability > DECIDED
-        undecided = first.low < 0.5 < first.high or math.isnan(first.low)
-        return "amber" if self.beyond or undecided or wrong else "green"
+        return "amber" if self.beyond or self.undecided or wrong else "green"
 
     @cached_property
     def headline(self) -> str:
@@ -192,11 +200,14 @@ class Comparison:
         first, second = order[0], order[1]
         if len(self.unlike) == len(self.names):
             return f"None of the models reproduces the data; {first.name} does so least badly among them"
-        if first.name in self.unlike:
-            return f"{first.name} is the most probable of these models, but it does not reproduce the data"
         told = f"{shown(first.probability)} ({100 * LEVEL:.0f} % interval {_interval(first)})"
-        if first.low < 0.5 or first.probability < UNDECIDED:
-            return f"The data do not decide between {first.name} and {second.name}: {first.name} has probability {told}"
+        what = "These simulations" if first.high - first.low > WIDE else "The data"
+        between = f"{what} do not decide between {first.name} and {second.name}"
+        if first.name in self.unlike:
+            best = f"{between}, and" if self.undecided else f"{first.name} is the most probable of these models, but"
+            return f"{best} {first.name} does not reproduce the data"
+        if self.undecided:
+            return f"{between}: {first.name} has probability {told}"
         return f"{first.name} is the most probable model, with probability {told}: {self._strength(first, second)}"
 
     def _strength(self, first: ComparedModel, second: ComparedModel) -> str:
@@ -283,7 +294,7 @@ class Comparison:
         if self.beyond:
             return "Add statistics to the summary that tell the models apart, such as those named, and compare again."
         first = self[self.best]
-        if first.low < 0.5 < first.high and first.high - first.low > 0.2:
+        if self.undecided and first.high - first.low > WIDE:
             return "Raise the budget: the interval is wide."
         if first.probability < DECIDED:
             return "Use comparison.predict(n), which averages over the models, for predictions."

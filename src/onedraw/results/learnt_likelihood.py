@@ -312,7 +312,7 @@ def _learnt(
     form = choose_form(simulations.support, training, described.observed, thorough)
     if form is None:
         return None
-    both, success = picked.tried(), _success(simulations, form)
+    both, success = picked.tried(), success_of(simulations, form)
     if form.flat and success is None:
         # The posterior would be the prior, and no error would show that nothing was learnt.
         return None
@@ -348,7 +348,8 @@ def _free_draws(simulations: SimulatedPairs, known: Array, number: int, rng: np.
     return FreeDraws(points, log_prior - log_mixed, log_aimed)
 
 
-def _success(simulations: SimulatedPairs, form: Form) -> Success | None:
+def success_of(simulations: SimulatedPairs, form: Form) -> Success | None:
+    """The probability that a simulation succeeds, on the features of a form; None if all did."""
     good, failed = simulations.outcomes()
     if not len(failed):
         return None

@@ -25,6 +25,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective, systematic
+from onedraw.surrogate.likelihood import mean_gain
 
 FEWEST_EXACT = 40.0
 """Effective number of simulations that match the data exactly from which no other neighbourhood is used."""
@@ -123,6 +124,22 @@ def accepted(pool: Pool, eps: float) -> RouteEstimate:
     total, variance = pool.evidence((pool.distances < eps).astype(float))
     with np.errstate(divide="ignore"):
         return RouteEstimate(np.log(total), np.diag(variance))
+
+
+def with_tolerance_error(near: RouteEstimate, wide: RouteEstimate, eps: float, wider: float) -> RouteEstimate:
+    """The acceptance ratio at a tolerance with an error that holds for the data themselves.
+
+    The bias of a log evidence grows at least in proportion to the tolerance (with its square if that is small), so that
+    its change from one tolerance to a wider one says how large it is at most.
+
+    >>> narrow, broad = (RouteEstimate(np.array([0.0, log]), np.diag([0.01, 0.02])) for log in (1.0, 1.6))
+    >>> with_tolerance_error(narrow, broad, 1.0, 2.0).covariance.round(4).tolist()
+    [[0.01, 0.0], [0.0, 0.38]]
+    """
+    there = np.isfinite(near.log_evidence)
+    change = np.where(there, wide.log_evidence, 0.0) - np.where(there, near.log_evidence, 0.0)
+    bias = change / (wider / eps - 1.0) if wider > eps > 0 else change
+    return near._replace(covariance=near.covariance + np.outer(bias, bias))
 
 
 # --- the classifier -----------------------------------------------------------------------------------------
@@ -411,19 +428,12 @@ def local_error(held: HeldOutRows, log_evidence: Array, log_prior: Array, total:
     return rate, math.sqrt(float(np.square(weight) @ np.square(wrong - rate)))
 
 
-def lead(first: Array, second: Array, share: Array) -> tuple[float, float]:
-    """The mean of scores less that of others, by weights that sum to 1, and its standard error."""
-    gain = first - second
-    mean = float(share @ gain)
-    return mean, math.sqrt(float(np.square(share) @ np.square(gain - mean)))
-
-
 def first_of_the_best(scores: Sequence[Array | None], share: Array) -> int:
     """The first route whose mean score is not clearly below that of the best."""
     tried = {k: one for k, one in enumerate(scores) if one is not None}
     best = max(tried, key=lambda k: float(share @ tried[k]))
     for k, one in tried.items():
-        behind, error = lead(tried[best], one, share)
+        behind, error = mean_gain(tried[best], one, share)
         if behind <= TIED[0] * error + TIED[1]:
             return k
     return best
@@ -457,14 +467,38 @@ def log_odds(estimate: RouteEstimate, log_prior: Array, model: int) -> tuple[flo
     (0.0, 0.2)
     """
     logs = estimate.log_evidence + log_prior
-    others = np.arange(len(logs)) != model
-    rest = float(np.logaddexp.reduce(logs[others]))
+    rest = float(np.logaddexp.reduce(np.delete(logs, model)))
     if not np.isfinite(logs[model]) or not math.isfinite(rest):
         return (-math.inf if math.isfinite(rest) else math.inf), math.nan
-    gradient = np.where(others, -np.exp(np.where(others, logs - rest, -np.inf)), 1.0)
-    some = np.isfinite(logs)
+    gradient, some = _gradient(logs, model), np.isfinite(logs)
     variance = float(gradient[some] @ estimate.covariance[np.ix_(some, some)] @ gradient[some])
     return float(logs[model]) - rest, math.sqrt(max(variance, 0.0))
+
+
+def _gradient(logs: Array, model: int) -> Array:
+    """Of the log odds of a model, by the log evidences of all."""
+    others = np.arange(len(logs)) != model
+    rest = np.logaddexp.reduce(logs[others])
+    return np.where(others, -np.exp(np.where(others, logs - rest, -np.inf)), 1.0)
+
+
+def reach(estimate: RouteEstimate, log_prior: Array, model: int, level: float) -> float:
+    """How many standard errors of log odds an interval of this level extends to each side.
+
+    The errors of the models are independent, so that their sum has more degrees of freedom than each (Satterthwaite).
+
+    >>> both, one = (RouteEstimate(np.zeros(2), np.diag([0.1, v]), 8.0) for v in (0.1, 0.0))
+    >>> round(reach(both, np.zeros(2), 0, 0.9), 3), round(reach(one, np.zeros(2), 0, 0.9), 3)
+    (1.746, 1.86)
+    """
+    from scipy import stats
+
+    logs, freedom = estimate.log_evidence + log_prior, estimate.freedom
+    some = np.isfinite(logs)
+    if math.isfinite(freedom) and some[model] and some.sum() > 1:
+        parts = (np.square(_gradient(logs, model)) * np.diag(estimate.covariance))[some]
+        freedom *= float(np.square(parts.sum()) / np.square(parts).sum()) if parts.any() else 1.0
+    return float(stats.t.ppf(0.5 + level / 2, freedom))
 
 
 def probabilities(estimate: RouteEstimate, log_prior: Array, bounds: Array, level: float) -> list[Probability]:
@@ -473,28 +507,29 @@ def probabilities(estimate: RouteEstimate, log_prior: Array, bounds: Array, leve
     `bounds` (models,) are upper bounds of the log evidence of models that never came near the data, NaN for others:
     their probability is at most what the bound gives.
     """
-    from scipy import stats
-
-    reach = float(stats.t.ppf(0.5 + level / 2, estimate.freedom))
     absent, found = ~np.isnan(bounds), []
     near = estimate._replace(log_evidence=np.where(absent, -np.inf, estimate.log_evidence))
     worst = estimate._replace(log_evidence=np.where(absent, bounds, estimate.log_evidence))
     worst = worst._replace(covariance=np.where(absent[:, None] | absent, 0.0, estimate.covariance))
     for model in range(len(log_prior)):
         odds, se = log_odds(estimate, log_prior, model)
-        spread = 0.0 if math.isnan(se) else se
-        low, high = _share(odds - reach * spread), _share(odds + reach * spread)
+        low, high = _interval(estimate, log_prior, model, level)
         if absent[model]:
             high = _share(log_odds(worst, log_prior, model)[0])
         elif absent.any():
             # From models that came near the data alone, and with the others at their bounds.
-            above, smaller = log_odds(near, log_prior, model)
-            below, larger = log_odds(worst, log_prior, model)
-            low = _share(below - reach * larger)
-            high = _share(above + reach * (0.0 if math.isnan(smaller) else smaller))
+            low, _ = _interval(worst, log_prior, model, level)
+            _, high = _interval(near, log_prior, model, level)
         value = _share(odds)
-        found.append(Probability(value, value * (1 - value) * spread, min(low, value), max(high, value)))
+        error = 0.0 if math.isnan(se) else value * (1 - value) * se
+        found.append(Probability(value, error, min(low, value), max(high, value)))
     return found
+
+
+def _interval(estimate: RouteEstimate, log_prior: Array, model: int, level: float) -> tuple[float, float]:
+    odds, se = log_odds(estimate, log_prior, model)
+    away = 0.0 if math.isnan(se) else se * reach(estimate, log_prior, model, level)
+    return _share(odds - away), _share(odds + away)
 
 
 def _share(odds: float) -> float:

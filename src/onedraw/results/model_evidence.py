@@ -6,18 +6,22 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs
+from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs, success_of
+from onedraw.surrogate.choice import Form, choose_form
+from onedraw.surrogate.success import Success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
-from onedraw.surrogate.tempering import tempered
+from onedraw.surrogate.tempering import LAST_MOVES, tempered
 from onedraw.surrogate.training import Training
-from onedraw.surrogate.validation import evidence_error
+from onedraw.surrogate.validation import evidence_ratio
 
-RUNS, PARTICLES = 4, 3000
+RUNS, PARTICLES = 4, 5000
 """Runs of the sequential sampler, and draws of each; their spread is the Monte Carlo error."""
-GROUPS = 16
-"""Parts of the simulations that are left out in turn."""
-FREEDOM = GROUPS - 1
+GROUPS, HALVES = 16, 15
+"""Groups of simulations, and halves made of them, from which everything is learnt again."""
+FREEDOM = HALVES
 """Degrees of freedom of the error."""
+FEWEST_HALVES = 8
+"""Halves that must learn a density of the same summaries."""
 RIDGE = 0.1
 """Penalty on coefficients."""
 FREE = 3000
@@ -41,6 +45,8 @@ def comparable(learnt: list[LearntLikelihood | None]) -> str:
         return "not every model has a learnt likelihood"
     if any(one.learnt_summary for one in known):
         return "there are too many summaries for a learnt likelihood of all of them"
+    if any(one.rows for one in known):
+        return "the likelihood of a model was learnt for single rows of the data (replicates=)"
     first = known[0].surrogate.form.transform
     for one in known:
         transform = one.surrogate.form.transform
@@ -51,33 +57,71 @@ def comparable(learnt: list[LearntLikelihood | None]) -> str:
     return ""
 
 
-def density(learnt: LearntLikelihood, training: Training) -> Surrogate:
-    """The surrogate as a density of the summaries: without a power, and hardly penalised.
+def density(form: Form, training: Training, success: Success | None) -> Surrogate:
+    """The surrogate of a form as a density of the summaries: without a power, and hardly penalised.
 
     A penalty lowers the error of predictions on average, and biases the density at one point, the data.
     """
-    form = learnt.surrogate.form
-    form = form._replace(terms=tuple(one._replace(ridge=min(one.ridge, RIDGE)) for one in form.terms))
-    return fit_surrogate(form, training, learnt.surrogate.success)
+    free = form._replace(terms=tuple(one._replace(ridge=min(one.ridge, RIDGE)) for one in form.terms))
+    return fit_surrogate(free, training, success)
+
+
+def balanced_halves(n: int) -> Array:
+    """Halves (HALVES, n) of n simulations, any two of which share half of their members.
+
+    Simulations are dealt out to groups, and a column of a Hadamard matrix says which groups a half has (McCarthy 1969).
+
+    >>> halves = balanced_halves(32)
+    >>> halves.sum(axis=1).tolist()
+    [16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16]
+    >>> int((halves[0] & halves[1]).sum()), int((halves[2] & halves[7]).sum())
+    (8, 8)
+    """
+    from scipy.linalg import hadamard
+
+    found: Array = hadamard(GROUPS)[1 : HALVES + 1][:, np.arange(n) % GROUPS] > 0
+    return found
+
+
+def learnt_again(learnt: LearntLikelihood, pairs: SimulatedPairs) -> list[Surrogate]:
+    """Densities of the same summaries, each learnt from half of the simulations, the choice of the form included."""
+    own, found = learnt.surrogate.form, []
+    parts = zip(
+        *(balanced_halves(len(some)) for some in (learnt.training.rows, pairs.theta, pairs.failed)), strict=True
+    )
+    for half, good, bad in parts:
+        some = learnt.training.some(half)
+        form = choose_form(own.coordinates.support, some, learnt.observed, thorough=True)
+        if form is None or not np.array_equal(form.transform.kept, own.transform.kept):
+            continue
+        half_pairs = pairs._replace(theta=pairs.theta[good], rows=pairs.rows[good], failed=pairs.failed[bad])
+        found.append(density(form, some, success_of(half_pairs, form)))
+    return found
 
 
 def learnt_evidence(learnt: LearntLikelihood, pairs: SimulatedPairs, rng: np.random.Generator) -> LearntEvidence:
-    """The log evidence at the data by sequential Monte Carlo from the prior, with the error of everything behind it."""
-    surrogate = density(learnt, learnt.training)
+    """The log evidence at the data by sequential Monte Carlo from the prior, with the error of everything behind it.
+
+    The evidence from half of the simulations differs from that of all by as much as that differs from the truth: the
+    variance of both is that of the one from all. To this the variance of the sampler is added.
+    """
+    surrogate, observed = density(learnt.surrogate.form, learnt.training, learnt.surrogate.success), learnt.observed
     runs = [
         tempered(
             pairs.of_prior(rng, PARTICLES), pairs.log_prior,
-            lambda points: surrogate.log_density(points, learnt.observed), pairs.discrete, rng,
+            lambda points: surrogate.log_density(points, observed), pairs.discrete, rng, last_moves,
         )
-        for _ in range(RUNS)
+        for last_moves in (LAST_MOVES, *[0] * (RUNS - 1))
     ]  # fmt: skip
     logs = np.array([one.log_evidence for one in runs])
     if not np.isfinite(logs).all():
         return LearntEvidence(-math.inf, math.inf)
     top = float(logs.max())
     value = top + math.log(float(np.exp(logs - top).mean()))
-    bias, variance = evidence_error(surrogate, learnt.training, learnt.observed, runs[0].draws, GROUPS)
-    return LearntEvidence(value - bias, variance + float(logs.var(ddof=1)) / RUNS)
+    away = np.array([evidence_ratio(surrogate, one, observed, runs[0].draws) for one in learnt_again(learnt, pairs)])
+    if len(away) < FEWEST_HALVES:
+        return LearntEvidence(value, math.inf)
+    return LearntEvidence(value, float(np.square(away).mean()) + float(logs.var(ddof=1)) / RUNS)
 
 
 def held_out_evidence(
@@ -89,7 +133,7 @@ def held_out_evidence(
     """
     keep = np.ones(len(learnt.training.rows), dtype=bool)
     keep[left_out] = False
-    surrogate = density(learnt, learnt.training.some(keep))
+    surrogate = density(learnt.surrogate.form, learnt.training.some(keep), learnt.surrogate.success)
     points = pairs.of_proposals(rng, FREE)
     log_weights, columns = pairs.log_weights(points), surrogate.form.columns(points)
     log_weights = log_weights - np.logaddexp.reduce(log_weights)

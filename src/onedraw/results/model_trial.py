@@ -32,6 +32,7 @@ from onedraw.results.model_choice import (
     prior_errors,
     radius,
     tolerance,
+    with_tolerance_error,
     without,
 )
 from onedraw.results.model_evidence import FREEDOM, comparable, held_out_evidence, learnt_evidence
@@ -192,10 +193,14 @@ def decide(
         pool.distances, pool.weights, min(WIDER * near_number(*pool.rows.shape), len(pool.rows) / 2)
     )  # fmt: skip
     ratio = accepted(pool, eps)
+    if not exact:
+        ratio = with_tolerance_error(ratio, accepted(pool, wide), eps, wide)
     near = np.bincount(pool.label[pool.distances < eps], minlength=len(models))
     classifier = None if exact else _classifier(pool, wide)
     unavailable = _unavailable(models, near, apart)
-    learnt = None if unavailable else _learnt(models, rng)
+    learnt = None if unavailable or exact else _learnt(models, rng)
+    if learnt is None and not unavailable and not exact:
+        unavailable = "halves of the simulations do not learn the same summaries"
     estimates: tuple[RouteEstimate | None, ...] = (learnt, None if classifier is None else classifier.estimate(), ratio)
     held = held_out_near(pool, wide, rng)
     scores: tuple[Array | None, ...] = (None, None, None)
@@ -210,8 +215,6 @@ def decide(
         assert at_held is not None
         total, _ = pool.evidence((pool.distances < wide).astype(float))
         local = local_error(held, at_held, log_prior, total)
-    if route == ROUTES.index(LEARNT) and learnt is not None:
-        estimates = (_with_disagreement(learnt, ratio), *estimates[1:])
     rows, label = _prior_rows(models, scale, observed)
     rate, rate_se, confusion = prior_errors(rows, label, log_prior)
     curve = curve_of(pool)
@@ -220,6 +223,7 @@ def decide(
         table = np.column_stack([curve, np.log([one for one, _ in parts]), [one for _, one in parts]])
     chosen = estimates[route]
     assert chosen is not None
+    chosen = _with_disagreement(chosen, ratio)
     bounds = bounds_of(near, np.array([float(max(one.of_prior, 1)) for one in models]), table, chosen)
     # A likelihood that was learnt from simulations farther away cannot say more than their number does.
     least = chosen._replace(log_evidence=np.fmin(chosen.log_evidence, bounds))
@@ -256,10 +260,11 @@ def _learnt(models: Sequence[Contender], rng: np.random.Generator) -> RouteEstim
     for one in models:
         assert one.learnt is not None and one.pairs is not None
         found.append(learnt_evidence(one.learnt, one.pairs, rng))
-    values = np.array([one.value for one in found])
-    if not np.isfinite(values).any():
+    values, variances = (np.array(one) for one in zip(*found, strict=True))
+    there = np.isfinite(values)
+    if not there.any() or not np.isfinite(variances[there]).all():
         return None
-    return RouteEstimate(values, np.diag([one.variance for one in found]), float(FREEDOM))
+    return RouteEstimate(values, np.diag(variances), float(FREEDOM))
 
 
 def _at_held_out(

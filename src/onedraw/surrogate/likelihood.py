@@ -142,14 +142,22 @@ def _fitted(
     return factor, fit, ScaleFit(z, inverse, log_scale)
 
 
+def mean_gain(scores: Array, others: Array, share: Array) -> tuple[float, float]:
+    """The mean of scores (n,) less that of others, by weights that sum to 1, and its standard error.
+
+    >>> mean_gain(np.array([1.0, 3.0]), np.array([0.0, 0.0]), np.array([0.5, 0.5]))
+    (2.0, 0.7071067811865476)
+    """
+    gain = scores - others
+    mean = float(share @ gain)
+    return mean, math.sqrt(float(np.square(share) @ np.square(gain - mean))) if math.isfinite(mean) else math.inf
+
+
 def better(scores: Array, others: Array, share: Array, errors: float = 0.0) -> bool:
     """Whether scores (n,) are above others on average, by weights that sum to 1 and by this many standard errors."""
     counted = share > 0
-    gain, share = scores[counted] - others[counted], share[counted]
-    mean = float(share @ gain)
-    if not math.isfinite(mean):
-        return mean > 0
-    return mean > max(LEAST_GAIN, errors * math.sqrt(float(np.square(share) @ np.square(gain - mean))))
+    mean, error = mean_gain(scores[counted], others[counted], share[counted])
+    return mean > (max(LEAST_GAIN, errors * error) if math.isfinite(mean) else 0.0)
 
 
 def _penalty(size: int, ridge: float) -> Array:

@@ -60,9 +60,17 @@ def tempered_draws(
 
 
 def tempered(
-    start: Array, log_prior: LogDensity, log_likelihood: LogDensity, discrete: Array, rng: np.random.Generator
+    start: Array,
+    log_prior: LogDensity,
+    log_likelihood: LogDensity,
+    discrete: Array,
+    rng: np.random.Generator,
+    last_moves: int = LAST_MOVES,
 ) -> Tempered:
-    """The draws with the evidence: the product of the mean weights of all steps of the power."""
+    """The draws with the evidence: the product of the mean weights of all steps of the power.
+
+    Moves after the last step serve the draws alone.
+    """
     points, log_evidence = start.copy(), 0.0
     prior, likelihood, power = log_prior(points), log_likelihood(points), 0.0
     for step in range(MOST_STEPS):
@@ -72,7 +80,7 @@ def tempered(
         log_evidence += (new - power) * top + math.log(float(weights.mean()))
         pick = systematic(weights, len(points), rng.random())
         points, prior, likelihood, power = points[pick], prior[pick], likelihood[pick], new
-        for move in range(LAST_MOVES if power == 1.0 else MOVES):
+        for move in range(last_moves if power == 1.0 else MOVES):
             look()
             proposed = proposals(points, move, discrete, rng)
             log_p = log_prior(proposed)

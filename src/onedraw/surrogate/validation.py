@@ -146,36 +146,10 @@ def choice_error(surrogate: Surrogate, training: Training, observed: Array, draw
     return found
 
 
-def evidence_error(
-    surrogate: Surrogate, training: Training, observed: Array, draws: Array, groups: int
-) -> tuple[float, float]:
-    """Bias and variance of the log of the prior mean of a surrogate's likelihood, from the simulations and the form.
-
-    `draws` (n, dim) of the posterior give the evidence of every other fit over that of the surrogate: the mean ratio of
-    the likelihoods. The simulations' part is a jackknife over groups of them, that of the form's choice from the forms
-    that halves of them choose.
-    """
-    number = np.arange(len(training.rows)) % groups
-    fits = (_fitted_as(surrogate, surrogate.form, training.some(number != group)) for group in range(groups))
-    logs = _evidence_ratios(surrogate, fits, observed, draws)
-    jackknife = (groups - 1) / groups * float(np.square(logs - logs.mean()).sum())
-    support = surrogate.form.coordinates.support
-    forms = (choose_form(support, training.some(slice(half, None, 2)), observed, thorough=False) for half in (0, 1))
-    same = (form for form in forms if form is not None and np.array_equal(form.transform.kept, _kept(surrogate)))
-    others = (fit_surrogate(form, training, None)._replace(power=surrogate.power) for form in same)
-    away = _evidence_ratios(surrogate._replace(success=None), others, observed, draws)
-    # Two forms say little of their spread: it counts in full, although all simulations choose better than halves.
-    return (groups - 1) * float(logs.mean()), jackknife + (float(np.square(away).mean()) if len(away) else 0.0)
-
-
-def _kept(surrogate: Surrogate) -> Array:
-    return surrogate.form.transform.kept
-
-
-def _evidence_ratios(surrogate: Surrogate, others: Iterable[Surrogate], observed: Array, draws: Array) -> Array:
-    """Log of the evidence of other surrogates over that of one (m,), from draws of its posterior."""
-    before = surrogate.log_density(draws, observed)
-    return np.array([_log_sum(other.log_density(draws, observed) - before) - math.log(len(draws)) for other in others])
+def evidence_ratio(surrogate: Surrogate, other: Surrogate, observed: Array, draws: Array) -> float:
+    """Log of the evidence of another surrogate over that of one, from draws (n, dim) of the posterior of the latter."""
+    log_ratios = other.log_density(draws, observed) - surrogate.log_density(draws, observed)
+    return _log_sum(log_ratios) - math.log(len(draws))
 
 
 def _fitted_as(surrogate: Surrogate, form: Form, training: Training) -> Surrogate:
