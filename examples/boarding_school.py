@@ -87,7 +87,7 @@ def main(path=None, budget=300_000):
     print(
         f"One boy infected {rows['r0'].mean:.1f} ± {rows['r0'].sd:.1f} others and stayed in bed for "
         f"{rows['recovery'].mean:.2f} ± {rows['recovery'].sd:.2f} days; but such outbreaks reach {np.median(ever):.0f} "
-        f"of {BOYS} boys, and {ILL} were ill, so not all boys met or caught it alike."
+        f"of {BOYS} boys, and {ILL} were ill: the model leaves something out."
     )
     return post, ever
 
