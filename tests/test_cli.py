@@ -716,5 +716,6 @@ def test_the_forecast_with_workers(folder):
     (line,) = [line for line in found.stderr.splitlines() if "One simulation takes" in line]
     assert line.endswith("with 2 workers.") and re.search(r"takes \d+(\.\d)? ms: 200 take about", line), line
     seconds = float(re.search(r"about ([\d.]+) m?s", line)[1]) / (1000 if " ms with" in line else 1)
-    # 200 of 2 ms at least by 2 workers
-    assert 0.2 <= seconds < 5
+    # 200 by 2 workers, of 2 ms at least each; how long it really takes is for the machine to say.
+    each = float(re.search(r"takes ([\d.]+) ms", line)[1]) / 1000
+    assert each >= 0.002 and seconds == pytest.approx(100 * each, rel=0.25)
