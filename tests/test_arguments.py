@@ -487,6 +487,7 @@ PARTS = {
     "independence": {"distribution": None},
     "scaled": {"pilot": 100, "scale": None, "adapt": False, "robust": False},
     "mahalanobis": {"pilot": 100},
+    "job_array": {"folder": "run", "shards": 2, "wait": None},
     "Model": {
         "prior": PRIOR,
         "simulate": lambda rng, a, b: rng.normal(a),
@@ -569,7 +570,10 @@ METHODS = {
     "to_datatree": {"weighted": False, "draws": 20, "predictive": 5, "seed": 1},
 }
 """Methods of posteriors."""
-VALUES = {"Estimator", "Failure", "Kernel", "Posterior", "SimulationError", "StoreError", "WorkerError", "plots"}
+VALUES = {
+    "Estimator", "Failure", "Kernel", "Posterior", "ShardsMissing", "SimulationError", "StoreError", "WorkerError",
+    "plots",
+}  # fmt: skip
 """Public names that users take from a result, and do not call."""
 
 

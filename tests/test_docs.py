@@ -66,6 +66,7 @@ NOT_RUN = {
     "docs/benchmarks.md": [
         "parsed: they take minutes each",
         "parsed: it would install other packages",
+        "parsed: it takes minutes",
         "parsed: it needs a GPU",
     ],
     "docs/contrast.md": ["parsed: minutes"],
@@ -81,7 +82,7 @@ NOT_RUN = {
         "not ours: sbi; not run, written as its documentation has it",
         "not ours: BayesFlow 2; not run, its names were compared with its source",
     ],
-    "docs/scaling.md": ["parsed: needs a SLURM cluster"],
+    "docs/scaling.md": ["parsed: needs Ray", "parsed: needs a SLURM cluster"],
     "docs/study.md": ["parsed: minutes"],
     "docs/tutorial.md": ["parsed: it would install the package into the environment of the tests"],
 }

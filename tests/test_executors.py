@@ -756,7 +756,7 @@ async def main(alone):
 
 if __name__ == "__main__":
     alone = run()
-    print(asyncio.run(main(alone)))
+    print(asyncio.run(main(alone)), flush=True)
     pid = os.fork()
     if pid == 0:
         print([run() == alone], flush=True)

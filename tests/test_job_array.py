@@ -390,7 +390,7 @@ def test_a_shard_that_is_done_does_nothing(planned):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("part-*")} == before
 
 
-def test_whoever_has_done_more_of_a_shard_goes_on(planned, monkeypatch):
+def test_whoever_has_done_more_of_a_shard_goes_on(planned, by_name, monkeypatch):
     """Two processes at one shard: the one behind continues from the part of the other."""
     from onedraw.run import shard_work
 
