@@ -866,3 +866,19 @@ def test_an_interrupted_command_goes_on(folder):
     whole = CliRunner().invoke(main, [*command, "-o", "other.html"])
     one, other = json.loads(resumed.stdout), json.loads(whole.stdout)
     assert one["rows"] == other["rows"] and one["cost"]["simulations"] == other["cost"]["simulations"] == 20 * 41
+
+
+def test_a_method_that_nothing_ends_is_refused_before_the_first_simulation():
+    calls = []
+
+    def simulate(rng, mu):
+        calls.append(mu)
+        return rng.normal(mu, 1.0)
+
+    given = od.Model(od.Prior(mu=stats.norm()), simulate, 1.0)
+    calls.clear()
+    kernel = {"kernel": od.uniform(1.0)}
+    for arguments in (kernel, kernel | {"draws": None}):
+        with pytest.raises(ValueError, match="budget = None: give budget="):
+            od.calibrate(given, od.rejection, data_sets=20, arguments=arguments)
+    assert not calls

@@ -419,6 +419,8 @@ def checked_arguments(
     except ValueError:
         # A function without a signature.
         pass
+    if entry is not None and budget is None and given.get("draws") is None:
+        raise ValueError(f"budget = None: give budget=, which ends each run of od.{name}, or draws in arguments=")
     return given
 
 
