@@ -93,6 +93,20 @@ bank_option = click.option(
     metavar="FILE",
     help="An earlier run whose simulations are used too (infer only). May be given several times.",
 )
+used_and_kept = added(
+    (
+        click.option(
+            "--coverage",
+            type=COUNT,
+            help="Number of simulations near the data at which intervals are checked (infer only).",
+        ),
+        bank_option,
+        click.option(
+            "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
+        ),
+    )
+)
+"""Options of `run` and `plan` alone."""
 
 
 @click.command(short_help="Run the model in a Python file; keep the run in a file.")
@@ -101,13 +115,7 @@ bank_option = click.option(
 @click.option("--out", type=click.Path(dir_okay=False), help="The run's file.  [default: MODELFILE with .db]")
 @click.option("--overwrite", is_flag=True, help="Replace the run that the file holds.")
 @what_to_run
-@click.option(
-    "--coverage", type=COUNT, help="Number of simulations near the data at which intervals are checked (infer only)."
-)
-@bank_option
-@click.option(
-    "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
-)
+@used_and_kept
 @how_to_run
 @where_to_work
 @click.option("--report", "report_wanted", is_flag=True, help="Write the report too, beside the run's file.")

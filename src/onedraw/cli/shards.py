@@ -15,11 +15,11 @@ from onedraw.cli.run import (
     POSITIVE,
     added,
     asked_for,
-    bank_option,
     banks,
     finish,
     how_to_run,
     plain_warnings,
+    used_and_kept,
     what_to_run,
 )
 from onedraw.cli.text import as_json, concerns, described, opened, takes, text
@@ -53,13 +53,7 @@ json_option = click.option("--json", "json_wanted", is_flag=True, help="Print on
 @click.option("--out", type=click.Path(file_okay=False), help="The folder of the run.  [default: MODELFILE-run]")
 @click.option("--budget", type=COUNT, help="The largest number of simulations.")
 @what_to_run
-@click.option(
-    "--coverage", type=COUNT, help="Number of simulations near the data at which intervals are checked (infer only)."
-)
-@bank_option
-@click.option(
-    "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
-)
+@used_and_kept
 @how_to_run
 @json_option
 def plan(model: str, shards: int, out: str | None, bank: tuple[str, ...], json_wanted: bool, **options: Any) -> None:
