@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import onedraw as od
+from onedraw import arguments
 from onedraw.failures import NoAnswer
 from tests.deadlines import LONG, up_after
 
@@ -678,7 +679,7 @@ def fuzz_files(data, file, post) -> None:
 
 def large(value) -> bool:
     """Whether a number of draws is allowed, and too many for the memory of a machine that runs tests."""
-    return isinstance(value, int | float) and 10**6 < value < 10**15
+    return isinstance(value, int | float) and 10**6 < value <= arguments.MOST
 
 
 def fuzz_methods(data, posts) -> None:
