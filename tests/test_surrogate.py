@@ -13,7 +13,16 @@ from onedraw.estimators.weights import effective, systematic
 from onedraw.model.coordinates import Support
 from onedraw.surrogate import residuals as residual_laws
 from onedraw.surrogate import tempering
-from onedraw.surrogate.choice import BREADTH, BROAD, Coordinates, Form, bounded_scores, choose_form, choose_terms
+from onedraw.surrogate.choice import (
+    BREADTH,
+    BROAD,
+    Coordinates,
+    Form,
+    bounded_scores,
+    choose_form,
+    choose_terms,
+    coefficient_count,
+)
 from onedraw.surrogate.features import BEYOND, count, features_of
 from onedraw.surrogate.likelihood import ALL, HALF_LOG_2PI, LARGEST_SQUARE, ROOM, Terms, better, fit_factor
 from onedraw.surrogate.residuals import (
@@ -193,6 +202,13 @@ class TestRegression:
         expected = fit_factor(columns, rows[:, 3:], np.ones(120), 2, Terms("1", earlier, "0", 1.0), sets).factor
         assert (factor.earlier[:3] == 0).all() and np.array_equal(factor.earlier[3:], expected.earlier)
         assert np.array_equal(factor.mean, expected.mean) and factor.earlier[3:].any()
+
+    def test_coefficients_and_lags_that_there_are(self):
+        columns, rows, sets, _ = regression(300, 13, summaries=6)
+        assert coefficient_count(Terms("1", "1", "0", 1.0, 2), 5, sets) == 3 + 2 * 3 + 1
+        assert coefficient_count(Terms("1", "1", "0", 1.0), 5, sets) == 3 + 5 * 3 + 1
+        # With three summaries before it there is nothing to leave out.
+        assert all(choose_terms(columns, rows, np.ones(300), sets, k, Terms())[0].lags == ALL for k in (1, 2, 3))
 
     def test_a_time_series_has_few_lags_and_independent_summaries_of_one_past_have_all(self):
         rng, n, length = np.random.default_rng(4), 1500, 16
