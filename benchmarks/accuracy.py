@@ -1,9 +1,10 @@
 """How accurate `od.infer` is for its budget, on public tasks with reference posteriors: python -m benchmarks.accuracy.
 
 For each task, budget and observation the draws of `od.infer`, and those of plain rejection with the same budget (the
-nearest simulations to the data), are scored against reference draws by a network and by trees (benchmarks/c2st.py),
-beside the published scores of rejection (REJ-ABC), sequential ABC (SMC-ABC) and neural posterior estimation (NPE), a
-dash if there are none. With `--beside`, other samplers of this package have the same budget and are scored, too.
+nearest simulations to the data), are scored against reference draws by a network and by trees (benchmarks/c2st.py; with
+a GPU, benchmarks/network.py trains the networks side by side). Beside them stand the published scores of rejection
+(REJ-ABC), sequential ABC (SMC-ABC) and neural posterior estimation (NPE), a dash if there are none. With `--beside`,
+other samplers of this package have the same budget and are scored, too.
 """
 
 import argparse
@@ -92,6 +93,8 @@ class Job(NamedTuple):
     draws: int
     kinds: list[str]
     beside: list[str]
+    keep: Path | None
+    """A folder for the draws, which `benchmarks.network` scores."""
 
 
 class Scores(NamedTuple):
@@ -115,6 +118,9 @@ def scored(job: Job) -> Scores:
     for other in job.beside:
         its_model = model if other == "rejection" else scaled(model)
         samples[other] = BESIDE[other](its_model, job.budget, job.seed, job.draws)
+    if job.keep is not None:
+        pair = {"reference": reference.astype(np.float32), "infer": samples["infer"].astype(np.float32)}
+        np.savez(job.keep / f"{job.task}-{job.budget}-{job.observation}.npz", **pair)
     found = {f"{who} {kind}": c2st(reference, one, kind) for who, one in samples.items() for kind in job.kinds}
     return Scores(job, seconds, post.cost.simulations, found)
 
@@ -168,7 +174,14 @@ def main(arguments: list[str] | None = None) -> bool:
     parser.add_argument("--observations", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--draws", type=int, default=4_000, help="draws on each side of a score")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--trees-only", action="store_true", help="leave out the network, which takes most of the time")
+    parser.add_argument(
+        "--by",
+        nargs="*",
+        default=["network", "trees"],
+        choices=["network", "trees"],
+        help="the classifiers; the network takes most of the time",
+    )
+    parser.add_argument("--keep", type=Path, help="keep the draws in this folder, for python -m benchmarks.network")
     parser.add_argument("--infer-only", action="store_true", help="leave out rejection")
     parser.add_argument("--beside", nargs="+", default=[], choices=BESIDE, help="other samplers to score")
     parser.add_argument("--full", action="store_true", help="ten observations and 10,000 draws, as published")
@@ -177,7 +190,9 @@ def main(arguments: list[str] | None = None) -> bool:
     given = parser.parse_args([] if arguments is None else arguments)
     observations = list(range(1, 11)) if given.full else given.observations
     size = 10_000 if given.full else given.draws
-    kinds = ["trees"] if given.trees_only else ["network", "trees"]
+    kinds = given.by
+    if given.keep is not None:
+        given.keep.mkdir(parents=True, exist_ok=True)
     beside = [] if given.infer_only else ["rejection"]
     beside += [name for name in given.beside if name not in beside]
     print(f"C2ST, mean over observations {observations}, {size:,} draws a side; 0.5 is perfect")
@@ -185,7 +200,7 @@ def main(arguments: list[str] | None = None) -> bool:
     head = f"{'task':24}{'budget':>9}{'target':>8}" + "".join(f"{name:>18}" for name in columns)
     print(f"{head}{'seconds':>9}", flush=True)
     jobs = [
-        Job(name, budget, observation, given.seed, size, kinds, beside)
+        Job(name, budget, observation, given.seed, size, kinds, beside, given.keep)
         for budget in given.budget for name in given.task for observation in observations
     ]  # fmt: skip
     reached = True

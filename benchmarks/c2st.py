@@ -28,15 +28,24 @@ def classifiers(dim: int, seed: int = 1) -> dict[str, Callable[[], Any]]:
     }
 
 
-def c2st(reference: np.ndarray, sample: np.ndarray, kind: str = "trees", seed: int = 1) -> float:
-    """Cross-validated accuracy of one of the classifiers on two samples (n, dim)."""
+def points_of(reference: np.ndarray, sample: np.ndarray) -> np.ndarray:
+    """Both samples (n, dim) one after the other, scaled by the reference."""
     if reference.shape != sample.shape:
         raise ValueError(f"both samples must have one shape, got {reference.shape} and {sample.shape}")
-    make = classifiers(reference.shape[1], seed)[kind]
     points = (np.concatenate([reference, sample]) - reference.mean(axis=0)) / reference.std(axis=0, ddof=1)
-    points = points.astype(np.float32)
-    label = np.repeat([0, 1], len(reference))
-    fold = np.random.default_rng(seed).permutation(len(points)) % FOLDS
+    return points.astype(np.float32)
+
+
+def folds_of(number: int, seed: int) -> np.ndarray:
+    """Which fold each of a number of points is tested in."""
+    return np.random.default_rng(seed).permutation(number) % FOLDS
+
+
+def c2st(reference: np.ndarray, sample: np.ndarray, kind: str = "trees", seed: int = 1) -> float:
+    """Cross-validated accuracy of one of the classifiers on two samples (n, dim)."""
+    points = points_of(reference, sample)
+    make = classifiers(reference.shape[1], seed)[kind]
+    label, fold = np.repeat([0, 1], len(reference)), folds_of(len(points), seed)
     right = 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
