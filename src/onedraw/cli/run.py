@@ -17,6 +17,7 @@ from onedraw.cli.models import named, split
 from onedraw.cli.replacing import make_way, replace_if_empty
 from onedraw.cli.text import as_json, concerns, described, opened, takes, text
 from onedraw.cli.wording import in_options
+from onedraw.model.kernels import Kernel
 from onedraw.results.plain import printable
 
 EXIT = {"interrupted": 130, "terminated": 143}
@@ -190,7 +191,7 @@ def asked_for(
 
     value, module = named(model, od.Model)
     own = getattr(module, "kernel", None)
-    own = own if isinstance(own, od.Kernel) and eps is None and kernel is None else None
+    own = own if isinstance(own, Kernel) and eps is None and kernel is None else None
     algorithm = algorithm or ("rejection" if eps is not None or own is not None else "infer")
     if algorithm not in runs.samplers():
         raise click.UsageError(f"there is no algorithm {algorithm!r}: there are {', '.join(runs.samplers())}")
