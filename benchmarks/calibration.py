@@ -25,6 +25,7 @@ from scipy import stats
 import onedraw as od
 from benchmarks.processes import Line, collected, recorded
 from benchmarks.timing import report
+from onedraw.model.kernels import Kernel
 
 RUNS = 200
 LOW_RMS, HIGH_RMS = 0.9, 1.1
@@ -135,7 +136,7 @@ class Answers(NamedTuple):
     above: float
 
 
-def nodes(problem: Problem, kernel: od.Kernel | None) -> tuple[np.ndarray, np.ndarray]:
+def nodes(problem: Problem, kernel: Kernel | None) -> tuple[np.ndarray, np.ndarray]:
     """Data around the observed ones (q, s), and what each weighs in the mean of K."""
     observed = np.array(problem.observed)
     if kernel is None:
@@ -153,7 +154,7 @@ def nodes(problem: Problem, kernel: od.Kernel | None) -> tuple[np.ndarray, np.nd
     return observed + np.concatenate([one * circle for one in radius]), np.repeat(weight, ANGLES)
 
 
-def _summed(problem: Problem, kernel: od.Kernel | None, axes: list[np.ndarray]) -> np.ndarray:
+def _summed(problem: Problem, kernel: Kernel | None, axes: list[np.ndarray]) -> np.ndarray:
     """The posterior's mass in each cell, of which `axes` has the middles, summed over all parameters but the first."""
     theta = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
     likelihood = np.zeros(len(theta))
@@ -165,7 +166,7 @@ def _summed(problem: Problem, kernel: od.Kernel | None, axes: list[np.ndarray]) 
 
 
 @cache
-def answers(name: str, kernel: od.Kernel | None) -> Answers:
+def answers(name: str, kernel: Kernel | None) -> Answers:
     """By sums over the cells of a fine grid; None for the posterior itself."""
     problem = PROBLEMS[name]
     cells = CELLS[len(problem.ends)]
@@ -189,12 +190,12 @@ class Case(NamedTuple):
     run: Callable[..., od.Posterior]
     """Of a model, a kernel, further arguments and a seed."""
     arguments: dict[str, Any]
-    kernel: Callable[[float], od.Kernel] | None = od.uniform
+    kernel: Callable[[float], Kernel] | None = od.uniform
     """None if the draws stand for the posterior itself."""
     wide: bool = False
     """Whether the run is at the larger tolerance, and its draws are weighted by `at`."""
 
-    def target(self, problem: Problem) -> od.Kernel | None:
+    def target(self, problem: Problem) -> Kernel | None:
         """The kernel of the posterior that the draws stand for."""
         return None if self.kernel is None else self.kernel(problem.eps)
 

@@ -19,6 +19,7 @@ from scipy import stats
 
 import onedraw as od
 from benchmarks.timing import report
+from onedraw.model.kernels import Kernel
 
 SEEDS = 2
 LEAST_GAIN, MOST_LOSS = 3.0, 1.1
@@ -221,7 +222,7 @@ class Pair(NamedTuple):
     dear: object
     data: object
     summary: object
-    kernel: od.Kernel
+    kernel: Kernel
     simulations: int
     """Of the dear model alone; the pair has what these cost as its budget."""
     rest: object = None

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-import onedraw as od
 from onedraw.engines.arrays import DeviceParts, namespace
 from onedraw.engines.streams import Purpose
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
 from onedraw.estimators.protocol import evaluate
 from onedraw.run.chains import recorded_chains, run_chains
 from onedraw.run.options import Options
+from onedraw.run.registry import sampler
 from onedraw.samplers.pseudo_marginal import accept, info_of, least_needed, moved, starting_state
 
 
@@ -51,7 +51,7 @@ class Barker:
         return moved(state, proposed, result, accepted), info_of(accepted, proposed, result, 1)
 
 
-@od.sampler(recorded_chains)
+@sampler(recorded_chains)
 def barker(model, kernel, *, draws=None, budget=None, chains=None, thin=1, proposal=None, start="rejection", **options):
     checked = Options.checked(options)
     check_model_and_kernel(model, kernel)

@@ -571,10 +571,7 @@ METHODS = {
     "to_datatree": {"weighted": False, "draws": 20, "predictive": 5, "seed": 1},
 }
 """Methods of posteriors."""
-VALUES = {
-    "Estimator", "Failure", "Kernel", "Posterior", "ShardsMissing", "SimulationError", "StoreError", "WorkerError",
-    "plots",
-}  # fmt: skip
+VALUES = {"Posterior", "ShardsMissing", "SimulationError", "StoreError", "WorkerError", "plots"}
 """Public names that users take from a result, and do not call."""
 
 

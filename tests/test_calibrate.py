@@ -41,7 +41,7 @@ from onedraw.results.uniformity import (
     two_sided,
     uniformity,
 )
-from onedraw.run.registry import SAMPLERS
+from onedraw.run.registry import SAMPLERS, sampler
 from onedraw.tuning.calibrate import BANK, DATA, draw_data_set
 from tests.browser import Browser, fits, needs_chromium
 from tests.deadlines import LONG, up_after
@@ -565,7 +565,7 @@ def test_analyses_that_give_nothing_are_refused(model):
 def test_a_sampler_of_your_own_is_known_to_workers(model):
     """It is registered in this process alone."""
 
-    @od.sampler()
+    @sampler()
     def fixed_tolerance(model, *, budget, **options):
         post = od.rejection(model, od.uniform(0.5), budget=budget, **options)
         return replace(post, settings={**post.settings, "algorithm": "fixed_tolerance"})

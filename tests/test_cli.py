@@ -19,8 +19,8 @@ from click.testing import CliRunner
 
 import onedraw as od
 from onedraw.cli import models
-from onedraw.cli.counts import WholeNumber
 from onedraw.cli.main import main
+from onedraw.cli.options import WholeNumber
 from onedraw.run.recorded import recorded_result
 from onedraw.run.registry import Entry
 from onedraw.run.store import writer

@@ -898,7 +898,7 @@ def test_a_child_may_be_collected_as_garbage_at_any_moment():
         ending.join(20)
         assert not ending.is_alive()
     guardian.rest()
-    assert program.returncode == -signal.SIGKILL and guardian._process is None
+    assert program.returncode == -signal.SIGKILL and guardian.process is None
 
 
 def test_children_of_workers_end_with_the_run():

@@ -29,7 +29,6 @@ from onedraw.engines.arrays import DeviceParts
 from onedraw.engines.jax_streams import DeviceRng
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
-from onedraw.estimators.placement import placed
 from onedraw.estimators.protocol import Evaluation
 from onedraw.model.distance import Mahalanobis
 from onedraw.paper import finite_chains as grid_chains
@@ -40,6 +39,7 @@ from onedraw.proposals.resolve import resolve
 from onedraw.run import prior_draws
 from onedraw.run import starts as start
 from onedraw.run.blocks import Block
+from onedraw.run.options import placed
 from onedraw.run.starts import next_block
 from onedraw.samplers import pseudo_marginal, r_hit, wilkinson
 from tests.deadlines import LONG, up_after

@@ -8,6 +8,7 @@ import onedraw as od
 from onedraw import paper
 from onedraw.engines.streams import Phase, Rng
 from onedraw.estimators.particle_filter import ancestors, weigh
+from onedraw.estimators.protocol import Estimator
 
 RUNS = 10_000
 A, NOISE = 0.8, 0.7
@@ -289,7 +290,7 @@ def test_the_chain_has_the_posterior_of_the_exact_likelihood():
 
 def test_no_bound_means_given_starts_and_no_early_rejection():
     estimator = linear(DATA, 5)
-    assert estimator.log_bound is None and isinstance(estimator, od.Estimator)
+    assert estimator.log_bound is None and isinstance(estimator, Estimator)
     with pytest.raises(ValueError, match=r"start=\{'a': ...\}"):
         od.pseudo_marginal(estimator=estimator, draws=5)
     inside = od.pseudo_marginal(

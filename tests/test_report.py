@@ -17,6 +17,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.estimators.weights import effective
+from onedraw.failures import Failure
 from onedraw.report import binning, chain_plots, page, pages, panels, plots, tolerances
 from onedraw.report.verdict import judge
 from onedraw.results.diagnostics import FEW, NARROW, too_narrow
@@ -137,7 +138,7 @@ def test_a_report_of_at_begins_at_its_tolerance(accepted, clean, tmp_path):
 
 def hostile(post):
     """A run with names that Prior refuses: from a file that somebody made, say."""
-    failure = od.Failure({HOSTILE[0]: 1.0}, 1, 4, 0, 0, 0, HOSTILE[1], f"Traceback\n{HOSTILE[0]}\n{HOSTILE[1]}")
+    failure = Failure({HOSTILE[0]: 1.0}, 1, 4, 0, 0, 0, HOSTILE[1], f"Traceback\n{HOSTILE[0]}\n{HOSTILE[1]}")
     draws = dict(zip(HOSTILE, itertools.cycle(post.draws.values()), strict=False))
     cost, settings = post.cost._replace(failed=1), {**post.settings, HOSTILE[0]: HOSTILE[1]}
     return replace(

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from markupsafe import escape
 
 import onedraw.samplers.pseudo_marginal as algorithm_2
-from onedraw.cli.study import study as study_command
+from onedraw.cli.studies import study as study_command
 from onedraw.paper import tasks
 from onedraw.paper.page import render, write_figures, write_page
 from onedraw.paper.study import claims, figures, page, run, settings

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from onedraw.engines.numba import compiled
 from onedraw.estimators.own import unbiased
-from onedraw.estimators.protocol import Estimator
-from onedraw.failures import Failure, SimulationError
+from onedraw.failures import SimulationError
 from onedraw.model.distance import euclidean, mahalanobis, scaled
 from onedraw.model.external import command
 from onedraw.model.hierarchy import vector
-from onedraw.model.kernels import Kernel, epanechnikov, gaussian, kernel, laplace, triangular, uniform
+from onedraw.model.kernels import epanechnikov, gaussian, kernel, laplace, triangular, uniform
 from onedraw.model.model import Model
 from onedraw.model.pair import multifidelity, stages
 from onedraw.model.prior import Prior
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from onedraw.run.job_array import job_array
     from onedraw.run.pool import WorkerError
     from onedraw.run.record import StoreError
-    from onedraw.run.registry import sampler
     from onedraw.run.shard_files import ShardsMissing
     from onedraw.runs import load, replay, resume, reuse
     from onedraw.samplers.importance import importance
@@ -54,7 +52,6 @@ LATER = {
     "job_array": "onedraw.run.job_array",
     "WorkerError": "onedraw.run.pool",
     "StoreError": "onedraw.run.record",
-    "sampler": "onedraw.run.registry",
     "ShardsMissing": "onedraw.run.shard_files",
     "load": "onedraw.runs",
     "replay": "onedraw.runs",
@@ -107,9 +104,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Estimator",
-    "Failure",
-    "Kernel",
     "Model",
     "Posterior",
     "Prior",
@@ -149,7 +143,6 @@ __all__ = [
     "replay",
     "resume",
     "reuse",
-    "sampler",
     "scaled",
     "smc",
     "staged",

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import click
 
-from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import named
+from onedraw.cli.options import COUNT, POSITIVE, SEED, WholeNumber
 from onedraw.results.plain import printable
 
 
 @click.command()
-@click.option("--trials", type=WholeNumber(), default=2000, show_default=True, help="Random problems.")
+@click.option("--trials", type=COUNT, default=2000, show_default=True, help="Random problems.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print everything, instances included, as JSON.")
 @click.option(
@@ -66,15 +66,13 @@ def verify(trials: int, seed: int, as_json: bool, stored: Path | None, save: Pat
 
 @click.command()
 @click.argument("file")
-@click.option("--eps", type=click.FloatRange(min=0, min_open=True), help="The tolerance of a model.")
+@click.option("--eps", type=POSITIVE, help="The tolerance of a model.")
 @click.option("--kernel", type=click.Choice(["uniform", "gaussian"]), default="uniform", show_default=True)
-@click.option(
-    "--budget", type=WholeNumber(), help="The largest number of simulations.  [default: chosen for the simulator]"
-)
-@click.option("--processors", type=WholeNumber(), default=1, show_default=True)
+@click.option("--budget", type=COUNT, help="The largest number of simulations.  [default: chosen for the simulator]")
+@click.option("--processors", type=COUNT, default=1, show_default=True)
 @click.option("--max-pseudo-samples", type=WholeNumber(2), default=64, show_default=True)
 @click.option("--start", multiple=True, metavar="NAME=NUMBER", help="Starting points for the chains of an estimator.")
-@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), help="[default: drawn and printed]")
+@click.option("--seed", type=SEED, help="[default: drawn and printed]")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def advise(
     file: str,

@@ -1,14 +1,13 @@
 """The command `onedraw calibrate`."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import split
-from onedraw.cli.run import COUNT, EXIT, asked_for, cluster, how_to_run, plain_warnings, what_to_run, where_to_work
+from onedraw.cli.options import COUNT, WholeNumber, how_to_run, store_option, what_to_run, where_to_work
+from onedraw.cli.run import asked_for, cluster, file_beside, interruptible, plain_warnings
 from onedraw.cli.text import as_json
 from onedraw.results.plain import printable
 
@@ -24,9 +23,7 @@ OPTIONS = ("budget", "seed", "on_error", "timeout", "engine", "workers", "max_se
 @click.option("--data-sets", type=WholeNumber(20), default=200, show_default=True, help="Data sets to analyse.")
 @click.option("--shared", is_flag=True, help="Analyse all data sets with the same simulations (rejection, infer).")
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="The page.  [default: MODELFILE_calibration.html]")
-@click.option(
-    "--store", type=click.Path(dir_okay=False), help="The file of the run.  [default: like the page, with .db]"
-)
+@store_option
 @what_to_run
 @how_to_run
 @where_to_work
@@ -49,21 +46,13 @@ def calibrate(
 
     value, _, method, given = asked_for(model, **options)
     page = Path(out or f"{split(model)[0].stem}_calibration.html")
-    file = Path(store) if store else page.with_suffix(".db")
-    if file == page:
-        raise click.UsageError(f"the page and the file would both be {page}: give -o a name that ends with .html")
+    file = file_beside(page, store)
     arguments = {key: one for key, one in given.items() if key not in OPTIONS}
     whole = {key: one for key, one in given.items() if key in OPTIONS}
-    with plain_warnings(), cluster(dask) as client:
-        if client is not None:
-            whole["executor"] = client
-        try:
-            found = od.calibrate(
-                value, method, data_sets=data_sets, arguments=arguments, shared=shared, store=file, **whole
-            )
-        except KeyboardInterrupt as stopped:
-            click.echo(f"\nWhat was done is saved in {file}. To continue, give the same command again", err=True)
-            sys.exit(EXIT.get(str(stopped), 130))
+    with plain_warnings(), cluster(dask) as there, interruptible(file):
+        found = od.calibrate(
+            value, method, data_sets=data_sets, arguments=arguments, shared=shared, store=file, **whole, **there
+        )
     found.report(page)
     if json_wanted:
         numbers = {

@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import named
+from onedraw.cli.options import COUNT, POSITIVE, SEED, json_option
 from onedraw.cli.text import as_json, concerns, takes
 from onedraw.failures import in_words
 from onedraw.results.plain import printable
@@ -21,24 +21,22 @@ ENOUGH = 50
 @click.argument("model", metavar="MODELFILE[:NAME]")
 @click.option(
     "--budget",
-    type=WholeNumber(),
+    type=COUNT,
     default=1000,
     show_default=True,
     help="Estimate how long this many simulations take.",
 )
-@click.option("--simulations", type=WholeNumber(), default=200, show_default=True, help="Simulations from the prior.")
+@click.option("--simulations", type=COUNT, default=200, show_default=True, help="Simulations from the prior.")
 @click.option(
     "--max-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=SECONDS,
     show_default=True,
     help="Stop after this time.",
 )
-@click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), help="Time limit of one simulation, in seconds."
-)
-@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=1, show_default=True)
-@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text.")
+@click.option("--timeout", type=POSITIVE, help="Time limit of one simulation, in seconds.")
+@click.option("--seed", type=SEED, default=1, show_default=True)
+@json_option
 def check(
     model: str, budget: int, simulations: int, max_seconds: float, timeout: float | None, seed: int, json_wanted: bool
 ) -> None:

@@ -1,13 +1,13 @@
 """The command `onedraw compare`."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from onedraw.cli.models import named, split
-from onedraw.cli.run import COUNT, EXIT, cluster, how_to_run, plain_warnings, where_to_work
+from onedraw.cli.options import COUNT, how_to_run, store_option, where_to_work
+from onedraw.cli.run import cluster, file_beside, interruptible, plain_warnings
 from onedraw.cli.text import as_json
 from onedraw.results.plain import printable
 
@@ -20,9 +20,7 @@ from onedraw.results.plain import printable
 @click.option(
     "-o", "--out", type=click.Path(dir_okay=False), default="models.html", show_default=True, help="The page."
 )
-@click.option(
-    "--store", type=click.Path(dir_okay=False), help="The file of the run.  [default: like the page, with .db]"
-)
+@store_option
 @how_to_run
 @where_to_work
 def compare(
@@ -43,22 +41,14 @@ def compare(
     import onedraw as od
 
     page = Path(out)
-    file = Path(store) if store else page.with_suffix(".db")
-    if file == page:
-        raise click.UsageError(f"the page and the file would both be {page}: give -o a name that ends with .html")
+    file = file_beside(page, store)
     given = {key: one for key, one in options.items() if one is not None}
     files = labelled(models)
     if prior:
         given["prior"] = numbers(prior)
     values = {label: named(one, od.Model)[0] for label, one in files.items()}
-    with plain_warnings(), cluster(dask) as client:
-        if client is not None:
-            given["executor"] = client
-        try:
-            found = od.compare(values, store=file, **given)
-        except KeyboardInterrupt as stopped:
-            click.echo(f"\nWhat was done is saved in {file}. To continue, give the same command again", err=True)
-            sys.exit(EXIT.get(str(stopped), 130))
+    with plain_warnings(), cluster(dask) as there, interruptible(file):
+        found = od.compare(values, store=file, **given, **there)
     found.report(page)
     if json_wanted:
         rows = {one.name: one._asdict() for one in found.models}

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import named
+from onedraw.cli.options import WholeNumber
 from onedraw.cli.replacing import BESIDE
 from onedraw.cli.text import as_json, opened
 from onedraw.report.pages import is_database, replacing

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from onedraw.cli.options import json_option
 from onedraw.cli.text import as_json, described, opened, text
 from onedraw.cli.wording import in_options
 from onedraw.results.plain import printable
@@ -23,7 +24,7 @@ STANDS = 5
 @click.command(short_help="Show a run: its settings, progress and results.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--failures", is_flag=True, help="Show the failed simulations that the file keeps, with tracebacks.")
-@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 def show(file: str, failures: bool, json_wanted: bool) -> None:
     """Show the settings, progress and results of the run in FILE."""
     post = opened(file)

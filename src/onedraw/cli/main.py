@@ -7,13 +7,12 @@ from onedraw.cli.advise import advise, verify
 from onedraw.cli.calibrate import calibrate
 from onedraw.cli.check import check
 from onedraw.cli.compare import compare
-from onedraw.cli.contrast import contrast
 from onedraw.cli.export import export, new, report
 from onedraw.cli.inspect import show, watch
 from onedraw.cli.models import Group
 from onedraw.cli.run import resume, run
 from onedraw.cli.shards import collect, plan, step, work
-from onedraw.cli.study import study
+from onedraw.cli.studies import contrast, study
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})

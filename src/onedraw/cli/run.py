@@ -11,107 +11,32 @@ from typing import Any
 
 import click
 
-from onedraw.cli.counts import WholeNumber
 from onedraw.cli.export import write_page
 from onedraw.cli.models import named, split
+from onedraw.cli.options import (
+    COUNT,
+    bank_option,
+    budget_option,
+    how_to_run,
+    used_and_kept,
+    what_to_run,
+    where_to_work,
+)
 from onedraw.cli.replacing import make_way, replace_if_empty
 from onedraw.cli.text import as_json, concerns, described, opened, takes, text
 from onedraw.cli.wording import in_options
+from onedraw.model.kernels import Kernel
 from onedraw.results.plain import printable
 
 EXIT = {"interrupted": 130, "terminated": 143}
 """Exit statuses of runs that a signal stopped, as shells have them."""
 NO_DRAWS = 3
 """The exit status of a run that has ended without a draw."""
-KERNELS = ("uniform", "gaussian", "epanechnikov", "triangular", "laplace")
-SEED = click.IntRange(min=0, max=2**63 - 1)
-COUNT = WholeNumber()
-POSITIVE = click.FloatRange(min=0, min_open=True)
-
-
-def added(options: tuple[Any, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that adds options to a command, in this order."""
-
-    def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return with_options
-
-
-what_to_run = added(
-    (
-        click.option("--draws", type=COUNT, help="Posterior draws (of each chain)."),
-        click.option("--eps", type=POSITIVE, help="The tolerance."),
-        click.option("--kernel", type=click.Choice(KERNELS), help="[default: uniform]"),
-        click.option(
-            "--algorithm",
-            help="infer, rejection, pseudo_marginal, wilkinson, r_hit, smc, importance, or one that MODELFILE "
-            "registers.  [default: infer; rejection if a tolerance is given]",
-        ),
-        click.option("--chains", type=COUNT, help="Chains side by side."),
-        click.option("--thin", type=COUNT, help="Keep every Nth step."),
-        click.option("--pseudo-samples", type=COUNT, help="M, the simulations at one parameter value.  [default: 1]"),
-        click.option("--hits", type=COUNT, help="Hits per estimate (r_hit only)."),
-        click.option("--particles", type=COUNT, help="Number of particles (smc only)."),
-    )
-)
-"""Options that say which sampler is run and how; `run` and `calibrate` share them."""
-how_to_run = added(
-    (
-        click.option("--seed", type=SEED, help="[default: drawn and recorded]"),
-        click.option(
-            "--on-error",
-            type=click.Choice(["reject", "raise"]),
-            help="Count a failed simulation as rejected, or stop.  [default: reject]",
-        ),
-        click.option("--timeout", type=POSITIVE, help="Time limit of one simulation, in seconds."),
-        click.option(
-            "--engine",
-            type=click.Choice(["numpy", "numba", "jax", "jax:float32", "jax:float64"]),
-            help="The engine that runs the simulations.  [default: the one that the simulator is written for]",
-        ),
-    )
-)
-"""Options that a run's numbers depend on."""
-where_to_work = added(
-    (
-        click.option("--workers", type=COUNT, help="Simulate in N processes on this machine."),
-        click.option("--dask", metavar="ADDRESS", help="Simulate on the Dask cluster with this scheduler."),
-        click.option("--max-seconds", type=POSITIVE, help="Stop after this time."),
-        click.option("--segment", type=POSITIVE, default=30.0, show_default=True, help="Seconds between saves."),
-        click.option("--progress/--no-progress", default=None, help="Show progress.  [default: in terminals and logs]"),
-        click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text."),
-    )
-)
-"""Options of one session."""
-bank_option = click.option(
-    "--bank",
-    multiple=True,
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="An earlier run whose simulations are used too (infer only). May be given several times.",
-)
-used_and_kept = added(
-    (
-        click.option(
-            "--coverage",
-            type=COUNT,
-            help="Number of simulations near the data at which intervals are checked (infer only).",
-        ),
-        bank_option,
-        click.option(
-            "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
-        ),
-    )
-)
-"""Options of `run` and `plan` alone."""
 
 
 @click.command(short_help="Run the model in a Python file; keep the run in a file.")
 @click.argument("model", metavar="MODELFILE[:NAME]")
-@click.option("--budget", type=COUNT, help="The largest number of simulations.")
+@budget_option
 @click.option("--out", type=click.Path(dir_okay=False), help="The run's file.  [default: MODELFILE with .db]")
 @click.option("--overwrite", is_flag=True, help="Replace the run that the file holds.")
 @what_to_run
@@ -154,14 +79,12 @@ def run(
         raise click.UsageError(f"--bank {file} is the file that this run is kept in: give --out another name")
     make_way(file, overwrite)
     heard = _first_told(given.get("budget"), json_wanted)
-    with plain_warnings(), cluster(dask) as client, listening(heard):
-        if client is not None:
-            given["executor"] = client
+    with plain_warnings(), cluster(dask) as there, listening(heard):
         try:
-            post = sampler(value, **given)
+            post = sampler(value, **given, **there)
         except OtherRun as error:
             replace_if_empty(file, error)
-            post = sampler(value, **given)
+            post = sampler(value, **given, **there)
     wanted = report_wanted and post.status.complete and math.prod(post.shape)
     finish(post, file, model, json_wanted, write_page(file, module, value) if wanted else None)
 
@@ -190,7 +113,7 @@ def asked_for(
 
     value, module = named(model, od.Model)
     own = getattr(module, "kernel", None)
-    own = own if isinstance(own, od.Kernel) and eps is None and kernel is None else None
+    own = own if isinstance(own, Kernel) and eps is None and kernel is None else None
     algorithm = algorithm or ("rejection" if eps is not None or own is not None else "infer")
     if algorithm not in runs.samplers():
         raise click.UsageError(f"there is no algorithm {algorithm!r}: there are {', '.join(runs.samplers())}")
@@ -249,10 +172,8 @@ def resume(file: str, model: str, dask: str | None, json_wanted: bool, bank: tup
     try:
         own = runs.own_parts(file, bool(options.get("force")))
         given |= {part: getattr(module, part) for part in own if hasattr(module, part)}
-        with plain_warnings(), cluster(dask) as client:
-            if client is not None:
-                given["executor"] = client
-            post = od.resume(file, **given)
+        with plain_warnings(), cluster(dask) as there:
+            post = od.resume(file, **given, **there)
     except OtherRun as error:
         raise click.ClickException(
             f"{error.what}. Give the model and the settings that the run was made with; --force continues it although "
@@ -310,10 +231,10 @@ def remedy(post: Any) -> str:
 
 
 @contextmanager
-def cluster(address: str | None) -> Iterator[Any]:
-    """A client of a Dask cluster; None without an address."""
+def cluster(address: str | None) -> Iterator[dict[str, Any]]:
+    """The argument `executor` for a Dask cluster; none without an address."""
     if address is None:
-        yield None
+        yield {}
         return
     try:
         from distributed import Client
@@ -326,7 +247,25 @@ def cluster(address: str | None) -> Iterator[Any]:
             f"no Dask scheduler answers at {address!r}: {error or type(error).__name__}"
         ) from error
     with client:
-        yield client
+        yield {"executor": client}
+
+
+def file_beside(page: Path, store: str | None) -> Path:
+    """The file of a run whose results are a page."""
+    file = Path(store) if store else page.with_suffix(".db")
+    if file == page:
+        raise click.UsageError(f"the page and the file would both be {page}: give -o a name that ends with .html")
+    return file
+
+
+@contextmanager
+def interruptible(file: Path) -> Iterator[None]:
+    """A run in here that is interrupted says how it is continued."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        click.echo(f"\nWhat was done is saved in {file}. To continue, give the same command again", err=True)
+        sys.exit(EXIT.get(str(stopped), 130))
 
 
 @contextmanager

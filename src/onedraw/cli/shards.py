@@ -9,19 +9,19 @@ import click
 
 from onedraw.cli.inspect import STANDS
 from onedraw.cli.models import split
-from onedraw.cli.run import (
+from onedraw.cli.options import (
     COUNT,
-    EXIT,
     POSITIVE,
     added,
-    asked_for,
-    banks,
-    finish,
+    budget_option,
     how_to_run,
-    plain_warnings,
+    json_option,
+    max_seconds_option,
+    progress_option,
     used_and_kept,
     what_to_run,
 )
+from onedraw.cli.run import EXIT, asked_for, banks, finish, plain_warnings
 from onedraw.cli.text import as_json, concerns, described, opened, takes, text
 from onedraw.cli.wording import in_options
 from onedraw.results.plain import printable
@@ -37,21 +37,14 @@ folder_argument = click.argument("folder", type=click.Path(file_okay=False))
 wait_option = click.option(
     "--wait", type=POSITIVE, help="Seconds to wait for others while nothing happens.  [default: none]"
 )
-session_options = added(
-    (
-        wait_option,
-        click.option("--max-seconds", type=POSITIVE, help="Stop after this time."),
-        click.option("--progress/--no-progress", default=None, help="Show progress.  [default: in terminals and logs]"),
-    )
-)
-json_option = click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object instead of text.")
+session_options = added((wait_option, max_seconds_option, progress_option))
 
 
 @click.command(short_help="Plan a run for a cluster's queue: the first round of shards.")
 @click.argument("model", metavar="MODELFILE[:NAME]")
 @click.option("--shards", type=COUNT, required=True, help="Jobs of the array: the parts that a round is cut into.")
 @click.option("--out", type=click.Path(file_okay=False), help="The folder of the run.  [default: MODELFILE-run]")
-@click.option("--budget", type=COUNT, help="The largest number of simulations.")
+@budget_option
 @what_to_run
 @used_and_kept
 @how_to_run

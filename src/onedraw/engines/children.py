@@ -264,7 +264,8 @@ def family_of_run() -> Iterator[Family]:
     finally:
         if outer is None:
             family.end()
-            guardian.rest()
+            if guardian.process is not None:
+                guardian.rest()
 
 
 @contextmanager

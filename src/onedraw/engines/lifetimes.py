@@ -65,7 +65,8 @@ class Guardian:
     """A small process that outlives this one by a moment, and ends the programs that it has left behind."""
 
     def __init__(self) -> None:
-        self._process: Any = None
+        self.process: Any = None
+        """The guardian itself, if there was anything to watch."""
         self._token, self._count = "", 0
         self._groups: dict[int, tuple[Any, str]] = {}
         """Programs that run and their marks, by the number of their process, which is that of their group."""
@@ -122,38 +123,38 @@ class Guardian:
         """End the guardian if there is nothing to watch, and with it what programs have left behind."""
         with self._lock:
             self._tell_all()
-            if self._process is not None and not self._groups:
-                self._process.stdin.close()
-                self._process.wait()
-                self._process = None
+            if self.process is not None and not self._groups:
+                self.process.stdin.close()
+                self.process.wait()
+                self.process = None
 
     def forget(self) -> None:
         """In a fork: the guardian is the parent's, and is not to wait for this process."""
-        if self._process is not None:
-            self._process.stdin.close()
-        self._process, self._token, self._groups = None, "", {}
+        if self.process is not None:
+            self.process.stdin.close()
+        self.process, self._token, self._groups = None, "", {}
         self._lock, self._ended = threading.Lock(), queue.SimpleQueue()
 
     def _tell(self, line: str) -> None:
         if not hasattr(os, "killpg"):
             return
         for _ in range(2):
-            if self._process is None or self._process.poll() is not None:
+            if self.process is None or self.process.poll() is not None:
                 self._start()
                 line = "".join(f"+{group}\n" for group in self._groups)
             try:
-                self._process.stdin.write(line.encode())
+                self.process.stdin.write(line.encode())
                 return
             except OSError:
                 # It was killed: another one takes over.
-                self._process = None
+                self.process = None
 
     def _start(self) -> None:
         import subprocess
 
         self._token = self._token or secrets.token_hex(8)
         unmarked = {name: value for name, value in os.environ.items() if name != MARK}
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", GUARDIAN, f"{MARK}={self._token}."],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0,
             start_new_session=True, env=unmarked,

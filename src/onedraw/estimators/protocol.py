@@ -53,7 +53,7 @@ class Estimator(Protocol):
     ...     log_bound = 0.0
     ...     def log_estimate(self, rng, theta, worth):
     ...         return -0.5 * (theta[:, 0] - 2.0) ** 2, int(worth.sum())
-    >>> isinstance(Exact(), od.Estimator)
+    >>> isinstance(Exact(), Estimator)
     True
     """
 

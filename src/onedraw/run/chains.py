@@ -24,7 +24,7 @@ from onedraw.model.model import Model
 from onedraw.model.prior import FAMILIES, Prior
 from onedraw.proposals.independence import Independence
 from onedraw.proposals.lazy import Lazy
-from onedraw.proposals.positivity import known_nonnegative
+from onedraw.proposals.random_walk import RandomWalk
 from onedraw.proposals.resolve import resolve
 from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import cut
@@ -154,8 +154,9 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
         if model is not None and model.ahead:
             ahead = model.ahead
             ready = yield from pilot(model, run.options.seed, limits[-1].budget, run.options.on_error, kernel)
-            estimator = estimator.with_model(ready)
-        resolved |= {} if model is None else continuation_setting(_model_and_kernel(estimator)[0] or model)
+            estimator, model = estimator.with_model(ready), ready
+        if model is not None and model.pair is not None:
+            resolved |= continuation_setting(model)
         left = None if limits[-1].budget is None else limits[-1].budget - ahead
         start = yield from starting_states(run.start, estimator, run.chains, run.options.seed, left)
         notes += [start.note] if start.note else []
@@ -342,6 +343,20 @@ def check_proposal(proposal: Any, estimator: Any, chains: int) -> None:
             f"engine='{estimator.engine}' has no JAX form of the proposal's distribution {inner.distribution!r}: it "
             f"takes {', '.join(FAMILIES)} with bounded densities, or write the proposal as a function with jax.numpy"
         )
+
+
+def known_nonnegative(proposal: Any) -> bool:
+    """Whether Q_M >= 0 is known for a proposal that is ready for use (docs/theory.md); False if it is not known.
+
+    It is for independence proposals, for Gaussian random walks without rounded increments (those of discrete
+    parameters are rounded), and for chains held with probability 1/2 or more. The type decides: a proposal of the
+    user's own may have any name.
+    """
+    if type(proposal) is Lazy:
+        return proposal.hold >= 0.5 or known_nonnegative(proposal.proposal)
+    if type(proposal) is RandomWalk:
+        return proposal.prior is not None and not proposal.prior.discrete.any()
+    return type(proposal) is Independence
 
 
 def _units(estimator: Any, cost: Cost) -> float:

@@ -190,7 +190,7 @@ def pseudo_marginal(
         What workers share out: "chains" (blocks of chains), or "draws" (the M pseudo-samples of one estimate, all of
         which are then drawn; for plain simulators). The first is never more than twice as slow (docs/scaling.md).
     estimator
-        Any unbiased non-negative estimator (`od.Estimator`, `od.unbiased`, `od.particle_filter`).
+        Any unbiased non-negative estimator (`od.unbiased`, `od.particle_filter`, or an `Estimator` of your own).
     **options
         As in every function that simulates: see `RunOptions` (seed, workers, executor, engine, timeout, store,
         segment, progress, max_seconds, on_error).

@@ -8,13 +8,13 @@ import numpy as np
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.estimators.abc_average import AbcAverage
-from onedraw.estimators.placement import placed
 from onedraw.failures import Failure, refuse_if_all_failed
 from onedraw.model.first_simulation import FirstSimulation, listening
 from onedraw.model.kernels import uniform
 from onedraw.model.model import Model
 from onedraw.run.blocks import Deadline, cut
 from onedraw.run.driver import drive
+from onedraw.run.options import placed
 from onedraw.run.pilot import FromPrior
 from onedraw.run.plan import Outcome, Plan, Round
 from onedraw.run.pool import opened_pool

@@ -14,6 +14,7 @@ import numpy as np
 
 import onedraw as od
 from onedraw.engines.arrays import Array
+from onedraw.estimators.protocol import Estimator
 
 Unit = Literal["simulations", "seconds"]
 
@@ -166,7 +167,7 @@ def _log_observation(y: float, x: Array, mu: Array) -> Array:
     return np.asarray(-0.5 * z * z - math.log(NOISE * math.sqrt(2 * math.pi)))
 
 
-def state_space(times: int, particles: int) -> od.Estimator:
+def state_space(times: int, particles: int) -> Estimator:
     """A particle filter for the first `times` observations; the parameter is the level mu."""
     from scipy import stats
 

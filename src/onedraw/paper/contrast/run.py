@@ -20,6 +20,7 @@ import numpy as np
 import onedraw as od
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import derived_seed
+from onedraw.model.kernels import Kernel
 from onedraw.paper.contrast import problems
 from onedraw.paper.contrast.problems import LINES, QUICK, ContrastLine, line_of
 from onedraw.paper.study.run import toy_model
@@ -142,7 +143,7 @@ def run_toy(line: ContrastLine, count: int, budget: int, seed: int) -> Measured:
     return measured(line, count, _parameters(post), _counted(post), post)
 
 
-def _started(model: od.Model, kernel: od.Kernel, draws: int, seed: int) -> tuple[od.Posterior, Array]:
+def _started(model: od.Model, kernel: Kernel, draws: int, seed: int) -> tuple[od.Posterior, Array]:
     """Draws of Algorithm 1 for the chains to start from, and the covariance of others for their walk."""
     found = od.rejection(model, kernel, draws=2 * draws, seed=seed, progress=False)
     theta = np.stack([values[0, draws:] for values in found.draws.values()]).astype(float)

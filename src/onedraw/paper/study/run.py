@@ -20,6 +20,7 @@ import numpy as np
 import onedraw as od
 from onedraw.engines.streams import derived_seed
 from onedraw.engines.threads import one_blas_thread
+from onedraw.model.kernels import Kernel
 from onedraw.paper.study.efficiency import EfficiencyCurve, efficiency_curve
 from onedraw.paper.study.quadrature import acceptance_rate, exact_value, tolerance
 from onedraw.paper.study.settings import EFFICIENCY, EPS_1L, FIGURES, ITERATIONS, EngineName, KernelName, Toy, points
@@ -202,13 +203,13 @@ def chains_and_steps(iterations: int, pseudo_samples: int = 1, engine: EngineNam
     return most, math.ceil(iterations / most)
 
 
-def kernel_function(kernel: KernelName) -> Callable[..., od.Kernel]:
+def kernel_function(kernel: KernelName) -> Callable[..., Kernel]:
     """od.uniform or od.gaussian."""
     return {"uniform": od.uniform, "gaussian": od.gaussian}[kernel]
 
 
 def rate_per_pseudo_sample(
-    toy: Toy, kernel: od.Kernel, pseudo_samples: int, iterations: int, seed: int, engine: EngineName = "numpy"
+    toy: Toy, kernel: Kernel, pseudo_samples: int, iterations: int, seed: int, engine: EngineName = "numpy"
 ) -> tuple[float, float, int]:
     """Simulated acceptance rate over M, its standard error, and the simulations it took."""
     chains, steps = chains_and_steps(iterations, pseudo_samples, engine)
