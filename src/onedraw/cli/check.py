@@ -6,7 +6,7 @@ import click
 
 from onedraw.cli.counts import WholeNumber
 from onedraw.cli.models import named
-from onedraw.cli.text import as_json, concerns, takes
+from onedraw.cli.text import as_json, concerns, fitted, takes
 from onedraw.failures import in_words
 from onedraw.results.plain import printable
 
@@ -53,7 +53,7 @@ def check(
 
     value, _ = named(model, od.Model)
     look = first_look(value, simulations, seed, timeout, max_seconds)
-    click.echo(as_json(look) if json_wanted else printable(described(value, look, budget)))
+    click.echo(as_json(look) if json_wanted else fitted(printable(described(value, look, budget))))
 
 
 def described(model: Any, look: Any, budget: int) -> str:

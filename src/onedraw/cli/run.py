@@ -15,7 +15,7 @@ from onedraw.cli.counts import WholeNumber
 from onedraw.cli.export import write_page
 from onedraw.cli.models import named, split
 from onedraw.cli.replacing import make_way, replace_if_empty
-from onedraw.cli.text import as_json, concerns, described, opened, takes, text
+from onedraw.cli.text import as_json, concerns, described, fitted, opened, takes, text
 from onedraw.cli.wording import in_options
 from onedraw.results.plain import printable
 
@@ -294,7 +294,7 @@ def finish(post: Any, file: str, model: str, json_wanted: bool, page: Any = None
     else:
         last = f"The run is saved in {file}. Next: onedraw report {file} -o {Path(file).stem}.html --model {model}"
     if empty or not json_wanted:
-        click.echo(f"\n{printable(last)}", err=True)
+        click.echo(f"\n{fitted(printable(last))}", err=True)
     sys.exit(EXIT.get(post.status.reason, NO_DRAWS if empty else 0))
 
 

@@ -1,6 +1,9 @@
 """What the commands print of a run, for people and for programs."""
 
 import math
+import shutil
+import sys
+import textwrap
 from typing import Any
 
 import click
@@ -80,7 +83,9 @@ def text(post: Any, failures: bool = False) -> str:
     }
     settings = ", ".join(f"{key} = {value}" for key, value in six_digits(given).items())
     cost = ", ".join(
-        f"{value:,.1f} s" if name == "seconds" else f"{value:,} {name}" for name, value in post.cost._asdict().items()
+        f"{value:,.1f} s" if name == "seconds" else f"{value:,} {name}"
+        for name, value in post.cost._asdict().items()
+        if value or name == "simulations"
     )
     lines = [
         f"{post.settings['algorithm']}: {in_options(post.status.message)}",
@@ -99,7 +104,16 @@ def text(post: Any, failures: bool = False) -> str:
             where = f"chain {one.chain}, step {one.step}, pseudo-sample {one.pseudo_sample}"
             lines += [f"\n[{number}] {one}", f"    {where}; repeat it with od.replay(..., failure={number}, model=...)"]
             lines += [f"    {line}" for line in without_ours(one.traceback).splitlines()]
-    return printable("\n".join(lines))
+    return fitted(printable("\n".join(lines)))
+
+
+def fitted(text: str) -> str:
+    """Long sentences broken between words where a terminal shows them; tables, logs and pipes as they are."""
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line if "  " in line else wrapper.fill(line) for line in text.split("\n"))
 
 
 def described(post: Any, failures: bool = False) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from onedraw.engines.children import kept_apart
 from onedraw.engines.clock import limited, look
 from onedraw.engines.numba import NOT_FINITE, Compiled, LoopReport, draw_rows, drawn_layout
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.failures import FAULTS, Failure, SimulationError, told
+from onedraw.failures import FAULTS, Failure, SimulationError, in_words, told
 from onedraw.model.first_simulation import LOOKS, QUICK, FirstSimulation, is_first, left_to_look_at, listener
 from onedraw.model.layout import Layout
 from onedraw.model.prior import Prior
@@ -365,7 +365,7 @@ def _batched_rows(
     except FAULTS as error:
         raise SimulationError(
             f"the batched simulator failed on {n} rows of parameters, the first of them "
-            f"{recipe.prior.named(theta[0])}: {told(error)}. Which row is to blame cannot be told: "
+            f"{in_words(recipe.prior.named(theta[0]))}: {told(error)}. Which row is to blame cannot be told: "
             "return NaN for rows that cannot be simulated"
         ) from error
     ignored = before is not None and np.array_equal(before, generator.bit_generator.state["state"]["state"])

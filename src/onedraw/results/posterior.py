@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from onedraw import markup
-from onedraw.arguments import numbers, positive, seed_or_fresh, share, shown, true_or_false, whole_number
+from onedraw.arguments import MOST_AT_ONCE, numbers, positive, seed_or_fresh, share, shown, true_or_false, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
@@ -510,6 +510,12 @@ class Posterior:
         size = math.prod(self.shape)
         if size == 0:
             raise ValueError("there are no draws to sample from: nothing was accepted")
+        width = sum(array.size for array in self.draws.values()) // size
+        if n * width > MOST_AT_ONCE:
+            raise ValueError(
+                f"n = {n:,} draws of {width} numbers would take {8 * n * width / 1e9:,.0f} GB: take at most "
+                f"{MOST_AT_ONCE // width:,} at a time, each time with another seed"
+            )
         rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.RESAMPLE).bulk(Purpose.MOVE)
         if self.weights is None:
             return rng.integers(0, size, n)

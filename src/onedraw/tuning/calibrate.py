@@ -28,7 +28,7 @@ from onedraw.engines.clock import OutOfTime
 from onedraw.engines.numba import Compiled
 from onedraw.engines.streams import Phase, Purpose, Rng, derived_seed
 from onedraw.estimators.abc_average import AbcAverage
-from onedraw.failures import FAULTS, Failure, NoAnswer, SimulationError, first_failures
+from onedraw.failures import FAULTS, Failure, NoAnswer, SimulationError, first_failures, in_words
 from onedraw.model.kernels import Kernel, uniform
 from onedraw.model.layout import Layout
 from onedraw.model.model import Model
@@ -115,7 +115,7 @@ class Analyse:
                 return from_bank(self.bank, model, self.method, self.arguments, seed)
             return as_posterior(self.method(model, seed=seed, **self.arguments), model, seed)
         except FAULTS as error:
-            error.add_note(f"In the analysis of data set {number}, drawn at {model.prior.named(theta)}")
+            error.add_note(f"In the analysis of data set {number}, drawn at {in_words(model.prior.named(theta))}")
             raise
 
 
