@@ -722,6 +722,13 @@ def test_the_forecast_with_workers(folder):
     assert each >= 0.002 and seconds == pytest.approx(100 * each, rel=0.25)
 
 
+def test_help_lists_commands_in_the_order_of_use_each_with_a_whole_sentence():
+    found = CliRunner().invoke(main, ["--help"]).output
+    commands = re.findall(r"^  (\w+)  +[A-Z]", found.split("Commands:")[1], re.M)
+    assert commands[:4] == ["new", "check", "run", "resume"] and set(commands) == set(main.commands)
+    assert "..." not in found
+
+
 def test_sentences_fit_the_terminal_and_tables_stay(monkeypatch):
     """What a terminal of 60 columns shows; a pipe gets the lines as they are."""
     sentence = "Effective sample size: about 874, from how much the posterior means change when --some-option is given."

@@ -62,7 +62,7 @@ def calibrate(
                 value, method, data_sets=data_sets, arguments=arguments, shared=shared, store=file, **whole
             )
         except KeyboardInterrupt as stopped:
-            click.echo(f"\nWhat was done is saved in {file}. To continue, give the same command again", err=True)
+            click.echo(f"\nThe run so far is saved in {file}. To continue, give the same command again", err=True)
             sys.exit(EXIT.get(str(stopped), 130))
     found.report(page)
     if json_wanted:

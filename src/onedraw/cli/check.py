@@ -42,11 +42,11 @@ ENOUGH = 50
 def check(
     model: str, budget: int, simulations: int, max_seconds: float, timeout: float | None, seed: int, json_wanted: bool
 ) -> None:
-    """Try the model that MODELFILE defines (`model`, or NAME), and keep nothing.
+    """Try the model that MODELFILE defines (`model`, or NAME), without saving anything.
 
-    One simulation shows whether it has the form of the data, whether it is finite, whether the same random stream
-    gives the same data, and how long it takes. Further simulations, at draws from the prior, show whether the prior
-    expects data like those observed.
+    One simulation shows whether the simulator returns data in the form of those observed, whether they are finite,
+    whether the same random stream gives the same data, and how long it takes. Further simulations, at draws from the
+    prior, show whether the prior predicts data like those observed.
     """
     import onedraw as od
     from onedraw.tuning.first_look import first_look
@@ -101,7 +101,7 @@ def _table(beside: Any, made: int) -> list[str]:
     if made < ENOUGH:
         return [
             *lines,
-            f"{made} simulations are too few to judge by: give a larger --max-seconds or --simulations.",
+            f"{made} simulations are too few to judge: give a larger --max-seconds or --simulations.",
         ]
     outside = [one for one in beside if one.outside]
     if not outside:

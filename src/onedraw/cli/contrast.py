@@ -7,7 +7,7 @@ import click
 from onedraw.cli.studies import computed, counted, drawn, options
 
 
-@click.command()
+@click.command(short_help="Show when more than one pseudo-sample pays.")
 @click.option("--quick", is_flag=True, help="Smaller runs, T = 100 alone in panel 4: about three minutes.")
 @options("contrast-output")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON, too.")

@@ -50,7 +50,7 @@ what_to_run = added(
             help="infer, rejection, pseudo_marginal, wilkinson, r_hit, smc, importance, or one that MODELFILE "
             "registers.  [default: infer; rejection if a tolerance is given]",
         ),
-        click.option("--chains", type=COUNT, help="Chains side by side."),
+        click.option("--chains", type=COUNT, help="Number of chains."),
         click.option("--thin", type=COUNT, help="Keep every Nth step."),
         click.option("--pseudo-samples", type=COUNT, help="M, the simulations at one parameter value.  [default: 1]"),
         click.option("--hits", type=COUNT, help="Hits per estimate (r_hit only)."),
@@ -91,25 +91,25 @@ bank_option = click.option(
     multiple=True,
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="An earlier run whose simulations are used too (infer only). May be given several times.",
+    help="Use the simulations of this earlier run too (infer only). May be repeated.",
 )
 used_and_kept = added(
     (
         click.option(
             "--coverage",
             type=COUNT,
-            help="Number of simulations near the data at which intervals are checked (infer only).",
+            help="Check intervals at this many simulations near the data (infer only).",
         ),
         bank_option,
         click.option(
-            "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
+            "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What to keep besides draws."
         ),
     )
 )
 """Options of `run` and `plan` alone."""
 
 
-@click.command(short_help="Run the model in a Python file; keep the run in a file.")
+@click.command(short_help="Run the model in a Python file, and save the run.")
 @click.argument("model", metavar="MODELFILE[:NAME]")
 @click.option("--budget", type=COUNT, help="The largest number of simulations.")
 @click.option("--out", type=click.Path(dir_okay=False), help="The run's file.  [default: MODELFILE with .db]")
@@ -129,13 +129,13 @@ def run(
     bank: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Run the model that MODELFILE defines (`model`, or NAME), and keep the run in a file.
+    """Run the model that MODELFILE defines (`model`, or NAME), and save the run in a file.
 
-    Start with `onedraw run MODELFILE --budget 1000`: tolerance and method are then chosen for the budget. The same
+    Start with `onedraw run MODELFILE --budget 1000`: it chooses tolerance and method for the budget. The same
     command, given again, continues where the file ends. A file that holds another run is replaced if that run has no
     draws or only failed simulations; otherwise --overwrite is needed. A `kernel` or `proposal` in MODELFILE is used
     if the algorithm takes one and the options do not say otherwise, and `checks` are used by --report. The exit
-    status is 0 if the run came to its end, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an
+    status is 0 if the run is complete, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an
     error.
     """
     from onedraw.model.first_simulation import listening
@@ -227,16 +227,16 @@ def _kernel(
 @click.command(short_help="Continue a run where its file ends.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.argument("model", metavar="MODELFILE[:NAME]")
-@click.option("--force", is_flag=True, help="Continue although the model has changed; the file says so.")
-@click.option("--draws", type=COUNT, help="A larger number of draws than the run began with.")
-@click.option("--budget", type=COUNT, help="A larger number of simulations than the run began with.")
+@click.option("--force", is_flag=True, help="Continue although the model has changed; the file records this.")
+@click.option("--draws", type=COUNT, help="A larger number of draws than before.")
+@click.option("--budget", type=COUNT, help="A larger number of simulations than before.")
 @bank_option
 @where_to_work
 def resume(file: str, model: str, dask: str | None, json_wanted: bool, bank: tuple[str, ...], **options: Any) -> None:
     """Continue the run in FILE, with the model (or estimator) called NAME, by default `model`, in MODELFILE.
 
     A `kernel`, `proposal` or `start` in MODELFILE is used if the run had one of your own. The exit status is 0 if the
-    run came to its end, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
+    run is complete, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
     """
     import onedraw as od
     from onedraw import runs
@@ -286,7 +286,7 @@ def finish(post: Any, file: str, model: str, json_wanted: bool, page: Any = None
         )
     empty = math.prod(post.shape) == 0
     if not post.status.complete:
-        last = f"What was done is saved in {file}. To continue: {again or f'onedraw resume {file} {model}'}"
+        last = f"The run so far is saved in {file}. To continue: {again or f'onedraw resume {file} {model}'}"
     elif empty:
         last = f"No draws. {remedy(post)}"
     elif page is not None:

@@ -9,7 +9,7 @@ from onedraw.cli.counts import WholeNumber
 from onedraw.cli.studies import computed, counted, drawn, options
 
 
-@click.command()
+@click.command(short_help="Reproduce the simulation study of the paper.")
 @click.option(
     "--figure",
     "figure",

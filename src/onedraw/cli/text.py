@@ -12,7 +12,7 @@ from onedraw.cli.models import without_ours
 from onedraw.cli.wording import in_options
 from onedraw.failures import in_words
 from onedraw.results.plain import as_json as as_json
-from onedraw.results.plain import printable, six_digits
+from onedraw.results.plain import printable, stated
 
 
 def opened(file: str) -> Any:
@@ -74,14 +74,8 @@ def concerns(first: Any) -> list[str]:
 
 def text(post: Any, failures: bool = False) -> str:
     """A run in lines."""
-    hidden = ("algorithm", "path", "terms", "alternatives", "held_out")
-    given = {
-        key: value
-        for key, value in post.settings.items()
-        # Records, such as those of a calibration or a misfit, are told in the notes.
-        if value is not None and key not in hidden and not isinstance(value, dict)
-    }
-    settings = ", ".join(f"{key} = {value}" for key, value in six_digits(given).items())
+    given = {key: value for key, value in post.settings.items() if key != "algorithm"}
+    settings = ", ".join(f"{key} = {value}" for key, value in stated(given).items())
     cost = ", ".join(
         f"{value:,.1f} s" if name == "seconds" else f"{value:,} {name}"
         for name, value in post.cost._asdict().items()
