@@ -40,11 +40,11 @@ class Evaluation(NamedTuple):
 
 @runtime_checkable
 class Estimator(Protocol):
-    """What Algorithm 2 needs of an estimator. Any object with these three may be given to a sampler.
+    """What Algorithm 2 needs from an estimator. Samplers accept any object with these three members.
 
     `log_bound` is a number that no log estimate exceeds (0 for an ABC average), or None if none is known: then nothing
-    is rejected early, and starting points must be given. An attribute `simulations` gives the most simulations that
-    one estimate may take (1 without it), by which a budget is kept.
+    is rejected early, and starting points must be given. An attribute `simulations` gives the largest number of
+    simulations of one estimate (1 without it), so that a budget is never exceeded.
 
     >>> import onedraw as od
     >>> from scipy import stats

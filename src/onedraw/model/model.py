@@ -58,7 +58,7 @@ class Model:
         arrays); or one marked `@od.batched` or `@od.compiled`; or `od.staged(prepare, draw)`; or `od.command([...])`;
         or one in two parts, `od.stages(...)` or `od.multifidelity(...)`.
     observed
-        The data, in the form the simulator returns. Of a dict, the keys and their order count.
+        The data, in the form that the simulator returns. In a dict, keys and their order matter.
     summary
         A function of one data set (or `@od.batched`, `@od.compiled`) that gives the numbers to compare; the data
         themselves if there is none. With a summary, data sets may vary in size.

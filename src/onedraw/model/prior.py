@@ -54,11 +54,11 @@ class Prior:
     - a frozen SciPy distribution, for a number;
     - `od.vector(distribution, size)`, for a vector;
     - a function of earlier parameters that returns one of these, for a hierarchical prior. It names the parameters that
-      it depends on, and is called for n draws at once: a number comes as an array (n, 1), a vector as (n, size).
+      it depends on, and is called for n draws at once: a number arrives as an array (n, 1), a vector as (n, size).
 
     `where` is a constraint, a function of the parameters that it names, as arrays (n,), vectors as (n, size). The prior
-    is then the product of these distributions restricted to where it holds (its density is not divided by the share
-    that is left, a constant that no sampler needs).
+    is then the product of these distributions restricted to where it holds. (Its density is not divided by the
+    probability of that region, a constant that no sampler needs.)
 
     >>> from scipy import stats
     >>> prior = Prior(a=stats.norm(0, 1), b=stats.uniform(0, 2), where=lambda a, b: a < b)

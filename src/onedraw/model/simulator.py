@@ -76,8 +76,8 @@ def batched(function: Callable[..., Any]) -> Batched:
     """Mark a simulator, summary or distance as working on batches.
 
     A batched simulator receives each parameter as a read-only array of length n (a vector as (n, size)) and returns n
-    rows. Rows that could not be simulated are returned as NaN: an exception would not say whose fault it was, and stops
-    the run.
+    rows. It returns NaN for rows that cannot be simulated. An exception stops the run, since the row that caused it
+    is unknown.
 
     >>> @batched
     ... def simulate(rng, mu, sigma):
@@ -87,7 +87,7 @@ def batched(function: Callable[..., Any]) -> Batched:
 
 
 def staged(prepare: Callable[..., Any], draw: Callable[..., Any]) -> Staged:
-    """A simulator whose set-up is paid once for each theta.
+    """A simulator whose set-up is needed only once per theta.
 
     `prepare(**parameters) -> state` does the expensive part; `draw(rng, state, m) -> m rows` draws pseudo-samples.
 
@@ -112,8 +112,8 @@ def jax_simulator(function: Callable[..., Any]) -> JaxSimulator:
     """A simulator written with JAX: `function(key, **parameters)` draws one pseudo-sample.
 
     onedraw maps it over chains and pseudo-samples and compiles whole steps, for a CPU or a GPU (the extra `jax`). The
-    parameters are scalars, or arrays if they are vectors; the key is used up by what is drawn from it
-    (`jax.random.split` for more than one draw). Summary and distance must then be written with `jax.numpy` too. A
+    parameters are scalars, or arrays if they are vectors; use the key for one draw only
+    (`jax.random.split` gives more). Summary and distance must then be written with `jax.numpy` too. A
     simulation that fails returns NaN.
 
     If a constant of the simulator changes from run to run, `jax.tree_util.Partial(function, constant=...)` saves
