@@ -520,7 +520,7 @@ def test_methods_may_return_draws_in_any_form(model):
 def test_a_method_that_returns_something_else_is_told(model, value, told):
     with pytest.raises(ValueError, match=told) as error:
         od.calibrate(model, lambda model, seed: value, data_sets=20, seed=1)
-    assert "In the analysis of data set 0, drawn at {'mu':" in error.value.__notes__[0]
+    assert "In the analysis of data set 0, drawn at mu = " in error.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import onedraw as od
 from onedraw.cli import models
 from onedraw.cli.main import main
 from onedraw.cli.options import WholeNumber
+from onedraw.cli.text import fitted
 from onedraw.run.recorded import recorded_result
 from onedraw.run.registry import Entry
 from onedraw.run.store import writer
@@ -719,3 +720,22 @@ def test_the_forecast_with_workers(folder):
     # 200 by 2 workers, of 2 ms at least each; how long it really takes is for the machine to say.
     each = float(re.search(r"takes ([\d.]+) ms", line)[1]) / 1000
     assert each >= 0.002 and seconds == pytest.approx(100 * each, rel=0.25)
+
+
+def test_help_lists_commands_in_the_order_of_use_each_with_a_whole_sentence():
+    found = CliRunner().invoke(main, ["--help"]).output
+    commands = re.findall(r"^  (\w+)  +[A-Z]", found.split("Commands:")[1], re.M)
+    assert commands[:4] == ["new", "check", "run", "resume"] and set(commands) == set(main.commands)
+    assert "..." not in found
+
+
+def test_sentences_fit_the_terminal_and_tables_stay(monkeypatch):
+    """What a terminal of 60 columns shows; a pipe gets the lines as they are."""
+    sentence = "Effective sample size: about 874, from how much the posterior means change when --some-option is given."
+    given = f"mu     1.978  0.6349{' ' * 60}0.02\n{sentence}"
+    assert fitted(given) == given
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    row, *lines = fitted(given).split("\n")
+    assert row == given.split("\n")[0] and len(lines) == 2 and max(map(len, lines)) <= 60
+    assert " ".join(line.strip() for line in lines) == sentence

@@ -338,7 +338,7 @@ def test_failures_are_counted_and_told():
     (failure,) = failing.failures
     assert failure.theta == {"theta": 2.0} and (failure.chain, failure.step, failure.pseudo_sample) == (101, 3, 0)
     assert failure.message == "RuntimeError: beyond the model" and "picky" in failure.traceback
-    with pytest.raises(od.SimulationError, match=r"simulation failed at \{'theta': 2.0\}: RuntimeError: beyond"):
+    with pytest.raises(od.SimulationError, match=r"simulation failed at theta = 2: RuntimeError: beyond"):
         AbcAverage(problem, KERNELS[0], 2, on_error="raise").evaluate(Rng(9, Phase.RUN), theta, None)
     rows = problem.simulate_rows(Rng(9, Phase.RUN, 100, 3), theta, np.array([4, 5, 6, 7]), 2, 10)
     assert rows.cost.failed == 4 and np.isnan(rows.rows[1]).all() and rows.failures[0].chain == 105

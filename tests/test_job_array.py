@@ -847,7 +847,7 @@ def test_plan_work_step_and_collect(commands):
     plan = ("plan", "model.py", "--budget", "640", "--eps", "1", "--seed", "1", "--shards", "4")
     assert "round 1 waits for 4 of 4 shards" in onedraw(*plan)
     assert "4 waiting" in onedraw("watch", "model-run", "--once")
-    assert "No shard was worked on since the last step" in onedraw("step", "model-run", status=5)
+    assert "No job has worked on a shard since the last step" in onedraw("step", "model-run", status=5)
     onedraw("work", "model-run", "--shard", 2)
     assert json.loads(onedraw("step", "model-run", "--json", status=4))["missing"] == [1, 3, 4]
     assert "3 waiting" in onedraw("watch", "model-run", "--once")

@@ -67,6 +67,13 @@ def test_draws_cannot_be_changed(post):
         post.draws["theta"] = 1.0
 
 
+def test_more_draws_than_memory_holds_are_refused_with_their_size(post):
+    numbers = len(post.draws)
+    for ask in (post.sample, post.predict):
+        with pytest.raises(ValueError, match=rf"n = 1,000,000,000,000 draws of {numbers} .* {8000 * numbers:,} GB"):
+            ask(10**12)
+
+
 def test_sample_honours_weights(post):
     weighted = post.at(0.1)
     sample = weighted.sample(4000, seed=1)["theta"]

@@ -164,7 +164,7 @@ def test_an_error_of_the_function_reaches_its_author():
         od.rejection(MODEL, od.uniform(0.5), draws=100, seed=1, progress=wrong)
 
 
-@pytest.mark.parametrize("wrong", ["yes", 3, int, Progress])
+@pytest.mark.parametrize("wrong", ["yes", 3, int, Progress, lambda: None, lambda done, total: None])
 def test_wrong_values_are_refused(wrong):
     with pytest.raises(ValueError, match="progress must be True, False or None, or a function"):
         Progress(wrong, "", None)

@@ -438,9 +438,9 @@ def test_the_verdict_on_intervals_names_the_worst_parameter_and_the_errors(accep
     assert (finding.level, finding.value, finding.todo) == ("green", "88 %", "")
     # Two standard errors: 2 sqrt(.9 x .1 / 100) = 6 %, and 2 / sqrt(2 x 100) = 14 %; 1 / 1.25 = .8 and 1 / .8 = 1.25.
     assert finding.text == (
-        "of the 90 % intervals of nu contain the true value if 100 simulations near the posterior are taken as data "
+        "of the 90 % intervals of nu contain the known value, at 100 simulations near the posterior "
         "(± 6 % by chance); other parameters do at least as well. Posterior standard deviations are 0.80 to 1.25 times "
-        "as large as the errors of the posterior means there (± 14 % by chance)."
+        "the errors of the posterior means there (± 14 % by chance)."
     )
     narrow = judge(calibrated(accepted, 100, (0.78, 0.88)))
     assert levels(calibrated(accepted, 100, (0.78, 0.88)))["Intervals"] == "amber" == narrow.level

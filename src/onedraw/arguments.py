@@ -25,13 +25,23 @@ def whole_number(name: str, value: Any, meaning: str, least: int = 1, most: int 
     Traceback (most recent call last):
     ...
     ValueError: draws must be a whole number of at least 1, got 0: it is the number of posterior draws
+    >>> whole_number("draws", 1e4, "the number of posterior draws")
+    Traceback (most recent call last):
+    ...
+    ValueError: draws must be a whole number of at least 1, got 10000.0 (write 10_000): it is the number of posterior \
+draws
     """
     try:
         number = operator.index(value)
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or number < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}: it is {meaning}")
+        # 1e4 is a float in Python: the digits that were meant.
+        meant = isinstance(value, float) and value.is_integer() and value >= least
+        digits = f" (write {int(value):_})" if meant else ""
+        raise ValueError(
+            f"{name} must be a whole number of at least {least}, got {shown(value)}{digits}: it is {meaning}"
+        )
     if number > most:
         raise ValueError(f"{name} must be at most {most:,}, got {shown(value)}: it is {meaning}")
     return number

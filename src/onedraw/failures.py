@@ -82,20 +82,22 @@ class Failure(NamedTuple):
         return in_words(self.theta)
 
     def __str__(self) -> str:
-        return f"at {self.theta}: {self.message}"
+        return f"at {self.place}: {self.message}"
 
 
 def in_words(theta: Mapping[str, Any]) -> str:
-    """Values of parameters in few digits, those of a vector in brackets.
+    """Values of parameters in few digits, whole numbers in all of them, those of a vector in brackets.
 
-    >>> in_words({"mu": 1.23456, "beta": [1.0, 2.5]})
-    'mu = 1.235, beta = [1, 2.5]'
+    >>> in_words({"mu": 1.23456, "beta": [1.0, 2.5], "size": 123456})
+    'mu = 1.235, beta = [1, 2.5], size = 123456'
     """
-    lists = {name: value if isinstance(value, list) else [value] for name, value in theta.items()}
-    texts = {name: ", ".join(f"{one:.4g}" for one in values) for name, values in lists.items()}
-    return ", ".join(
-        f"{name} = {f'[{text}]' if isinstance(theta[name], list) else text}" for name, text in texts.items()
-    )
+
+    def text(value: Any) -> str:
+        if isinstance(value, list):
+            return f"[{', '.join(map(text, value))}]"
+        return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+    return ", ".join(f"{name} = {text(value)}" for name, value in theta.items())
 
 
 def first_failures(*several: Iterable[Failure]) -> tuple[Failure, ...]:

@@ -57,7 +57,7 @@ def samplers() -> dict[str, Entry]:
 def load(path: File, model: Model | Fitted | None = None) -> Posterior:
     """The Posterior of a run's file, finished or not.
 
-    The run may still be going on in another process: its draws so far are shown. A file holds no functions: with
+    The run may still be in progress in another process: the draws so far are returned. A file holds no functions: with
     `model`, which must be that of the run, the Posterior can also `predict`, show the prior, `adjust`, and find
     the posterior of other data (`observed`).
 
@@ -202,7 +202,7 @@ def resume(
     force: bool = False,
     **options: Unpack[SessionOptions],
 ) -> Posterior:
-    """Continue a run where its file ends; the result is identical to that of a run without the break.
+    """Continue a run where its file ends; the result is identical to that of an uninterrupted run.
 
     Parameters
     ----------
@@ -211,12 +211,12 @@ def resume(
     model
         The model of the run (or `estimator`, if the run had one). It is compared with the file part by part.
     kernel, proposal, start, bank
-        Only if they were a function of your own or a Posterior: the file does not hold those.
+        Only if they were your own functions or a Posterior, which the file does not hold.
     draws, budget
-        A larger number than the run began with, to go further.
+        A larger number than before, to extend the run.
     force
-        Continue although the model has changed, or behind the last good record of a damaged file. The file and the
-        Posterior's notes say so.
+        Continue although the model has changed, or after the last good record of a damaged file. The file and the
+        notes of the Posterior record this.
     **options
         max_seconds, workers, executor, segment and progress of this session, as in every function that simulates.
 
@@ -322,10 +322,10 @@ def own_parts(path: File, force: bool = False) -> list[str]:
 
 
 def replay(path: File, failure: int = 0, *, model: Model) -> Any:
-    """Run one failed simulation again, with its own random stream, and let its exception through.
+    """Repeat one failed simulation with its own random stream, and let it raise its exception.
 
-    `failure` counts the failures that the file keeps (`od.load(path).failures`). Where nothing is raised, the
-    simulator's output is returned, as when it was not finite. Use it under a debugger.
+    `failure` counts the failures that the file keeps (`od.load(path).failures`). If nothing is raised, the
+    output of the simulator is returned (it was not finite, for example). Use it in a debugger.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -398,7 +398,7 @@ def reuse(
     observed: Any = None,
     model: Model | None = None,
 ) -> Posterior:
-    """A rejection posterior from simulations that a run kept, without a new one.
+    """A rejection posterior from the simulations that a run kept, without new ones.
 
     The run must be one of `od.rejection(..., keep="all")`: its simulations are at draws from the prior, whatever the
     kernel, distance and data. The result is that of `od.rejection` with the same seed and as many proposals.
@@ -410,7 +410,7 @@ def reuse(
     observed
         Other data to compare the simulations with.
     model
-        Needed where there is a summary or distance of your own and something other than the kernel changes. Its
+        Needed if the run had your own summary or distance and something other than the kernel changes. Its
         prior, simulator and summary must be those of the run; its distance and data may differ.
 
     >>> import onedraw as od

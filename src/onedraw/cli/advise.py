@@ -10,7 +10,7 @@ from onedraw.cli.options import COUNT, POSITIVE, SEED, WholeNumber
 from onedraw.results.plain import printable
 
 
-@click.command()
+@click.command(short_help="Check the theory, and every sampler against it.")
 @click.option("--trials", type=COUNT, default=2000, show_default=True, help="Random problems.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print everything, instances included, as JSON.")
@@ -37,7 +37,7 @@ from onedraw.results.plain import printable
 def verify(trials: int, seed: int, as_json: bool, stored: Path | None, save: Path, engines: tuple[str, ...]) -> None:
     """Check every statement of the theory on random finite problems, exactly, and run every sampler against them.
 
-    The samplers are run on a model with a handful of outcomes, and what they do is counted against exact transition
+    The samplers run on a model with a handful of outcomes, and their moves are compared with exact transition
     matrices. Exits with 1 if anything fails; the first failing instance of a statement is saved, for --rerun.
     """
     import json
@@ -64,7 +64,7 @@ def verify(trials: int, seed: int, as_json: bool, stored: Path | None, save: Pat
     sys.exit(1)
 
 
-@click.command()
+@click.command(short_help="Measure how many pseudo-samples pay for a model.")
 @click.argument("file")
 @click.option("--eps", type=POSITIVE, help="The tolerance of a model.")
 @click.option("--kernel", type=click.Choice(["uniform", "gaussian"]), default="uniform", show_default=True)
@@ -88,7 +88,7 @@ def advise(
     """How many pseudo-samples to draw at each theta, measured on the model that FILE defines.
 
     FILE is a Python file that defines `model`, or FILE:name for another name. An estimator such as a particle filter
-    may stand in its place, with --start instead of --eps: then the question is how many particles.
+    may take its place, with --start instead of --eps. The question is then how many particles.
     """
     import onedraw
     from onedraw.tuning.advise import advise as measure

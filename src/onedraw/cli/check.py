@@ -6,7 +6,7 @@ import click
 
 from onedraw.cli.models import named
 from onedraw.cli.options import COUNT, POSITIVE, SEED, json_option
-from onedraw.cli.text import as_json, concerns, takes
+from onedraw.cli.text import as_json, concerns, fitted, takes
 from onedraw.failures import in_words
 from onedraw.results.plain import printable
 
@@ -40,18 +40,18 @@ ENOUGH = 50
 def check(
     model: str, budget: int, simulations: int, max_seconds: float, timeout: float | None, seed: int, json_wanted: bool
 ) -> None:
-    """Try the model that MODELFILE defines (`model`, or NAME), and keep nothing.
+    """Try the model that MODELFILE defines (`model`, or NAME), without saving anything.
 
-    One simulation shows whether it has the form of the data, whether it is finite, whether the same random stream
-    gives the same data, and how long it takes. Further simulations, at draws from the prior, show whether the prior
-    expects data like those observed.
+    One simulation shows whether the simulator returns data in the form of those observed, whether they are finite,
+    whether the same random stream gives the same data, and how long it takes. Further simulations, at draws from the
+    prior, show whether the prior predicts data like those observed.
     """
     import onedraw as od
     from onedraw.tuning.first_look import first_look
 
     value, _ = named(model, od.Model)
     look = first_look(value, simulations, seed, timeout, max_seconds)
-    click.echo(as_json(look) if json_wanted else printable(described(value, look, budget)))
+    click.echo(as_json(look) if json_wanted else fitted(printable(described(value, look, budget))))
 
 
 def described(model: Any, look: Any, budget: int) -> str:
@@ -99,7 +99,7 @@ def _table(beside: Any, made: int) -> list[str]:
     if made < ENOUGH:
         return [
             *lines,
-            f"{made} simulations are too few to judge by: give a larger --max-seconds or --simulations.",
+            f"{made} simulations are too few to judge: give a larger --max-seconds or --simulations.",
         ]
     outside = [one for one in beside if one.outside]
     if not outside:

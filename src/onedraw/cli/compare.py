@@ -32,7 +32,7 @@ def compare(
     json_wanted: bool,
     **options: Any,
 ) -> None:
-    """Give the posterior probabilities of two or more models of the same data, and write a page about them.
+    """Compute the posterior probabilities of two or more models of the same data, and write a page about them.
 
     A model is labelled by the name of its file, or by its NAME if files repeat; LABEL=MODELFILE sets another label.
     The same command, given again, continues where the file ends. The exit status is 0 whatever the answer, 130 after

@@ -114,8 +114,8 @@ def export(
 ) -> None:
     """Write the draws of the run in FILE as a NetCDF file for ArviZ or as a table.
 
-    Draws that have weights, or that are worth less than their number, are resampled to as many draws of equal weight as
-    they are worth.
+    Weighted draws, and draws that outnumber their effective sample size, are resampled to that many draws of equal
+    weight.
     """
     from dataclasses import replace
 

@@ -53,9 +53,9 @@ class Look(NamedTuple):
 def watch(file: str, every: float, once: bool, json_wanted: bool) -> None:
     """Watch the progress of the run in FILE from another terminal, until it ends.
 
-    What is shown is what the run has saved: it saves every 30 seconds by default (--segment). Of the FOLDER of a job
-    array (`onedraw plan`), each shard is shown: done, running, or stale if its process has left it. With --once, the
-    exit status is then 0 if the run is complete or moves, and 5 if it stands still.
+    It shows what the run has saved, by default every 30 seconds (--segment). For the FOLDER of a job array (`onedraw
+    plan`), it shows each shard: done, running, or stale if its process has died. With --once, the exit status is then
+    0 if the run is complete or jobs are working on it, and 5 if none is.
     """
     if Path(file).is_dir():
         watch_shards(file, every, once, json_wanted)

@@ -126,6 +126,10 @@ def without_ours(text: str) -> str:
 class Group(click.Group):
     """The command line: errors of a user's file come with its traceback, mistakes in settings with one line."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of their use, not of the alphabet."""
+        return list(self.commands)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was given."""
         try:

@@ -85,7 +85,7 @@ what_to_run = added(
             help="infer, rejection, pseudo_marginal, wilkinson, r_hit, smc, importance, or one that MODELFILE "
             "registers.  [default: infer; rejection if a tolerance is given]",
         ),
-        click.option("--chains", type=COUNT, help="Chains side by side."),
+        click.option("--chains", type=COUNT, help="Number of chains."),
         click.option("--thin", type=COUNT, help="Keep every Nth step."),
         click.option("--pseudo-samples", type=COUNT, help="M, the simulations at one parameter value.  [default: 1]"),
         click.option("--hits", type=COUNT, help="Hits per estimate (r_hit only)."),
@@ -126,18 +126,18 @@ bank_option = click.option(
     multiple=True,
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="An earlier run whose simulations are used too (infer only). May be given several times.",
+    help="Use the simulations of this earlier run too (infer only). May be repeated.",
 )
 used_and_kept = added(
     (
         click.option(
             "--coverage",
             type=COUNT,
-            help="Number of simulations near the data at which intervals are checked (infer only).",
+            help="Check intervals at this many simulations near the data (infer only).",
         ),
         bank_option,
         click.option(
-            "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What is kept besides draws."
+            "--keep", type=click.Choice(["draws", "distances", "summaries", "all"]), help="What to keep besides draws."
         ),
     )
 )

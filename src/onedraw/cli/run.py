@@ -23,7 +23,7 @@ from onedraw.cli.options import (
     where_to_work,
 )
 from onedraw.cli.replacing import make_way, replace_if_empty
-from onedraw.cli.text import as_json, concerns, described, opened, takes, text
+from onedraw.cli.text import as_json, concerns, described, fitted, opened, takes, text
 from onedraw.cli.wording import in_options
 from onedraw.model.kernels import Kernel
 from onedraw.results.plain import printable
@@ -34,7 +34,7 @@ NO_DRAWS = 3
 """The exit status of a run that has ended without a draw."""
 
 
-@click.command(short_help="Run the model in a Python file; keep the run in a file.")
+@click.command(short_help="Run the model in a Python file, and save the run.")
 @click.argument("model", metavar="MODELFILE[:NAME]")
 @budget_option
 @click.option("--out", type=click.Path(dir_okay=False), help="The run's file.  [default: MODELFILE with .db]")
@@ -54,13 +54,13 @@ def run(
     bank: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Run the model that MODELFILE defines (`model`, or NAME), and keep the run in a file.
+    """Run the model that MODELFILE defines (`model`, or NAME), and save the run in a file.
 
-    Start with `onedraw run MODELFILE --budget 1000`: tolerance and method are then chosen for the budget. The same
+    Start with `onedraw run MODELFILE --budget 1000`: it chooses tolerance and method for the budget. The same
     command, given again, continues where the file ends. A file that holds another run is replaced if that run has no
     draws or only failed simulations; otherwise --overwrite is needed. A `kernel` or `proposal` in MODELFILE is used
     if the algorithm takes one and the options do not say otherwise, and `checks` are used by --report. The exit
-    status is 0 if the run came to its end, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an
+    status is 0 if the run is complete, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an
     error.
     """
     from onedraw.model.first_simulation import listening
@@ -150,16 +150,16 @@ def _kernel(
 @click.command(short_help="Continue a run where its file ends.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.argument("model", metavar="MODELFILE[:NAME]")
-@click.option("--force", is_flag=True, help="Continue although the model has changed; the file says so.")
-@click.option("--draws", type=COUNT, help="A larger number of draws than the run began with.")
-@click.option("--budget", type=COUNT, help="A larger number of simulations than the run began with.")
+@click.option("--force", is_flag=True, help="Continue although the model has changed; the file records this.")
+@click.option("--draws", type=COUNT, help="A larger number of draws than before.")
+@click.option("--budget", type=COUNT, help="A larger number of simulations than before.")
 @bank_option
 @where_to_work
 def resume(file: str, model: str, dask: str | None, json_wanted: bool, bank: tuple[str, ...], **options: Any) -> None:
     """Continue the run in FILE, with the model (or estimator) called NAME, by default `model`, in MODELFILE.
 
     A `kernel`, `proposal` or `start` in MODELFILE is used if the run had one of your own. The exit status is 0 if the
-    run came to its end, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
+    run is complete, 3 if it has no draws, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
     """
     import onedraw as od
     from onedraw import runs
@@ -207,7 +207,7 @@ def finish(post: Any, file: str, model: str, json_wanted: bool, page: Any = None
         )
     empty = math.prod(post.shape) == 0
     if not post.status.complete:
-        last = f"What was done is saved in {file}. To continue: {again or f'onedraw resume {file} {model}'}"
+        last = f"The run so far is saved in {file}. To continue: {again or f'onedraw resume {file} {model}'}"
     elif empty:
         last = f"No draws. {remedy(post)}"
     elif page is not None:
@@ -215,7 +215,7 @@ def finish(post: Any, file: str, model: str, json_wanted: bool, page: Any = None
     else:
         last = f"The run is saved in {file}. Next: onedraw report {file} -o {Path(file).stem}.html --model {model}"
     if empty or not json_wanted:
-        click.echo(f"\n{printable(last)}", err=True)
+        click.echo(f"\n{fitted(printable(last))}", err=True)
     sys.exit(EXIT.get(post.status.reason, NO_DRAWS if empty else 0))
 
 
@@ -264,7 +264,7 @@ def interruptible(file: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stopped:
-        click.echo(f"\nWhat was done is saved in {file}. To continue, give the same command again", err=True)
+        click.echo(f"\nThe run so far is saved in {file}. To continue, give the same command again", err=True)
         sys.exit(EXIT.get(str(stopped), 130))
 
 

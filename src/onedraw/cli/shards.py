@@ -50,12 +50,12 @@ session_options = added((wait_option, max_seconds_option, progress_option))
 @how_to_run
 @json_option
 def plan(model: str, shards: int, out: str | None, bank: tuple[str, ...], json_wanted: bool, **options: Any) -> None:
-    """Plan a run of the model that MODELFILE defines (`model`, or NAME) as a job array, without a broker.
+    """Plan a run of the model that MODELFILE defines (`model`, or NAME) as a job array. No broker is needed.
 
-    A few simulations are made to look at the model, and nothing is kept of them. The first round is written to the
-    folder. Then `onedraw work FOLDER --shard N` is to be run for each shard, N from 1 to the number of shards, and
-    `onedraw step FOLDER` makes the next round, until the run is complete. The same command with a larger --budget or
-    --draws continues a run. The exit status is 0 if there is something to do for shards or the run is complete.
+    A few simulations check the model and are not kept. The first round is written to the folder. Then run `onedraw
+    work FOLDER --shard N` for each shard, N from 1 to the number of shards, and `onedraw step FOLDER` to write the
+    next round, until the run is complete. The same command with a larger --budget or --draws continues a run. The
+    exit status is 0 if shards are ready to be worked on or the run is complete.
     """
     from onedraw.arguments import seed_or_fresh
     from onedraw.tuning.first_look import first_look
@@ -88,18 +88,18 @@ def plan(model: str, shards: int, out: str | None, bank: tuple[str, ...], json_w
         sys.exit(0 if ended.code in (WAITS, STANDS) else ended.code)
 
 
-@click.command(short_help="Do one shard of a planned run: the command of an array's jobs.")
+@click.command(short_help="Simulate one shard of a planned run, in one job of an array.")
 @folder_argument
-@click.option("--shard", type=COUNT, help="The number of the shard.  [default: any that nobody works on]")
+@click.option("--shard", type=COUNT, help="The number of the shard.  [default: any that is free]")
 @session_options
 @click.option("--workers", type=COUNT, help="Simulate in N processes on this host.")
 @click.option("--segment", type=POSITIVE, default=60.0, show_default=True, help="Seconds between saves.")
 def work(folder: str, shard: int | None, **options: Any) -> None:
-    """Do one shard of the present round of the run in FOLDER, in one job of an array.
+    """Simulate one shard of the current round of the run in FOLDER, in one job of an array.
 
-    It may be killed and started again at any time, on any host that sees the folder, and continues where it was. With
-    --wait it goes on with the rounds to come. The exit status is 0 if the shard is done or has nothing to do, 4 if
-    --max-seconds ended it, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
+    It may be killed and started again at any time, on any host that can see the folder, and continues where it
+    stopped. With --wait it continues with later rounds. The exit status is 0 if the shard is done or has nothing to
+    do, 4 if --max-seconds ended it, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error.
     """
     from onedraw.run.shard_work import work as worked
 
@@ -109,31 +109,31 @@ def work(folder: str, shard: int | None, **options: Any) -> None:
     with plain_warnings():
         reason = worked(folder, shard, tell=tell, **options)
     if reason == "left":
-        tell("others work on the shards that are left")
+        tell("other jobs are working on the remaining shards")
     sys.exit(EXIT.get(reason, WAITS if reason == "max_seconds" else 0))
 
 
-@click.command(short_help="Take in the shards that are done, and make the next round.")
+@click.command(short_help="Collect the finished shards and write the next round.")
 @folder_argument
 @session_options
 @json_option
 def step(folder: str, json_wanted: bool, **options: Any) -> None:
-    """Take in what the shards of the run in FOLDER have done, and make the next round.
+    """Collect the finished shards of the run in FOLDER and write the next round.
 
     The exit status is 0 if the run is complete, 3 if it has no draws, 4 if it waits for shards, 5 if it waits for
-    shards and none was worked on since the last step, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an error. One
-    process at a time may do this.
+    shards and no job has worked on one since the last step, 130 after Ctrl-C, 143 after SIGTERM, and 1 after an
+    error. Run it in one process at a time.
     """
     _step(folder, json_wanted, whole=False, **options)
 
 
-@click.command(short_help="Take in the shards that are done, and show the result so far.")
+@click.command(short_help="Collect the finished shards and show the result so far.")
 @folder_argument
 @click.option("-o", "--out", type=click.Path(dir_okay=False), help="Copy the run's file, FOLDER/run.db, to here.")
 @session_options
 @json_option
 def collect(folder: str, out: str | None, json_wanted: bool, **options: Any) -> None:
-    """Take in what the shards of the run in FOLDER have done, and show the result, also of a run that goes on.
+    """Collect the finished shards of the run in FOLDER and show the result, even if the run is not complete.
 
     The run is in FOLDER/run.db, for every other command and for od.load. The exit status is that of `onedraw step`.
     """
@@ -208,5 +208,6 @@ def _tell_missing(folder: str, missing: Any, json_wanted: bool, whole: bool) -> 
     else:
         click.echo(printable(("" if post is None else f"{text(post)}\n\n") + f"{missing}"))
     if not missing.moved:
-        click.echo(f"No shard was worked on since the last step: onedraw work {folder} --shard N does one", err=True)
+        again = f"onedraw work {folder} --shard N"
+        click.echo(f"No job has worked on a shard since the last step. To work on one: {again}", err=True)
     sys.exit(WAITS if missing.moved else STANDS)

@@ -59,7 +59,7 @@ def counted(workers: int) -> str:
     return f"{workers} process{'es' if workers > 1 else ''}"
 
 
-@click.command()
+@click.command(short_help="Reproduce the simulation study of the paper.")
 @click.option(
     "--figure",
     "figure",
@@ -144,7 +144,7 @@ def study(
         raise click.ClickException("simulated and exact values do not agree: the sampler or the exact value is wrong")
 
 
-@click.command()
+@click.command(short_help="Show when more than one pseudo-sample pays.")
 @click.option("--quick", is_flag=True, help="Smaller runs, T = 100 alone in panel 4: about three minutes.")
 @options("contrast-output")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON, too.")

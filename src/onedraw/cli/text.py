@@ -1,6 +1,9 @@
 """What the commands print of a run, for people and for programs."""
 
 import math
+import shutil
+import sys
+import textwrap
 from typing import Any
 
 import click
@@ -9,7 +12,7 @@ from onedraw.cli.models import without_ours
 from onedraw.cli.wording import in_options
 from onedraw.failures import in_words
 from onedraw.results.plain import as_json as as_json
-from onedraw.results.plain import printable, six_digits
+from onedraw.results.plain import printable, stated
 
 
 def opened(file: str) -> Any:
@@ -71,16 +74,12 @@ def concerns(first: Any) -> list[str]:
 
 def text(post: Any, failures: bool = False) -> str:
     """A run in lines."""
-    hidden = ("algorithm", "path", "terms", "alternatives", "held_out")
-    given = {
-        key: value
-        for key, value in post.settings.items()
-        # Records, such as those of a calibration or a misfit, are told in the notes.
-        if value is not None and key not in hidden and not isinstance(value, dict)
-    }
-    settings = ", ".join(f"{key} = {value}" for key, value in six_digits(given).items())
+    given = {key: value for key, value in post.settings.items() if key != "algorithm"}
+    settings = ", ".join(f"{key} = {value}" for key, value in stated(given).items())
     cost = ", ".join(
-        f"{value:,.1f} s" if name == "seconds" else f"{value:,} {name}" for name, value in post.cost._asdict().items()
+        f"{value:,.1f} s" if name == "seconds" else f"{value:,} {name}"
+        for name, value in post.cost._asdict().items()
+        if value or name == "simulations"
     )
     lines = [
         f"{post.settings['algorithm']}: {in_options(post.status.message)}",
@@ -99,7 +98,16 @@ def text(post: Any, failures: bool = False) -> str:
             where = f"chain {one.chain}, step {one.step}, pseudo-sample {one.pseudo_sample}"
             lines += [f"\n[{number}] {one}", f"    {where}; repeat it with od.replay(..., failure={number}, model=...)"]
             lines += [f"    {line}" for line in without_ours(one.traceback).splitlines()]
-    return printable("\n".join(lines))
+    return fitted(printable("\n".join(lines)))
+
+
+def fitted(text: str) -> str:
+    """Long sentences broken between words where a terminal shows them; tables, logs and pipes as they are."""
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line if "  " in line else wrapper.fill(line) for line in text.split("\n"))
 
 
 def described(post: Any, failures: bool = False) -> dict[str, Any]:

@@ -75,9 +75,9 @@ def compiled(function: Any) -> Compiled:
     """Mark a simulator, summary or distance to be compiled by Numba (`pip install "onedraw[numba]"`).
 
     A simulator is `function(rng, **parameters)` and draws one pseudo-sample: a number, an array, or a few numbers in a
-    tuple or list. It must keep to the Python that Numba knows: numbers, arrays, loops, and the methods of `rng` that
-    it has. Without the mark the same function is a plain simulator, which is the way to look for mistakes: compiled
-    code does not check that an index lies inside its array. Discrete parameters are integers. An exception, or a result
+    tuple or list. It must use only the Python that Numba supports: numbers, arrays, loops, and some methods of `rng`.
+    Without the decorator the same function is a plain simulator. Debug it in this form: compiled code
+    does not check that an index lies inside its array. Discrete parameters are integers. An exception, or a result
     that is not finite, is a failed simulation.
 
     A summary takes one data set and gives a number or numbers. A distance takes two summaries, the simulated one

@@ -66,8 +66,8 @@ def unbiased(
 ) -> FunctionEstimator:
     """An estimator from a function `log_estimate(rng, theta)` of a batch of parameters (n, dim) -> (n,).
 
-    exp(log_estimate) must have the likelihood (up to one constant) as its mean, and be non-negative. `simulations`
-    is what one estimate counts for in the cost; `log_bound`, if you know one, lets proposals be rejected early.
+    exp(log_estimate) must be non-negative and have the likelihood, up to a constant, as its mean. `simulations` is
+    the cost of one estimate; `log_bound`, if you know one, lets proposals be rejected early.
 
     >>> import onedraw as od
     >>> from scipy import stats

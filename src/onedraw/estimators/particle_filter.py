@@ -31,7 +31,7 @@ from onedraw.engines.arrays import NO_DISTANCES, Array, DeviceParts, namespace
 from onedraw.engines.numba import Compiled, moved_particles
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.estimators.protocol import Evaluation, from_device, public_estimate
-from onedraw.failures import FAULTS, Failure, SimulationError, told
+from onedraw.failures import FAULTS, Failure, SimulationError, in_words, told
 from onedraw.model.prior import Prior
 
 CHUNK_PARTICLES = 32_768
@@ -276,7 +276,9 @@ class ParticleFilter:
         )
 
     def _wrong(self, name: str, told: str, theta: Array) -> SimulationError:
-        return SimulationError(f"{name} {told} at {self.prior.named(theta)}: it is called as {self._form(name)}")
+        return SimulationError(
+            f"{name} {told} at {in_words(self.prior.named(theta))}: it is called as {self._form(name)}"
+        )
 
 
 class Filtered(NamedTuple):

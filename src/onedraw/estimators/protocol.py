@@ -16,7 +16,7 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import NO_DISTANCES, Array, namespace
 from onedraw.engines.clock import OutOfTime
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.failures import FAULTS, Failure, SimulationError, first_failures, told
+from onedraw.failures import FAULTS, Failure, SimulationError, first_failures, in_words, told
 from onedraw.model.layout import numbers
 from onedraw.model.prior import Prior
 
@@ -40,11 +40,11 @@ class Evaluation(NamedTuple):
 
 @runtime_checkable
 class Estimator(Protocol):
-    """What Algorithm 2 needs of an estimator. Any object with these three may be given to a sampler.
+    """What Algorithm 2 needs from an estimator. Samplers accept any object with these three members.
 
     `log_bound` is a number that no log estimate exceeds (0 for an ABC average), or None if none is known: then nothing
-    is rejected early, and starting points must be given. An attribute `simulations` gives the most simulations that
-    one estimate may take (1 without it), by which a budget is kept.
+    is rejected early, and starting points must be given. An attribute `simulations` gives the largest number of
+    simulations of one estimate (1 without it), so that a budget is never exceeded.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -104,7 +104,9 @@ def evaluate(
         raise
     except FAULTS as error:
         others = f" and {len(theta) - 1} other rows" if len(theta) > 1 else ""
-        raise ValueError(f"log_estimate failed at {estimator.prior.named(theta[0])}{others}: {told(error)}") from error
+        raise ValueError(
+            f"log_estimate failed at {in_words(estimator.prior.named(theta[0]))}{others}: {told(error)}"
+        ) from error
     if log_estimate.shape != (len(theta),):
         raise ValueError(
             f"log_estimate returned shape {log_estimate.shape} for {len(theta)} rows: expected ({len(theta)},)"
@@ -114,8 +116,8 @@ def evaluate(
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"log_estimate is {log_estimate[row]} at {estimator.prior.named(theta[row])}: it must be a number or "
-            f"-inf, and not above log_bound = {estimator.log_bound}"
+            f"log_estimate is {log_estimate[row]} at {in_words(estimator.prior.named(theta[row]))}: it must be a "
+            f"number or -inf, and not above log_bound = {estimator.log_bound}"
         )
     return Evaluation(log_estimate, NO_DISTANCES, Cost(_counted(estimator, simulations, int(np.count_nonzero(worth)))))
 

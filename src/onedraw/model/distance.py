@@ -159,13 +159,13 @@ def scaled(
     The spread is the median absolute deviation (MAD, times 1.4826 so that it estimates a normal's standard
     deviation) over `pilot` simulations from the prior, or `scale` if you know it.
 
-    With `adapt`, `od.importance` and `od.smc` learn the spread again on the way, from simulations at parameters near
+    With `adapt`, `od.importance` and `od.smc` update the spread during the run, from simulations at parameters near
     the posterior, where it can be far from the prior's. The tolerance is then stated in the last distance, which
     `settings["distance"]` holds. Other samplers keep the pilot's spread, since a chain needs one target.
 
-    With `robust`, a summary that is far off counts with its difference and not with its square; and if the scale
+    With `robust`, differences are summed instead of their squares; and if the scale
     is learnt again, the distance of the data from the simulations' median is added to it, so that a summary which
-    the model cannot reproduce does not drown the others.
+    the model cannot reproduce does not dominate the others.
 
     >>> scaled(scale=[1.0, 100.0])(np.array([[1.0, 100.0]]), np.zeros(2)).round(4)
     array([1.4142])

@@ -406,7 +406,7 @@ def command(
     arguments
         The program and its arguments. `{mu}` is replaced by the value of the parameter mu (those of a
         vector with commas between them), `{seed}` by a whole number
-        below 2**31 from the simulation's own random stream (the program must draw all its randomness from it),
+        below 2**31 from the simulation's own random stream (the program must take all its randomness from it),
         `{input}` by the name of a JSON file with all of these, and `{output}` by the name of a file to write to.
         Doubled braces stand for themselves.
     parse
@@ -421,15 +421,15 @@ def command(
     timeout
         Seconds after which it is killed and the simulation counts as failed.
     unused
-        A parameter of the model that is passed nowhere is an error; "allow" permits it.
+        A parameter of the model without a placeholder is an error unless this is "allow".
     persistent
         Start the program once per worker. It reads one line of JSON for each simulation, such as
         `{"mu": 1.5, "seed": 1234}` with all parameters, and answers with one line: the data as JSON, or
         `{"error": "why"}` for a failed simulation. Templates in R, Julia, C and shell are in examples/programs. A
-        program that dies is started again; the time of its start does not count towards `timeout`.
+        program that dies is started again; starting does not count towards `timeout`.
 
-    A status other than 0 is a failed simulation, with the end of what the program wrote in its message; so is output
-    of more than 64 MiB. What the program has started ends with it.
+    A simulation fails if the program exits with a status other than 0 (the message has the end of what it wrote), or
+    if its output exceeds 64 MiB. Processes that the program starts end with it.
 
     >>> import sys
     >>> simulate = command([sys.executable, "-c", "import sys; print(float(sys.argv[1]) * 2)", "{mu}"])

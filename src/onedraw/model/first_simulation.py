@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from onedraw.failures import SimulationError, told
+from onedraw.failures import SimulationError, in_words, told
 from onedraw.model.layout import WrongForm
 
 HOPELESS = (NameError, ImportError)
@@ -106,10 +106,10 @@ def left_to_look_at(left: int, error: BaseException | None, theta: dict[str, flo
     if isinstance(error, WrongForm):
         if left == 1:
             raise SimulationError(
-                f"the first simulations failed: at {theta} the {word} {error}. Return data in the form of the "
-                "observed ones, filled with NaN if they cannot be simulated"
+                f"the first simulations failed: at {in_words(theta)} the {word} {error}. Return data in the same form "
+                "as the observed data, or NaN in place of numbers that cannot be simulated"
             ) from error
         return left - 1
     if isinstance(error, HOPELESS):
-        raise SimulationError(f"the first simulation failed at {theta}: {told(error)}") from error
+        raise SimulationError(f"the first simulation failed at {in_words(theta)}: {told(error)}") from error
     return 0

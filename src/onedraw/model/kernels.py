@@ -24,7 +24,7 @@ class Kernel:
     """log K as a function of distance / eps.
 
     `profile` maps an array u = distance / eps >= 0 to log K(u) <= 0. `indicator` says that K is 1 for u < 1 and 0
-    elsewhere, which lets averages be counted. `support` is the u from which on K is zero (inf when there is none).
+    elsewhere, so that averages are counts. `support` is the u beyond which K is zero (inf if there is none).
     `formula` is the name of the profile in compiled loops, empty for a user's own.
 
     >>> made = gaussian(0.5)
@@ -141,8 +141,8 @@ ON_ARRAYS = "it must work on arrays of distance/eps and give log K at each"
 def kernel(log_profile: Callable[[Array], Array], eps: float | None = None, *, support: float = math.inf) -> Kernel:
     """A kernel of your own: `log_profile(u)` gives log K for an array u = distance / eps.
 
-    Its largest value must be 0 (K = 1): it is tried on a grid here and checked at every use. Where K is zero from
-    some u on, say so with `support=u`: early stopping and `Posterior.at` rely on it.
+    Its largest value must be 0 (K = 1), which is checked on a grid here and at every use. If K is zero beyond some u,
+    give `support=u`: early stopping and `Posterior.at` rely on it.
 
     >>> student = kernel(lambda u: -2.0 * np.log1p(u**2), eps=0.1)
     >>> kernel(lambda u: np.exp(-u), eps=0.1)

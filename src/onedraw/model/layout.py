@@ -108,6 +108,8 @@ def numbers(value: Any) -> Array:
     """`value` as an array of floats; WrongForm if that is impossible."""
     if isinstance(value, np.ma.MaskedArray):
         refuse_masked(value)
+    if value is None:
+        raise WrongForm("is None: a return statement may be missing")
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.kind not in "fiubO":
         raise WrongForm(f"is not an array of numbers (its type is {dtype})")

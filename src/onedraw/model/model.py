@@ -58,7 +58,7 @@ class Model:
         arrays); or one marked `@od.batched` or `@od.compiled`; or `od.staged(prepare, draw)`; or `od.command([...])`;
         or one in two parts, `od.stages(...)` or `od.multifidelity(...)`.
     observed
-        The data, in the form the simulator returns. Of a dict, the keys and their order count.
+        The data, in the form that the simulator returns. In a dict, keys and their order matter.
     summary
         A function of one data set (or `@od.batched`, `@od.compiled`) that gives the numbers to compare; the data
         themselves if there is none. With a summary, data sets may vary in size.
@@ -496,7 +496,12 @@ def _width(observed: Any) -> int:
 def _where_not_finite(observed: Any, row: Array, layout: Layout, word: str) -> str:
     labels = layout.labels(word)
     column = int(np.argmax(~np.isfinite(row)))
-    message = f"{labels[column]} is {row[column]}: observed data must be finite"
+    missing = int(np.sum(np.isnan(row)))
+    remedy = (
+        f"observed data must be finite. If {missing} of {row.size} numbers are missing, leave them out of observed and "
+        "of what simulate returns, or give a summary= of the numbers that are there"
+    )
+    message = f"{labels[column]} is {row[column]}: {remedy if missing else 'observed data must be finite'}"
     if word == "summary":
         message = f"the summary of the observed data is not finite: {labels[column]} is {row[column]}"
         try:

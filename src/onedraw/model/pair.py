@@ -208,22 +208,22 @@ def stages(
     floor: float = 0.05,
     pilot: int = 1000,
 ) -> Pair:
-    """A simulator that can be stopped half-way: a simulation that will not match the data need not be finished.
+    """A simulator that can be stopped half-way, so that a simulation that will not match the data need not be finished.
 
-    After the first stage the simulation goes on with probability alpha, and a simulation that did counts 1/alpha
-    times. The posterior is that of the whole simulation, exactly, for every alpha (docs/theory.md). It works with
+    After the first stage the simulation continues with probability alpha, and then has weight 1/alpha.
+    The posterior is exactly that of the whole simulation, for every alpha (docs/theory.md). It works with
     `od.rejection` and `od.importance`, whose draws have weights then, `od.smc` and `od.pseudo_marginal`.
 
     Parameters
     ----------
     first
-        `first(rng, **parameters) -> state`, anything that the rest can go on from. Of two functions marked
-        `@od.batched`, states are an array with a row for each parameter value.
+        `first(rng, **parameters) -> state`, anything from which the rest can continue. If both functions are marked
+        `@od.batched`, states are an array with one row per parameter value.
     rest
         `rest(rng, state, **parameters) -> data`.
     signal
-        A function of the state that gives one number, on which alpha depends: say, how far the simulation is from the
-        data half-way.
+        A function of the state that returns the number on which alpha depends, for example the distance of the
+        unfinished simulation from the data.
     continuation
         alpha: a number, or a function `continuation(signal, **parameters)` of arrays that gives probabilities. By
         default it is learnt from a pilot.
@@ -231,7 +231,7 @@ def stages(
         What the two stages cost, in any unit, as (1, 20) or seconds. `budget` is then in this unit. It is needed if
         alpha is learnt.
     floor
-        The least alpha: no simulation counts more than 1/floor times.
+        The smallest alpha: no weight exceeds 1/floor.
     pilot
         Simulations from the prior, kept out of the posterior, from which alpha is learnt before the run.
 
@@ -268,8 +268,8 @@ def multifidelity(
     """A simulator with a cheap approximation, which decides whether the dear simulation is run.
 
     With K the kernel, the estimate is K(cheap), and with probability alpha it is corrected by
-    (K(dear) - K(cheap))/alpha. The posterior is that of the dear model, exactly, however bad the cheap one is
-    (docs/theory.md). Estimates and weights may be negative, so it works with `od.rejection` and `od.importance` alone.
+    (K(dear) - K(cheap))/alpha. The posterior is exactly that of the dear model, however poor the cheap one is
+    (docs/theory.md). Estimates and weights may be negative, so it works only with `od.rejection` and `od.importance`.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ def multifidelity(
     pilot
         Pairs of simulations from the prior, kept out of the posterior, from which alpha is learnt before the run.
     common
-        Whether both simulations are given the same random numbers. If similar numbers give similar data, the two agree
+        Whether both simulations receive the same random numbers. If similar numbers give similar data, the two agree
         more often, and the dear one is needed less often.
 
     >>> import onedraw as od

@@ -18,7 +18,7 @@ import numpy as np
 from onedraw.arguments import a_function, names_in
 from onedraw.engines.arrays import Array, namespace, special
 from onedraw.engines.numba import Formula
-from onedraw.failures import FAULTS, told
+from onedraw.failures import FAULTS, in_words, told
 from onedraw.model.hierarchy import Conditional, Vector, entries, parents_of, returned
 from onedraw.model.layout import Layout, numbers, read_only
 
@@ -54,11 +54,11 @@ class Prior:
     - a frozen SciPy distribution, for a number;
     - `od.vector(distribution, size)`, for a vector;
     - a function of earlier parameters that returns one of these, for a hierarchical prior. It names the parameters that
-      it depends on, and is called for n draws at once: a number comes as an array (n, 1), a vector as (n, size).
+      it depends on, and is called for n draws at once: a number arrives as an array (n, 1), a vector as (n, size).
 
     `where` is a constraint, a function of the parameters that it names, as arrays (n,), vectors as (n, size). The prior
-    is then the product of these distributions restricted to where it holds (its density is not divided by the share
-    that is left, a constant that no sampler needs).
+    is then the product of these distributions restricted to where it holds. (Its density is not divided by the
+    probability of that region, a constant that no sampler needs.)
 
     >>> from scipy import stats
     >>> prior = Prior(a=stats.norm(0, 1), b=stats.uniform(0, 2), where=lambda a, b: a < b)
@@ -162,8 +162,8 @@ class Prior:
         if np.isneginf(log_density_there).any():
             row = int(np.argmin(log_density_there))
             raise ValueError(
-                f"the prior's density is zero at a draw of its own, {self.named(theta[row])}: sample and logpdf "
-                "do not belong together"
+                f"the prior's density is zero at a draw of its own, {in_words(self.named(theta[row]))}: sample and "
+                "logpdf do not belong together"
             )
 
     def _refuse_own_randomness(self, theta: Array) -> None:
@@ -222,8 +222,8 @@ class Prior:
         if not self._trusted and not (log_density < np.inf).all():
             row = int(np.argmax(~(log_density < np.inf)))
             raise ValueError(
-                f"the prior's log density is {log_density[row]} at {self.named(theta[row])}: it must be a number "
-                "or -inf"
+                f"the prior's log density is {log_density[row]} at {in_words(self.named(theta[row]))}: it must be a "
+                "number or -inf"
             )
         return log_density
 

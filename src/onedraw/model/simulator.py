@@ -20,7 +20,7 @@ from onedraw.engines.children import kept_apart
 from onedraw.engines.clock import limited, look
 from onedraw.engines.numba import NOT_FINITE, Compiled, LoopReport, draw_rows, drawn_layout
 from onedraw.engines.streams import Purpose, Rng
-from onedraw.failures import FAULTS, Failure, SimulationError, told
+from onedraw.failures import FAULTS, Failure, SimulationError, in_words, told
 from onedraw.model.first_simulation import LOOKS, QUICK, FirstSimulation, is_first, left_to_look_at, listener
 from onedraw.model.layout import Layout
 from onedraw.model.prior import Prior
@@ -76,8 +76,8 @@ def batched(function: Callable[..., Any]) -> Batched:
     """Mark a simulator, summary or distance as working on batches.
 
     A batched simulator receives each parameter as a read-only array of length n (a vector as (n, size)) and returns n
-    rows. Rows that could not be simulated are returned as NaN: an exception would not say whose fault it was, and stops
-    the run.
+    rows. It returns NaN for rows that cannot be simulated. An exception stops the run, since the row that caused it
+    is unknown.
 
     >>> @batched
     ... def simulate(rng, mu, sigma):
@@ -87,7 +87,7 @@ def batched(function: Callable[..., Any]) -> Batched:
 
 
 def staged(prepare: Callable[..., Any], draw: Callable[..., Any]) -> Staged:
-    """A simulator whose set-up is paid once for each theta.
+    """A simulator whose set-up is needed only once per theta.
 
     `prepare(**parameters) -> state` does the expensive part; `draw(rng, state, m) -> m rows` draws pseudo-samples.
 
@@ -112,8 +112,8 @@ def jax_simulator(function: Callable[..., Any]) -> JaxSimulator:
     """A simulator written with JAX: `function(key, **parameters)` draws one pseudo-sample.
 
     onedraw maps it over chains and pseudo-samples and compiles whole steps, for a CPU or a GPU (the extra `jax`). The
-    parameters are scalars, or arrays if they are vectors; the key is used up by what is drawn from it
-    (`jax.random.split` for more than one draw). Summary and distance must then be written with `jax.numpy` too. A
+    parameters are scalars, or arrays if they are vectors; use the key for one draw only
+    (`jax.random.split` gives more). Summary and distance must then be written with `jax.numpy` too. A
     simulation that fails returns NaN.
 
     If a constant of the simulator changes from run to run, `jax.tree_util.Partial(function, constant=...)` saves
@@ -365,7 +365,7 @@ def _batched_rows(
     except FAULTS as error:
         raise SimulationError(
             f"the batched simulator failed on {n} rows of parameters, the first of them "
-            f"{recipe.prior.named(theta[0])}: {told(error)}. Which row is to blame cannot be told: "
+            f"{in_words(recipe.prior.named(theta[0]))}: {told(error)}. Which row is to blame cannot be told: "
             "return NaN for rows that cannot be simulated"
         ) from error
     ignored = before is not None and np.array_equal(before, generator.bit_generator.state["state"]["state"])

@@ -62,7 +62,7 @@ class Independence:
 
 
 def independence(distribution: Any = None) -> Independence:
-    """Proposals drawn from one distribution: the prior by default, or an `od.Prior`, or SciPy's for one parameter.
+    """Proposals drawn from one distribution: the prior by default, an `od.Prior`, or SciPy's for one parameter.
 
     >>> import onedraw as od
     >>> from scipy import stats

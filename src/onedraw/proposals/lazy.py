@@ -45,8 +45,9 @@ class Lazy:
 def lazy(proposal: Any = None, hold: float = 0.5) -> Lazy:
     """The proposal held back with probability `hold`: the chain repeats its state and nothing is simulated.
 
-    With hold = 1/2 the chain is non-negative definite for any proposal, which the factor-two theorem asks for; it
-    costs accuracy (its asymptotic variance is 2v + v(f) for v of the chain without), so it is never the default.
+    With hold = 1/2 the chain is non-negative definite for any proposal, which the factor-two theorem requires. This
+    costs accuracy: the asymptotic variance is 2v + v(f), if v is that of the chain without holding. So it is never
+    the default.
 
     >>> import onedraw as od
     >>> from scipy import stats

@@ -81,7 +81,7 @@ def random_walk(cov: Any = None, scale: float | None = None) -> RandomWalk:
     """Normal increments with covariance scale² · cov.
 
     `cov` is a matrix (dim, dim), variances (dim,), or one variance for all. Without it the covariance comes from
-    draws of the starting phase that no chain starts from, with scale 2.38 / sqrt(dim); with it the scale is 1.
+    draws of the starting phase that are not starting points, with scale 2.38 / sqrt(dim); with it the scale is 1.
     Increments of discrete parameters are rounded.
 
     >>> random_walk([0.1, 0.4]).cov

@@ -34,7 +34,7 @@ def coverage(
     """How often intervals of each level contain known parameters: on the diagonal if intervals are right.
 
     `found` is a result of `od.infer(..., coverage=...)`, or ranks by parameter: for each known parameter, the share of
-    its posterior that lies below it. The grey band holds 95 % of what chance alone gives. `truth` marks the coverage
+    its posterior that lies below it. The grey band contains 95 % of what chance alone gives. `truth` marks the coverage
     of 90 % intervals, if it is known from elsewhere.
 
     >>> import numpy as np
@@ -83,9 +83,9 @@ def rank_histogram(
     """Histograms of the ranks of known parameters in their posteriors: flat if the posteriors are right.
 
     `found` are ranks by parameter, each the share of a posterior below the parameter that its data came from
-    (simulation-based calibration, Talts et al. 2018). A hump in the middle means posteriors that are too wide, a
-    valley too narrow, a slope that they are biased. The grey band holds 95 % of the bars of a flat histogram. `truth`
-    marks a rank.
+    (simulation-based calibration, Talts et al. 2018). A hump in the middle means that posteriors are too wide, a
+    valley that they are too narrow, and a slope that they are biased. The grey band contains 95 % of the
+    bars of a flat histogram. `truth` marks a rank.
 
     >>> import numpy as np
     >>> import onedraw as od

@@ -94,7 +94,7 @@ def ranks(
 ) -> Any:
     """Histograms of the ranks of each chain's draws among all draws: flat if the chains agree (Vehtari et al. 2021).
 
-    Dashed lines show where a flat histogram ends. More than 8 chains are put into 8 groups. `truth` is shown at its
+    Dashed lines show a flat histogram. More than 8 chains are put into 8 groups. `truth` is shown at its
     rank among the draws.
 
     >>> import onedraw as od

@@ -30,7 +30,7 @@ from onedraw.report.verdict import Verdict, judge
 from onedraw.results.certificate import certificate
 from onedraw.results.export import affordable
 from onedraw.results.misfit import FEWEST, Misfit, misfit_of
-from onedraw.results.plain import six_digits
+from onedraw.results.plain import stated
 from onedraw.results.posterior import Posterior
 from onedraw.results.summary import SummaryRow
 from onedraw.run.fingerprint import fingerprint
@@ -52,6 +52,8 @@ LEDGER = {
     "setups": "calls of a staged simulator's prepare",
     "skipped": "pseudo-samples that early rejection or the prior made unnecessary",
     "proposals": "parameter values proposed",
+    "reused": "simulations of earlier runs, given as a bank; they do not count as simulations of this run",
+    "dear": "second parts of simulations in two parts",
     "surplus": "simulations whose results were not used (unfinished when the run had enough, or lost with a worker)",
 }
 NOT_WRITTEN = ("model", "kernel", "estimator", "store", "proposal", "eps")
@@ -151,7 +153,7 @@ def content_of(
     except ValueError as error:
         positions, fixed = [], f"At the tolerance of the run only: {error}"
         if post.settings.get("eps") is None:
-            fixed = "The estimate has no tolerance"
+            fixed = "This estimate has no tolerance"
     misfit = _misfit(post, _predicted(post, predictive), checks) if there else None
     verdict = judge(post, positions, misfit)
     now = next((i for i, one in enumerate(positions) if one.eps == post.settings.get("eps")), 0)
@@ -184,7 +186,7 @@ def content_of(
         "chains": _chains(post) if there else [],
         "certificate": _certificate(post),
         "ledger": _ledger(post),
-        "settings": {key: _brief(value) for key, value in post.settings.items() if value is not None},
+        "settings": stated(post.settings),
         "source": source,
         "versions": _versions(source),
         "prints": _prints(post, source),
@@ -303,8 +305,8 @@ def _figures(post: Posterior, misfit: Misfit | None) -> list[dict[str, str]]:
         words = "The tolerance against the number of simulations used so far."
         if post.settings.get("algorithm") == "infer":
             words = (
-                "The distance within which a fixed number of the nearest simulations lay, as more were made. The "
-                "neighbourhood that the draws come from is chosen by trial, and may be wider."
+                "The distance that contains a fixed number of the nearest simulations, as their number grows. The "
+                "neighbourhood that the draws come from is chosen by its held-out score, and may be wider."
             )
         wanted.append(("Tolerance path", words, lambda: plots.path(post)))
     if misfit is not None and misfit.rows is not None and misfit.observed is not None:
@@ -360,7 +362,10 @@ def _certificate(post: Posterior) -> dict[str, Any]:
 
 def _ledger(post: Posterior) -> list[tuple[str, str, str]]:
     cost = post.cost
-    lines = [(key, f"{getattr(cost, key):,}", words) for key, words in LEDGER.items()]
+    spent = {key: getattr(cost, key) for key in LEDGER}
+    lines = [
+        (key, f"{count:,}", LEDGER[key]) for key, count in spent.items() if count or key in ("simulations", "failed")
+    ]
     lines.append(("time", clock(cost.seconds) if cost.seconds >= 1 else f"{cost.seconds:.2g} s", "of all sessions"))
     if cost.seconds > 0:
         lines.append(("speed", f"{number(cost.simulations / cost.seconds)} /s", "simulations per second"))
@@ -368,13 +373,8 @@ def _ledger(post: Posterior) -> list[tuple[str, str, str]]:
         least = min(row.ess for row in post.summary().rows.values())
         if least > 0:
             words = "simulations per effective draw, for the parameter with the fewest effective draws"
-            lines.append(("price", number(cost.simulations / least), words))
+            lines.append(("per draw", number(cost.simulations / least), words))
     return lines
-
-
-def _brief(value: Any) -> str:
-    text = json.dumps(six_digits(value)) if isinstance(value, dict | list | tuple) else str(value)
-    return text if len(text) <= 400 else text[:399] + "…"
 
 
 def _versions(source: Source | None) -> dict[str, str]:

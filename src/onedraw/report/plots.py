@@ -1,15 +1,14 @@
 """Figures of a run: `od.plots.marginals(post)` and others, each a matplotlib Figure that a paper can use.
 
-Every function takes the same four arguments. `parameters` says which are drawn (of what has no parameters: which
-summaries, series, estimates or functions). `names` says what they are called, a dict or one name for each, with
+Every function takes the same four arguments. `parameters` selects which parameters to draw (or summaries, series,
+estimates or functions, if there are no parameters). `names` gives labels, a dict or one label for each, with
 mathematics between dollars: `names={"mu": r"$\\mu$"}`. `truth` marks known values, a dict or one number for each.
 `ax` says where to draw: a matplotlib Axes, several if there are several panels, or a Figure; by default a new Figure.
-In axes that are given, the legend is left to you (`ax.legend()`). The Figure is returned; `od.plots.save` writes it as
+In your own axes you draw the legend yourself (`ax.legend()`). The Figure is returned; `od.plots.save` writes it as
 SVG, PDF and PNG.
 
 Nothing here touches pyplot, so no figure stays in a global list; a notebook shows the Figure that is returned.
-Posterior and prior, measured and proved differ by line style and not by colour alone, and greys keep their order in
-print. Weights count everywhere.
+Lines differ in style and not only in colour, and greys keep their order in print. Weights are used everywhere.
 """
 
 import math
@@ -138,7 +137,7 @@ def _marginals_over(axes: Any, histograms: Mapping[str, MarginalHistogram]) -> N
 
 
 def intervals(post: Posts, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None) -> Any:
-    """Means with intervals that hold 50 % (thick) and 90 % (thin), one row per parameter, for one run or several.
+    """Means with intervals that contain 50 % (thick) and 90 % (thin), one row per parameter, for one run or several.
 
     For many parameters of one scale, such as the groups of a hierarchical model; otherwise use `marginals`.
 
@@ -175,7 +174,7 @@ def intervals(post: Posts, parameters: One = None, *, names: Names = None, truth
 
 
 def corner(post: Posts, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None) -> Any:
-    """Each two parameters, with contours that hold 50 % and 90 % of the posterior, and the marginals on the diagonal.
+    """Each two parameters, with contours that contain 50 % and 90 % of the posterior, and marginals on the diagonal.
 
     A dict of posteriors by label draws them over each other. Densities are smoothed, by the effective number of draws.
 
@@ -261,7 +260,7 @@ def _legend_in_corner(found: Panels, grid: list[list[Any]], labels: Sequence[str
 def pairs(post: Posterior, parameters: One = None, *, names: Names = None, truth: Truth = None, ax: Any = None) -> Any:
     """Each two parameters: density below the diagonal (stronger is more), correlation above it, marginals on it.
 
-    The draws are counted and nothing is smoothed; `corner` has contours. The first six parameters are drawn.
+    Nothing is smoothed; `corner` has smooth contours. Only the first six parameters are drawn.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -443,11 +442,11 @@ def predictive_band(
     truth: Any = None,
     ax: Any = None,
 ) -> Any:
-    """Bands over time that hold 50 % and 90 % of new simulations at posterior draws, with the data as points.
+    """Bands over time that contain 50 % and 90 % of new simulations at posterior draws, with the data as points.
 
     Simulated data are drawn, not their summaries. `time` has the times of the observations; by default they are
-    counted from 0. Data with several series (an array with a second axis, or a dict) have a panel for each;
-    `parameters` says which. `truth` is the true course: an array over time, or a dict of them by series. It costs n
+    counted from 0. Data with several series (an array with a second axis, or a dict) get one panel per series;
+    `parameters` says which. `truth` is the true series: an array over time, or a dict of them by series. It costs n
     simulations.
 
     >>> import numpy as np
@@ -583,7 +582,7 @@ def tolerances(
 ) -> Any:
     """How estimates change with the tolerance, with their Monte Carlo intervals: the result of `post.over`.
 
-    If the curve is flat before its interval widens, a smaller tolerance would not change the answer.
+    If the curve flattens before its interval widens, a smaller tolerance would not change the answer.
 
     >>> import onedraw as od
     >>> from scipy import stats

@@ -64,7 +64,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 def save(figure: Any, *paths: str | os.PathLike[str], dpi: int = 300) -> list[Path]:
     """Write a figure as SVG, PDF or PNG, by the ending of each path; returns the paths.
 
-    Letters are outlines in SVG and real fonts in PDF, as journals ask for. Files hold no dates.
+    Text is outlines in SVG and embedded fonts in PDF, as journals require. Files contain no dates.
 
     >>> import onedraw as od
     >>> from scipy import stats

@@ -1,16 +1,16 @@
-"""May these numbers be used? What a run's own numbers say about that, in plain words, and what to do next.
+"""Can these numbers be used? What the run itself says about that, in plain words, and what to do next.
 
 The level of a verdict is that of its worst finding. All limits are the constants below and those of `diagnostics` and
 `misfit`; docs/did_it_work.md has how often each finding is amber or red although nothing is wrong.
 
-- Green: nothing was found. The numbers can be used.
-- Amber: something a reader must know of; the numbers can be used with care.
-- Red: the numbers should not be used before something was done about it.
+- Green: no problems found. The numbers can be used.
+- Amber: the numbers can be used with care, and readers must know about the problem.
+- Red: the numbers should not be used until the problem is solved.
 
 A verdict uses what can be seen from the run and a few simulations: whether the model can produce such data, whether the
 run finished, whether its chains agree and move, the effective number of draws, how many simulations failed, and whether
-the answer still changes with the tolerance. It cannot see what no summary and no check shows, nor whether the summaries
-are informative enough about the parameters.
+the answer still changes with the tolerance. It cannot detect a misfit that no summary or check shows, nor tell whether
+the summaries are informative enough about the parameters.
 """
 
 import math
@@ -140,7 +140,7 @@ def _steps(post: Posterior, found: Misfit | None) -> list[str]:
     conflict = found is None or (found.prior is not None and found.prior.p <= DOUBTFUL)
     return [
         f"Check {what}: are data and simulations measured in the same way (units, missing values, order)?",
-        "Simulate at parameters that you think plausible, and look for what such data lack compared with yours.",
+        "Simulate at plausible parameters, and compare such data with yours by eye.",
         *(["Widen the prior if it excludes plausible values."] if conflict else []),
         "Add to the model what it lacks: outliers, heavier tails, dependence, another mechanism.",
         "If this part of the data does not matter for your question, leave it out of the summary, and say so when you "
@@ -171,7 +171,7 @@ def _agreement(post: Posterior, rows: dict[str, SummaryRow]) -> Iterator[Finding
     name, worst = max(known.items(), key=lambda item: item[1])
     apart = disagree(rows[name], post.shape[0])
     level = level_of(apart, apart and worst > RED_R_HAT)
-    text = f"largest for {name}; {'larger than in' if apart else 'as in'} chains that agree."
+    text = f"largest for {name}; {'larger than for' if apart else 'as for'} chains that agree."
     todo = f"The chains do not agree on {name} yet: run longer, and look for separate chains in the traces."
     yield Finding(level, "R-hat", f"{worst:.3f}", text, "" if level == GREEN else todo)
 
@@ -185,9 +185,9 @@ def _effective_draws(post: Posterior, rows: dict[str, SummaryRow]) -> Finding:
     amber, red = ESS if post.effective is None else EFFECTIVE
     sure = sure_effective(ess, "calibration" in post.settings)
     level = level_of(sure < amber, sure < red)
-    text = f"of {math.prod(post.shape):,} draws, smallest for {name}"
+    text = f"of {math.prod(post.shape):,} draws, fewest for {name}"
     if least.sd > 0:
-        text += f": its mean is known to {100 * least.mcse / least.sd:.2g} % of the posterior's standard deviation"
+        text += f": the error of its mean is {100 * least.mcse / least.sd:.2g} % of a posterior standard deviation"
     text += "."
     todo = ""
     if level != GREEN and post.effective is not None:
@@ -204,7 +204,7 @@ def _acceptance(post: Posterior) -> Iterator[Finding]:
     if math.prod(post.shape) == 0:
         text = f"none of {post.cost.proposals:,} proposals was accepted."
         todo = "Raise eps or the budget: no simulation came close enough to the data."
-        yield Finding(RED, "Accepted", "nothing", text, todo)
+        yield Finding(RED, "Accepted", "none", text, todo)
     elif not math.isnan(post.acceptance_rate):
         error = "" if math.isnan(post.acceptance_rate_se) else f"± {100 * post.acceptance_rate_se:.2g} %, "
         text = f"{error}of {post.cost.proposals:,} proposals."
@@ -218,19 +218,19 @@ def _calibration(post: Posterior) -> Iterator[Finding]:
         return
     number, covered = int(found["number"]), found["cover_90"]
     if number < FEWEST_PLACED:
-        text = f"only {number} simulations near the posterior could be taken as data: the intervals are not checked."
+        text = f"only {number} simulations near the posterior were available: too few to check the intervals."
         yield Finding(AMBER, "Intervals", "unchecked", text, "Raise the budget.")
         return
     name = min(covered, key=covered.__getitem__)
     text = (
-        f"of the 90 % intervals of {name} contain the true value if {number} simulations near the posterior are taken "
-        f"as data (± {200 * math.sqrt(0.09 / number):.0f} % by chance); other parameters do at least as well."
+        f"of the 90 % intervals of {name} contain the known value, at {number} simulations near the posterior "
+        f"(± {200 * math.sqrt(0.09 / number):.0f} % by chance); other parameters do at least as well."
     )
     spreads = [one for one in found["spread"].values() if one]
     if spreads:
         text += (
-            f" Posterior standard deviations are {1 / max(spreads):.2f} to {1 / min(spreads):.2f} times as large as "
-            f"the errors of the posterior means there (± {100 / math.sqrt(number / 2):.0f} % by chance)."
+            f" Posterior standard deviations are {1 / max(spreads):.2f} to {1 / min(spreads):.2f} times the errors of "
+            f"the posterior means there (± {100 / math.sqrt(number / 2):.0f} % by chance)."
         )
     narrow = too_narrow(covered[name], number, len(covered))
     todo = f"The intervals of {name} are too narrow or biased: raise the budget." if narrow else ""
@@ -243,10 +243,10 @@ def _failures(post: Posterior) -> Finding:
         return Finding(GREEN, "Failed simulations", "none", f"of {made:,}.")
     share = failed / max(made, 1)
     text = (
-        f"of {made:,} ({100 * share:.2g} %): they count as rejected, so the posterior is conditional on a simulation "
-        "that does not fail."
+        f"of {made:,} ({100 * share:.2g} %): they count as rejected, so the posterior is conditional on simulations "
+        "that do not fail."
     )
-    todo = "Look at the failures below; od.replay runs one again under a debugger."
+    todo = "Look at the failures below; od.replay repeats one in a debugger."
     return Finding(AMBER if share >= MANY_FAILED else GREEN, "Failed simulations", f"{failed:,}", text, todo)
 
 

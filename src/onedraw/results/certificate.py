@@ -249,7 +249,7 @@ def certificate(
     *,
     functions: Mapping[str, Function] | None = None,
 ) -> Certificate:
-    """What no other number of pseudo-samples could gain, from a run of `od.pseudo_marginal` with one.
+    """An upper bound on the gain from any other number of pseudo-samples, from a run of `od.pseudo_marginal` with one.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def certificate(
         delta: draws after the first at one theta cost 1/delta, so that a step costs c_M = 1 + (M - 1)/delta. Early
         rejection between draws of plain simulators is a discount too, which `od.advise` measures.
     confidence
-        With which the intervals of all kappas hold together.
+        Joint confidence of the intervals of all kappas.
     functions
         As in `efficiency`; by default the parameters.
 

@@ -49,6 +49,24 @@ def as_json(value: Any, indent: int | None = 2) -> str:
     return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
+def stated(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings that fit in a line each, as text; records such as those of a calibration are told elsewhere in words.
+
+    >>> stated({"eps": 0.123456789, "scale": [1.0, 2.5], "engine": None, "misfit": {"p": 0.2}, "path": [(1, 2)]})
+    {'eps': '0.123457', 'scale': '1, 2.5'}
+    """
+
+    def text(value: Any) -> str:
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    found = {}
+    for name, value in settings.items():
+        several = list(value) if isinstance(value, list | tuple) else [value]
+        if value is not None and not any(isinstance(one, dict | list | tuple) for one in several):
+            found[str(name)] = ", ".join(map(text, several))
+    return found
+
+
 def six_digits(value: Any) -> Any:
     """The same value with its floats rounded to six significant digits.
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from onedraw import markup
-from onedraw.arguments import numbers, positive, seed_or_fresh, share, shown, true_or_false, whole_number
+from onedraw.arguments import MOST_AT_ONCE, numbers, positive, seed_or_fresh, share, shown, true_or_false, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
@@ -215,7 +215,7 @@ class Posterior:
 
     @property
     def longest_stall(self) -> int:
-        """The most steps in a row in which a chain did not move (a multiple of thin); 0 for independent draws."""
+        """The most consecutive steps in which a chain did not move (a multiple of thin); 0 for independent draws."""
         chains, draws = self.shape
         if self.independent or draws < 2:
             return 0
@@ -234,7 +234,7 @@ class Posterior:
 
     @property
     def stuck(self) -> bool:
-        """Whether more chains than one in twenty never moved, so that the draws are little more than their starts.
+        """Whether more than one chain in twenty never moved, so that the draws are little more than their starts.
 
         Many chains that start from draws of the posterior are not stuck: their starts are as good as later draws.
         """
@@ -438,8 +438,8 @@ class Posterior:
         """Log of the prior mean of K at the posterior's tolerance, with its standard error (docs/model_choice.md).
 
         With the uniform kernel it is the probability that a simulation from the prior is within eps. Ratios of two
-        models mean something if kernel, eps and distance are the same; `od.compare` sees to that. Rejection, importance
-        and smc can tell it. A chain cannot, but its draws make a proposal for importance, which can.
+        models are meaningful if kernel, eps and distance are the same; `od.compare` ensures that. Rejection, importance
+        and smc estimate it. A chain cannot, but its draws make a proposal for importance, which can.
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -510,6 +510,12 @@ class Posterior:
         size = math.prod(self.shape)
         if size == 0:
             raise ValueError("there are no draws to sample from: nothing was accepted")
+        width = sum(array.size for array in self.draws.values()) // size
+        if n * width > MOST_AT_ONCE:
+            raise ValueError(
+                f"n = {n:,} draws of {width} numbers would take {8 * n * width / 1e9:,.0f} GB: take at most "
+                f"{MOST_AT_ONCE // width:,} at a time, each time with another seed"
+            )
         rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.RESAMPLE).bulk(Purpose.MOVE)
         if self.weights is None:
             return rng.integers(0, size, n)
@@ -559,12 +565,12 @@ class Posterior:
     ) -> Any:
         """Whether the data can come from the model at all, and which summaries are to blame (docs/did_it_work.md).
 
-        The data are put among n simulations at posterior draws, and among `prior` simulations from the prior (by
+        The data are compared with n simulations at posterior draws, and with `prior` simulations from the prior (by
         default n; with 0, those of `od.infer` itself are used, if there are any). Under the model the p-value of the
         second is uniform, and that of the first conservative. The simulations are not added to this run's cost.
 
         What the summary leaves out is compared too: extremes, skewness, tails and autocorrelation of the raw data, and
-        `checks` of your own, functions of one data set that give one number, by name.
+        your own `checks`, a dict of functions that take one data set and return one number.
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -580,9 +586,9 @@ class Posterior:
         return HIGHER["misfit"](self, n, prior, checks, seed)
 
     def resample(self, draws: int | None = None, *, seed: int | None = None) -> "Posterior":
-        """Draws of equal weight from these, by default as many as they are worth: the effective number of draws.
+        """Equally weighted draws from these, by default as many as the effective number of draws.
 
-        Each of them stands for an equal part of the posterior, so that means and standard deviations change little.
+        Each draw represents an equal part of the posterior, so means and standard deviations change little.
         They have no chains. With more `draws` than that, summaries still state the errors of the original.
 
         >>> import onedraw as od
@@ -598,9 +604,9 @@ class Posterior:
     def to_dataframe(self, *, weighted: bool = False, draws: int | None = None, seed: int | None = None) -> Any:
         """The draws as a pandas DataFrame, a column for each parameter, and for each entry of a vector.
 
-        Draws with weights, and more draws than there are simulations behind them, are resampled to equal weights, as
-        many as they are worth or `draws` (see `resample`). With `weighted=True` it has all draws as they are, and their
-        weights in a column "weight".
+        Draws with weights, and more draws than there are simulations behind them, are resampled to equal weights, to
+        the effective number of draws or `draws` (see `resample`). With `weighted=True` it has all draws as
+        they are, and their weights in a column "weight".
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -624,8 +630,8 @@ class Posterior:
         """The draws as an xarray DataTree in ArviZ's groups.
 
         These are posterior and sample_stats and, if the run has its model, prior, posterior_predictive and
-        observed_data. ArviZ knows no weights: draws with weights, and more draws than there are simulations behind
-        them, are resampled to equal weights, as many as they are worth or `draws` (see `resample`), and so are many
+        observed_data. ArviZ does not support weights: draws with weights, and more draws than there are simulations
+        behind them, are resampled to equal weights, to the effective number or `draws` (see `resample`), and so are many
         chains that are too short for ArviZ. With `weighted=True` the draws are as they are, with their weights in
         sample_stats. `predictive` is the number of new simulations; by default 200, or as many as take 20 seconds.
 
@@ -645,7 +651,7 @@ class Posterior:
 
     @property
     def simulations(self) -> "SimulatedData":
-        """Every simulation that the run has kept, as arrays: `theta, x = post.simulations`.
+        """All simulations that the run has kept, as arrays: `theta, x = post.simulations`.
 
         theta is (n, parameters), a column for each of `columns`, and x is (n, summaries), without those that failed:
         what sbi's `append_simulations` and BayesFlow take. `od.infer` keeps all of them, `od.importance(...,
@@ -672,8 +678,8 @@ class Posterior:
     def observed(self, data: Any, *, draws: int = 10_000, seed: int | None = None) -> "Posterior":
         """The posterior of another data set, from the simulations of this run of `od.infer` and no new ones.
 
-        The estimate is chosen anew, at simulations near these data, and `notes` say how far to trust it: if the data
-        are far from all that was simulated, or the posterior is where little was. `od.load(file, model)` gives a
+        The estimate is chosen again, at simulations near these data, and `notes` say how far to trust it: whether the
+        data are far from all simulations, or the posterior lies where there are few. `od.load(file, model)` gives a
         Posterior that can do the same. `od.infer(model, budget=..., bank=post)` adds simulations for the other data.
 
         >>> import onedraw as od

@@ -46,7 +46,7 @@ class ArrayBank(NamedTuple):
 
 
 def bank_from_arrays(theta: Any, x: Any, *, from_prior: bool = False) -> ArrayBank:
-    """Simulations that were made elsewhere, for `od.infer(..., bank=)`.
+    """Simulations from elsewhere, for `od.infer(..., bank=)`.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ def bank_from_arrays(theta: Any, x: Any, *, from_prior: bool = False) -> ArrayBa
         Parameters (n, parameters) in the order of the prior, or a dict with n values for each name.
     x
         What the simulator, or the model's summary if it has one, gave for each of them: n rows. A row with a value that
-        is not finite is a failed simulation. Keep these rows: the probability to fail is part of the likelihood. All
-        simulations at a theta must be there, whatever they gave: those that were chosen by their results (accepted
-        ones, say) would mislead.
+        is not finite is a failed simulation. Keep these rows: the probability of failure is part of the likelihood.
+        Give all simulations, whatever their results: a selection by results (for example those that were accepted)
+        would bias the posterior.
     from_prior
         Whether the parameters are independent draws from the model's prior. Otherwise only a learnt likelihood uses
         the simulations.

@@ -76,19 +76,19 @@ class Pace(NamedTuple):
 
 
 def job_array(folder: str | os.PathLike[str], shards: int, wait: float | None = None) -> "JobArray":
-    """The jobs of a queue as the `executor=` of a run: what it wants simulated is written to a folder.
+    """A job array as the `executor=` of a run: the work of each round is written to a folder.
 
-    The call ends with `od.ShardsMissing` when it needs simulations that are not there. Then `onedraw work FOLDER
-    --shard N` is to be run for each shard, on any host that sees the folder, in any order, as often as you like; and
-    the same call, given again, continues. The run is kept in FOLDER/run.db, and its numbers are those of one process
-    (docs/scaling.md). On the command line, `onedraw plan` and `onedraw step` are this.
+    The call raises `od.ShardsMissing` when it needs simulations that are not finished. Then run `onedraw work FOLDER
+    --shard N` for each shard, on any host that can see the folder, in any order, as often as you like. The same call,
+    given again, continues. The run is kept in FOLDER/run.db, and its numbers are those of one process
+    (docs/scaling.md). On the command line, `onedraw plan` and `onedraw step` do the same.
 
     Parameters
     ----------
     folder
-        Made if there is none. Whoever can write there can run code in your name, as with a model file.
+        Created if it does not exist. Anyone who can write there can run code as you, as with a model file.
     shards
-        The most parts that a round is cut into, each the work of one job.
+        The largest number of parts of a round, each the work of one job.
     wait
         Seconds to wait for missing shards while nothing happens in the folder; by default none.
 

@@ -48,7 +48,7 @@ TASKS_KEPT = 4
 
 
 class WorkerError(RuntimeError):
-    """The workers of a run were lost or do nothing; what the run had done is in its file, if it has one.
+    """The workers of a run were lost or do not respond; finished work is in its file, if it has one.
 
     >>> import onedraw as od
     >>> from scipy import stats

@@ -5,6 +5,7 @@ empty at the end; in a log (standard error is no terminal) one plain line every 
 trace. Under pytest there is nothing unless it is asked for.
 """
 
+import inspect
 import os
 import sys
 import time
@@ -79,7 +80,7 @@ class Progress:
     """
 
     def __init__(self, show: Show, label: str, total: int | None, unit: str = "") -> None:
-        if not (show is None or isinstance(show, bool) or (callable(show) and not isinstance(show, type))):
+        if not (show is None or isinstance(show, bool) or _takes_one(show)):
             raise ValueError(f"progress must be True, False or None, or a function of one argument, got {show!r}")
         self.asked: Any = show
         self.label, self.total, self.unit = label, total, unit
@@ -200,6 +201,20 @@ def _way(show: Show) -> str:
     if _in_notebook():
         return "notebook"
     return "bar" if sys.stderr is not None and sys.stderr.isatty() else "none" if sys.stderr is None else "log"
+
+
+def _takes_one(show: Any) -> bool:
+    """Whether this can be called with one argument, as far as can be known."""
+    if not callable(show) or isinstance(show, type):
+        return False
+    try:
+        inspect.signature(show).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        # Functions of compiled modules need not say what they take.
+        pass
+    return True
 
 
 def _in_notebook() -> bool:

@@ -15,7 +15,7 @@ COUNTED = ("draws", "budget", "chains", "thin", "pseudo_samples", "hits", "max_d
 
 
 class StoreError(ValueError):
-    """A run's file that cannot be used as asked; the message says why and what to do.
+    """The file of a run cannot be used as requested; the message says why and what to do.
 
     >>> import onedraw as od
     >>> od.load("no-such-run.db")

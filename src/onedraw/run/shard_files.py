@@ -46,7 +46,7 @@ STORE, RUN, CLOSED, SEEN, COMPLETE = "run.db", "run.json", "closed.json", "seen.
 
 
 class ShardsMissing(RuntimeError):
-    """A run on an `od.job_array` waits for shards that are not done; the same call continues when they are.
+    """A run on an `od.job_array` waits for shards that are not finished; the same call continues when they are.
 
     `round` is the number of the round in its folder, `shards` are those that are missing, and `moved` says whether
     any was worked on since the last call.

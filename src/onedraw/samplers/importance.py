@@ -206,11 +206,11 @@ def importance(
     The final tolerance is chosen from the simulations that are then kept. For independent proposals and the uniform
     kernel with M = 1 that does no harm: given the distance of the next draw, which is the tolerance and is left out,
     the nearer ones are as at a tolerance fixed beforehand. With weights this holds only approximately, and proposals
-    that learn from earlier rounds tie the rounds together: the draws are consistent as the budget grows, not unbiased.
+    that learn from earlier rounds make rounds dependent: the draws are consistent as the budget grows, not unbiased.
 
     A distance `od.scaled(adapt=True)` is learned again after every round, from all simulations of the round, and all
-    draws so far are measured anew: weights do not depend on the distance, so this too biases the draws only as far as
-    the last distance and they come from the same simulations.
+    distances so far are computed again. Weights do not depend on the distance, so the only bias is that the last
+    distance and the draws come from the same simulations.
 
     What the prior's density integrates to is estimated if it has a `where=` constraint or is an `od.Prior.joint`; the
     error is reported in the notes and in `settings["prior_constant"]`.
@@ -220,7 +220,7 @@ def importance(
     model
         What to simulate.
     budget
-        The most simulations, pilot included: never passed. Proposals outside the prior cost none.
+        The largest number of simulations, pilot included; never exceeded. Proposals outside the prior cost none.
     kernel
         `od.uniform()` (the default), `od.gaussian()`, ...: the tolerance is the smallest that leaves `ess` draws. One
         with a tolerance, as `od.uniform(0.1)`, is used as it is, unless it leaves too few; then a note says so.
@@ -231,14 +231,14 @@ def importance(
     pseudo_samples
         M, the pseudo-samples at one theta. More than one pays for simulators whose set-up is expensive.
     defensive
-        Share of every round that is proposed from the prior, between 0 and 1: no weight is above its inverse.
+        Fraction of every round that is proposed from the prior, between 0 and 1: no weight exceeds its inverse.
     proposal
         The Posterior of another run with the same parameters, typically of `od.infer`, whose estimate takes few
         simulations. Student distributions are placed around its draws, and rounds propose from them, from the first on,
         until those around the run's own draws are better. The weights are those of all proposals made, so the draws
         follow the same pi_K as without it; if the Posterior is far off, the run needs more simulations. A part of the
-        posterior that it lacks altogether, such as a second mode, is found only by the share from the prior: a note
-        says how large a part that may have missed.
+        posterior that it lacks altogether, such as a second mode, is found only by proposals from the prior: a note
+        says how large a part they may have missed.
     keep
         "distances" (the default) or "all": `bank` of the Posterior then has theta, summaries, distances and weights of
         every simulation.

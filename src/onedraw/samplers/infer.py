@@ -357,9 +357,9 @@ def infer(
     bank: Posterior | ArrayBank | Sequence[Posterior | ArrayBank] | None = None,
     **options: Unpack[RunOptions],
 ) -> Posterior:
-    """The most accurate posterior that a budget of simulations gives, and how accurate it is.
+    """The most accurate posterior for a budget of simulations, with a statement of its accuracy.
 
-    Method, tolerance, summary and adjustment are chosen by what does best at held-out simulations near the data
+    Method, tolerance, summary and adjustment are those that perform best at held-out simulations near the data
     (docs/choosing.md); `post.notes` and `post.summary()` say what was chosen and why.
 
     Parameters
@@ -374,14 +374,13 @@ def infer(
         How many draws to return. They come from a smoothed estimate, and their effective number is smaller:
         `summary()` says how small.
     coverage
-        Take this many simulations near the data as data in turn, and measure how often intervals contain the
-        parameters that made them: `post.settings["coverage"]`, and a line of the summary. It takes time, and no
+        Let this many simulations near the data take the place of the data in turn, and measure how often intervals
+        contain their known parameters: `post.settings["coverage"]`, and a line of the summary. It takes time, but no
         simulations.
     bank
-        Simulations that were made before, of which none counts towards the budget: the Posterior of an earlier run of
-        the same model, typically for other data, or `od.bank_from_arrays(theta, x)`, or a list of these. Those of
-        `od.infer` with the same prior are used as if this run had made them; the others are used by a learnt
-        likelihood alone.
+        Earlier simulations, which do not count towards the budget: the Posterior of an earlier run of the same model,
+        typically for other data, or `od.bank_from_arrays(theta, x)`, or a list of these. Those of `od.infer` with the
+        same prior are used as if they belonged to this run; the others are used only by a learnt likelihood.
     **options
         As in every function that simulates: see `RunOptions` (seed, workers, executor, engine, timeout, store,
         segment, progress, max_seconds, on_error).

@@ -158,14 +158,14 @@ def pseudo_marginal(
     estimator: Any = None,
     **options: Unpack[RunOptions],
 ) -> Posterior:
-    """Draws from pi_K by Algorithm 2: many chains that carry their estimate with them.
+    """Draws from pi_K by Algorithm 2: many chains, each of which keeps its estimate until the next acceptance.
 
     Parameters
     ----------
     model, kernel
         What to simulate, and how distances become weights; or `estimator` instead of both.
     draws
-        Draws kept of each chain; a chain takes draws x thin steps.
+        Draws kept per chain; a chain takes draws x thin steps.
     chains
         Chains run side by side: by default 1024 for batched and compiled simulators, 4 for others.
     pseudo_samples
@@ -176,19 +176,19 @@ def pseudo_marginal(
     start
         "rejection" (exact: no burn-in), points (a dict by name, or an array (dim,) or (chains, dim)), or a Posterior.
     budget
-        The most simulations, pilot and starts included: never passed, and missed by less than one proposal (times
-        thin) for each chain. `draws` or `budget` or both: whichever comes first.
+        The largest number of simulations, pilot and starts included. It is never exceeded, and all but less than one
+        proposal (times thin) per chain are used. `draws` or `budget` or both: whichever comes first.
     thin
         Keep every `thin`-th step.
     early
-        Reject before simulating if no simulation could be accepted. The chain is the same for plain simulators and as
-        good for others; it costs more without.
+        Reject before simulating if no simulation could lead to acceptance. For plain simulators the chain is the same,
+        for others equally good; without it the chain costs more.
     keep
         "distances" keeps those of all M pseudo-samples of each draw, for `Posterior.at` (the default for M = 1);
         "draws" keeps the draws alone.
     layout
-        What workers share out: "chains" (blocks of chains), or "draws" (the M pseudo-samples of one estimate, all of
-        which are then drawn; for plain simulators). The first is never more than twice as slow (docs/scaling.md).
+        How work is divided among workers: "chains" (blocks of chains), or "draws" (the M pseudo-samples of one
+        estimate, all of which are then drawn; for plain simulators). The first is never more than twice as slow (docs/scaling.md).
     estimator
         Any unbiased non-negative estimator (`od.unbiased`, `od.particle_filter`, or an `Estimator` of your own).
     **options

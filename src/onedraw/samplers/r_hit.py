@@ -269,8 +269,8 @@ def r_hit(
 ) -> Posterior:
     """Draws from pi_eps by the one-hit (hits=1) or r-hit kernel; the kernel must be `od.uniform`.
 
-    `max_draws` bounds the simulations of one step of one chain (100,000 by default, less where a budget would not
-    pay for ten such steps). A step that reaches it is rejected and reported: then the posterior is no longer exact.
+    `max_draws` bounds the simulations of one step of one chain (100,000 by default, less if the budget would not
+    allow ten such steps). A step that reaches it is rejected and reported, and the posterior is no longer exact.
     The other arguments are those of `od.pseudo_marginal`.
 
     >>> import onedraw as od

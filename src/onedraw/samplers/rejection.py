@@ -166,10 +166,10 @@ def rejection(
     model, kernel
         What to simulate, and how distances become weights.
     draws
-        Stop when this many proposals were accepted.
+        Stop when this many proposals have been accepted.
     budget
-        Stop before this many simulations would be passed: floor(budget / M) proposals are made, pilot simulations
-        of the distance taken off first. `draws` or `budget` or both: whichever comes first. Of a simulator in two
+        The largest number of simulations, never exceeded: floor(budget / M) proposals, after subtracting the pilot
+        simulations of the distance. `draws` or `budget` or both: whichever comes first. Of a simulator in two
         parts with a price it is in units of that price, and draws have weights (`od.stages`, `od.multifidelity`).
     pseudo_samples
         M, the number of pseudo-samples per proposal. The posterior is the same for every M, and 1 is the cheapest.

@@ -246,9 +246,10 @@ def smc(
     least_acceptance: float = 1e-4,
     **options: Unpack[RunOptions],
 ) -> Posterior:
-    """Weighted draws from pi_K at a tolerance that the run finds by itself, by sequential ABC.
+    """Weighted draws from pi_K by sequential ABC, at a tolerance that the run finds itself.
 
-    Particles from the prior follow a falling tolerance, moved by Algorithm 2 with one pseudo-sample (docs/theory.md).
+    Particles from the prior follow a decreasing tolerance, moved by Algorithm 2 with one pseudo-sample
+    (docs/theory.md).
     The run ends at the tolerance of the kernel, when the budget is spent, or when the acceptance rate collapses. Its
     draws are valid at `settings["eps"]`, the tolerance that it has reached. `path` of the Posterior has a stage for
     each tolerance.
@@ -256,7 +257,7 @@ def smc(
     Tolerances, the walk's scale and the number of moves are chosen from the particles themselves, as in every adaptive
     sequential sampler: the draws are consistent as the number of particles grows, with a bias of order 1/particles.
     A distance `od.scaled(adapt=True)` is learned again after every stage, from one simulation at each of as many
-    particles; `eps` and the path are then in units that change on the way, and `settings["distance"]` has the last.
+    particles; the units of `eps` and the path then change during the run, and `settings["distance"]` has the last.
     Errors are estimated from families of particles with a common ancestor.
 
     Parameters
@@ -264,9 +265,9 @@ def smc(
     model
         What to simulate.
     particles
-        Chains that run side by side, and draws from the prior at the start. By default about 2 sqrt(budget / M).
+        Number of chains, and of draws from the prior at the start. By default about 2 sqrt(budget / M).
     budget
-        The most simulations, pilot included: never passed.
+        The largest number of simulations, pilot included; never exceeded.
     kernel
         `od.uniform()` (the default), `od.gaussian()`, ...; with a tolerance, as `od.uniform(0.1)`, the run ends when it
         is reached. A budget or a tolerance or both: whichever comes first.

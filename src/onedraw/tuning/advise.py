@@ -364,7 +364,7 @@ def advise(
     early: bool = True,
     **options: Unpack[RunOptions],
 ) -> Advice | Tuning | PairAdvice:
-    """How many pseudo-samples a step of `od.pseudo_marginal` should draw, measured, with a guarantee.
+    """Measure how many pseudo-samples a step of `od.pseudo_marginal` should draw, with a guarantee.
 
     For an `estimator` such as `od.particle_filter(...)`: how many particles, by the published rules and by measurement.
     For a simulator in two parts (`od.stages`, `od.multifidelity`): whether the parts pay, and how much, from a pilot.
@@ -374,13 +374,13 @@ def advise(
     model, kernel, proposal, early
         As in `od.pseudo_marginal`.
     budget
-        The most simulations all of this may take; by default 2,000,000 for batched simulators, 100,000 for others.
+        The largest number of simulations; by default 2,000,000 for batched simulators, 100,000 for others.
     chains
-        Chains of the run to come: the time of a step is measured with that many.
+        Number of chains of the planned run: the time of a step is measured with as many.
     functions
         Functions of the parameters by name whose means are wanted; by default the parameters themselves.
     processors
-        Of the machine that will do the run, to compare layouts.
+        Number of processors of the machine for the run, to compare layouts.
     max_pseudo_samples
         The largest M considered.
     estimator, start

@@ -28,7 +28,7 @@ from onedraw.engines.clock import OutOfTime
 from onedraw.engines.numba import Compiled
 from onedraw.engines.streams import Phase, Purpose, Rng, derived_seed
 from onedraw.estimators.abc_average import AbcAverage
-from onedraw.failures import FAULTS, Failure, NoAnswer, SimulationError, first_failures
+from onedraw.failures import FAULTS, Failure, NoAnswer, SimulationError, first_failures, in_words
 from onedraw.model.kernels import Kernel, uniform
 from onedraw.model.layout import Layout
 from onedraw.model.model import Model
@@ -115,7 +115,7 @@ class Analyse:
                 return from_bank(self.bank, model, self.method, self.arguments, seed)
             return as_posterior(self.method(model, seed=seed, **self.arguments), model, seed)
         except FAULTS as error:
-            error.add_note(f"In the analysis of data set {number}, drawn at {model.prior.named(theta)}")
+            error.add_note(f"In the analysis of data set {number}, drawn at {in_words(model.prior.named(theta))}")
             raise
 
 
@@ -314,18 +314,19 @@ def calibrate(
     budget
         Simulations of each analysis, given to the method as `budget=`. With `shared`, simulations of the bank.
     data_sets
-        How many data sets to draw and analyse, 20 at least. More find smaller errors: the summary says how small.
+        How many data sets to draw and analyse, at least 20. More data sets find smaller errors: the summary says how
+        small.
     arguments
         All other arguments of the method, by name, as in `arguments={"kernel": od.uniform(0.1)}`.
     shared
         Analyse all data sets with one bank of simulations at draws from the prior: budget + data_sets simulations in
-        all. For `od.rejection`, and for `od.infer`, which then makes no stages near the data.
+        all. For `od.rejection`, and for `od.infer`, which then has no stages near the data.
     ranks
         The number of different ranks, a multiple of 10: each posterior is thinned to ranks - 1 draws.
     **options
         As in every function that simulates: see `RunOptions` (seed, workers, executor, engine, timeout, store,
-        segment, progress, max_seconds, on_error). Workers analyse whole data sets. With a store, more data sets may be
-        asked for later.
+        segment, progress, max_seconds, on_error). Workers analyse whole data sets. With a store, you can add
+        data sets later.
 
     >>> import onedraw as od
     >>> from scipy import stats

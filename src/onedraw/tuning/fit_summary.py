@@ -65,7 +65,7 @@ def fit_summary(model: Model, *, budget: int, terms: str | None = None, **option
     model
         What to simulate; its own summary, if it has one, is what the regression sees.
     budget
-        Simulations to spend. They come back in the result, and `od.infer(fitted, ...)` uses them again.
+        The number of simulations. The result contains them, and `od.infer(fitted, ...)` uses them again.
     terms
         "linear", "squares" (squares too) or "products" (squares and products too); None takes the richest that the
         budget can support.

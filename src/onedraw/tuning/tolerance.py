@@ -507,14 +507,14 @@ def tolerance_for(
     precision: float | None = None,
     **options: Unpack[RunOptions],
 ) -> Tolerance:
-    """The eps at which Algorithm 2 accepts a given share of its proposals.
+    """The eps at which Algorithm 2 accepts a given fraction of its proposals.
 
     Parameters
     ----------
     model
         What to simulate.
     acceptance_rate
-        The share wanted, between 0 and 1.
+        The acceptance rate wanted, between 0 and 1.
     kernel
         A kernel without a tolerance: `od.uniform()` (the default), `od.gaussian()`, ...
     pseudo_samples, proposal
@@ -523,7 +523,7 @@ def tolerance_for(
         Chains of every run of the search; by default as many as a tenth of the run's simulations can start (on a
         device, about a quarter).
     budget
-        The most simulations, never passed. Without a precision all of them are used.
+        The largest number of simulations, never exceeded. Without a precision all of them are used.
     precision
         The relative standard error of eps at which the search may end; 0.02 if there is no budget either.
     **options
