@@ -40,6 +40,7 @@ KEPT_PSEUDO_SAMPLES = 64
 
 def plan(estimator: AbcAverage, arguments: Mapping[str, Any], limits: list[Limits]) -> Plan[Result]:
     """Proposals in blocks until there are enough acceptances or the budget is spent."""
+    estimator = estimator.with_model(estimator.model.for_budget(limits[0].budget))
     model, draws, budget = estimator.model, *limits[-1]
     seed, each = arguments["seed"], estimator.pseudo_samples
     reason, found = "done", no_proposals(model.prior.dim)
