@@ -168,8 +168,8 @@ class FirstPart(NamedTuple):
     """First parts at n rows of theta, and how to run the second parts of some of them."""
 
     found: Simulated
-    """The cheap model's summaries (n, 1, s), zeros if it is not needed; or the signals (n, 1, 1) of the first stage: inf
-    if they are not finite, and NaN if the stage has failed."""
+    """The cheap model's summaries (n, 1, s), zeros if it is not needed; or the signals (n, 1, 1) of the first stage:
+    inf if they are not finite, and NaN if the stage has failed."""
     second: Callable[[Array], Simulated]
     """Summaries (k, 1, s) of the dear simulations at rows (k,) of these."""
     later: Rng
@@ -223,6 +223,8 @@ class States:
         """
         try:
             found = numbers((self.pair.signal or (lambda state: 0.0))(state))
+            if found.shape not in ((), shape):
+                raise ValueError(f"the signal has shape {found.shape}")
             value = np.broadcast_to(found, shape)
         except FAULTS as error:
             self.fault = told(error)
@@ -264,6 +266,31 @@ class States:
             return run.function(rng, self.kept[some], **parameters)
 
         return Batched(batch) if isinstance(run, Batched) else one
+
+
+class RunAgain(NamedTuple):
+    """What a part of a simulation gives when it is run again."""
+
+    value: Any
+    data: bool
+    """Whether it is data, not the state after a first stage."""
+
+
+def run_again(pair: Pair, rng: Rng, parameters: dict[str, Any], good: Callable[[Any], bool]) -> RunAgain:
+    """The part of a simulation that has failed, with the streams of its failure: the phase says which part it was.
+
+    With common random numbers it does not: then it is the dear one if the data of the cheap one are `good`.
+    """
+    ended = rng.phase >= SECOND
+    began, later = (Rng(rng.seed, rng.phase % SECOND + more, rng.first, rng.step) for more in (0, SECOND))
+    if not pair.signed:
+        state = pair.first(began.single(0), **parameters)
+        return RunAgain(pair.second(later.single(0), state, **parameters) if ended else state, ended)
+    if not ended:
+        value = pair.first(began.single(0), **parameters)
+        if not pair.common or not good(value):
+            return RunAgain(value, True)
+    return RunAgain(pair.second((began if pair.common else later).single(0), **parameters), True)
 
 
 def _number(rng: np.random.Generator) -> int:
