@@ -276,7 +276,7 @@ def test_arguments_are_checked():
         (lambda: od.importance(two_models(), budget=9000), "has no tolerance"),
         (lambda: od.rejection(staged_model(None), od.uniform(1), budget=2500), "pilot of the continuation"),
         (lambda: od.rejection(staged_model(lambda signal, theta: 2.0), od.uniform(1), draws=5), "between 0 and 1"),
-        (lambda: od.rejection(staged_model(), od.uniform(1), draws=5, timeout=1.0), "two parts"),
+        (lambda: od.rejection(staged_model(), od.uniform(1), draws=5, timeout=1.0), "for plain simulators"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

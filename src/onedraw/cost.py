@@ -30,7 +30,7 @@ class Cost(NamedTuple):
     """Earlier simulations, of a bank that was given; they do not count in `simulations`."""
     dear: int = 0
     """Of simulators in two parts (`od.stages`, `od.multifidelity`): second parts that were run. The first parts are
-    `simulations`."""
+    `simulations`, which are not run beside a dear model that always is."""
     surplus: int = 0
     """Simulations whose results were not used, or that only filled up a program of fixed size."""
     seconds: float = 0.0

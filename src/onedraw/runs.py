@@ -23,6 +23,7 @@ from onedraw.model.distance import Euclidean, Mahalanobis, Scaled
 from onedraw.model.kernels import Kernel
 from onedraw.model.layout import Layout
 from onedraw.model.model import Model
+from onedraw.model.pair import run_again
 from onedraw.model.simulator import Batched, JaxSimulator, Staged, summarise_observed
 from onedraw.results.learned_summary import Fitted
 from onedraw.results.posterior import Posterior, Status
@@ -352,12 +353,7 @@ def replay(path: File, failure: int = 0, *, model: Model) -> Any:
     one = post.failures[failure]
     if set(one.theta) != set(model.prior.names):
         raise ValueError(f"the failure was at {one.theta}, the model has {list(model.prior.names)}")
-    simulate = model.simulate
-    if model.pair is not None:
-        raise ValueError(
-            "which part of a simulator in two parts has failed is not in the file, so it cannot be run again: call "
-            f"them yourself at {one.theta}"
-        )
+    simulate = model.recipe.simulator
     if isinstance(simulate, Batched | Compiled):
         kind = "batched" if isinstance(simulate, Batched) else "compiled"
         raise ValueError(
@@ -371,6 +367,10 @@ def replay(path: File, failure: int = 0, *, model: Model) -> Any:
         )
     rng = Rng(one.seed, one.phase, one.chain, one.step)
     theta = model.prior.rows(model.prior.flat(one.theta)[None])[0]
+
+    def flat(value: Any) -> Array:
+        return model.recipe.layout.flatten(summarise_observed(model.summary, value))
+
     with one_blas_thread():
         if isinstance(simulate, Staged):
             # All draws at one theta come from one stream, named by the first of them.
@@ -381,8 +381,14 @@ def replay(path: File, failure: int = 0, *, model: Model) -> Any:
             if model.summary is None:
                 layout.flatten_batch(value, together)
             return value
-        value = simulate(rng.single(0, one.pseudo_sample), **theta)
-        model.recipe.layout.flatten(summarise_observed(model.summary, value))
+        if model.pair is not None and (one.phase, one.step) != (Phase.PILOT, 0):
+            value, data = run_again(model.pair, rng, theta, lambda one: bool(np.isfinite(flat(one)).all()))
+            if not data:
+                return value
+        else:
+            # Pilots of distances run whole simulations, of two parts too.
+            value = simulate(rng.single(0, one.pseudo_sample), **theta)
+        flat(value)
         return value
 
 

@@ -82,9 +82,9 @@ class Limited:
                 self._mine.child = None
                 raise TimedOut(f"not finished after timeout = {self.timeout:g} s, and killed") from None
             if answer is not None and answer != IDLE:
-                value, used, error = answer
-                if used:
-                    rng.bit_generator.random_raw()
+                value, after, error = answer
+                if after is not None:
+                    rng.bit_generator.state = after
                 if error is not None:
                     raise Failed(error[0]) from RuntimeError(error[1])
                 return value
@@ -191,12 +191,14 @@ def serve() -> None:
                 value = function(np.random.Generator(bit_generator), *args, **kwargs)
         except FAULTS as raised:
             error = told(raised), "".join(traceback.format_exception(raised))
-        used = pickle.dumps(bit_generator.state) != before
+        # Whoever draws after this, such as the second part of a simulation, goes on where the stream is now.
+        after = bit_generator.state
+        after = None if pickle.dumps(after) == before else after
         try:
-            answer = pickle.dumps((value, used, error))
+            answer = pickle.dumps((value, after, error))
         except FAULTS as raised:
             error = told(raised), f"the simulator's result cannot be handed over: {told(raised)}"
-            answer = pickle.dumps((None, used, error))
+            answer = pickle.dumps((None, after, error))
         _write(answers, answer)
 
 

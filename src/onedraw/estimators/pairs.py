@@ -23,7 +23,7 @@ from onedraw.estimators.protocol import Evaluation
 from onedraw.failures import Failure, first_failures
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
-from onedraw.model.pair import ContinuationRule, Pair, first_part
+from onedraw.model.pair import ALWAYS, ContinuationRule, Pair, first_part
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import CHUNK_ROWS, CHUNK_VALUES
 
@@ -90,27 +90,32 @@ def _drawn(
     begun = part.found
     distances = np.full(len(theta), np.inf)
     alive = np.ones(len(theta), dtype=bool)
-    if pair.signed:
+    signal = distances
+    if not pair.signed:
+        signal = begun.rows[:, 0, 0]
+        alive = ~np.isnan(signal)
+    elif not pair.dear_alone:
         begun, found = model.measured(begun, rng, theta, places, 0, on_error)
         distances = found[:, 0].copy()
         signal = distances.copy()
-    else:
-        signal = begun.rows[:, 0, 0]
-        alive = ~np.isnan(signal)
     cheap = distances.copy()
     alpha = np.ones(len(theta))
-    if not pair.learns:
-        alpha[alive] = pair.probability(signal[alive], model.prior.columns(theta[alive]))
+    # A simulation in stages with an infinite signal is always finished.
+    said = alive if pair.signed else np.isfinite(signal)
+    if not pair.learns and said.any():
+        alpha[said] = pair.probability(signal[said], model.prior.columns(theta[said]))
     on = np.flatnonzero(alive & (coins < alpha))
     factor = np.zeros(len(theta))
     factor[on] = 1.0 / alpha[on]
     cost, failures, ignored = begun.cost, begun.failures, False
     if on.size:
         ended = part.second(on)
-        ended, found = model.measured(ended, rng, theta[on], places[on], 0, on_error)
+        ended, found = model.measured(ended, part.later, theta[on], places[on], 0, on_error)
         distances[on] = found[:, 0]
+        # A simulation of which both parts fail is one that failed.
+        twice = int(np.count_nonzero(np.isnan(begun.rows[on, 0, 0]) & np.isnan(ended.rows[:, 0, 0])))
         cost = cost._replace(
-            dear=int(on.size), failed=cost.failed + ended.cost.failed, surplus=cost.surplus + ended.cost.surplus
+            dear=int(on.size), failed=cost.failed + ended.cost.failed - twice, surplus=cost.surplus + ended.cost.surplus
         )
         failures = first_failures(failures, ended.failures)[:1]
         ignored = begun.ignored_rng and ended.ignored_rng
@@ -170,25 +175,40 @@ class WithFactors:
 def learnt_rule(pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: Array) -> tuple[ContinuationRule, float]:
     """The best continuation probability by pilot simulations with these signals and distances (n,).
 
-    Also the tolerance at which it was learnt: the kernel's, or the least at which the pilot has some hits. A rule that
-    does not do better than whole simulations at draws that it was not learnt from is not used: alpha is 1 then.
+    Also the tolerance at which it was learnt: the kernel's, or the least at which the pilot has some hits; at a larger
+    one the rule does not rise with the signal. A rule that does not do better than whole simulations at draws that it
+    was not learnt from is not used: alpha is 1 then.
     """
     near = np.sort(dear[np.isfinite(dear)])
     if near.size <= FEWEST_HITS:
-        return ContinuationRule(np.empty(0), np.ones(1)), math.inf
-    kernel = kernel.with_eps(max(kernel.eps, float(near[FEWEST_HITS])))
+        return ALWAYS, math.inf
+    kernel, asked = kernel.with_eps(max(kernel.eps, float(near[FEWEST_HITS]))), kernel.eps
     of_dear, of_cheap = (np.exp(kernel.log_weight(of)) for of in (dear, cheap))
-    # The first stage may have failed: such a simulation is never taken up again.
-    alive = ~np.isnan(signal)
+    # The first stage may have failed: such a simulation is never taken up again. Without a signal it always is.
+    alive = ~np.isnan(signal) if pair.signed else np.isfinite(signal)
     signal, change, of_dear = signal[alive], ((of_dear - of_cheap) ** 2)[alive], of_dear[alive]
     eps, judged = kernel.eps if pair.signed else None, np.ones(len(signal))
+
+    def fitted(some: Any) -> ContinuationRule:
+        rule = _fitted(pair, signal[some], change[some], of_dear[some], eps)
+        return rule if kernel.eps == asked else falling(rule)
+
     for one, other in halves(len(signal)):
-        judged[other] = _fitted(pair, signal[one], change[one], of_dear[one], eps)(signal[other])
+        judged[other] = fitted(one)(signal[other])
     assert pair.price is not None
     whole = effective_price(pair.price, of_dear, change, np.ones(len(signal)))
     if not effective_price(pair.price, of_dear, change, judged) < LEAST_GAIN * whole:
-        return ContinuationRule(np.empty(0), np.ones(1)), kernel.eps
-    return _fitted(pair, signal, change, of_dear, eps), kernel.eps
+        return ALWAYS, kernel.eps
+    return fitted(slice(None)), kernel.eps
+
+
+def falling(rule: ContinuationRule) -> ContinuationRule:
+    """The least rule above this one that does not rise with the signal.
+
+    At a larger tolerance than the run's, two models disagree farther from the data than they will in the run: what lies
+    nearer must not be left out for that.
+    """
+    return rule._replace(alpha=np.maximum.accumulate(rule.alpha[::-1])[::-1])
 
 
 def halves(count: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:

@@ -25,12 +25,22 @@ def cumulated(weights: Array) -> Array:
     return sums if weights.min(initial=0.0) >= 0 else np.minimum(np.maximum.accumulate(sums), sums[-1])
 
 
+def check_signs(weights: Array) -> None:
+    """A ValueError if draws cannot be picked by their weights, since some are negative."""
+    if weights.min(initial=0.0) < 0:
+        raise ValueError(
+            "some of the weights are negative (od.multifidelity), and draws of equal weight cannot stand for them: use "
+            "post.summary(), post.estimate(), or to_dataframe(weighted=True)"
+        )
+
+
 def systematic(weights: Array, count: int, u: float) -> Array:
     """Indices of `count` draws by weight, at equal distances along the sum of the weights from a uniform u on.
 
     >>> systematic(np.array([0.5, 0.0, 0.5]), 4, 0.5)
     array([0, 0, 2, 2])
     """
+    check_signs(weights)
     ends = np.cumsum(weights)
     places = (np.arange(count) + u) / count * ends[-1]
     return np.minimum(np.searchsorted(ends, places, side="right"), int(np.flatnonzero(weights)[-1]))

@@ -191,7 +191,11 @@ class Model:
     def ahead(self) -> float:
         """What is spent on pilots before a run, in the unit of the budget."""
         learns = self.pair is not None and self.pair.learns
-        return (self.pilot + (self.pair.pilot if self.pair is not None and learns else 0)) * self.worst
+        return (self.pilot + (self.pair.pilot or 0 if self.pair is not None and learns else 0)) * self.worst
+
+    def for_budget(self, budget: float | None) -> "Model":
+        """The model with the size of the pilot of its simulator in two parts, if it has one."""
+        return self if self.pair is None else replace(self, simulate=self.pair.for_budget(budget))
 
     def units(self, cost: Cost) -> float:
         """What was spent, in the unit of the budget: simulations, or what the two parts of a simulation cost."""
@@ -211,11 +215,13 @@ class Model:
         if timeout is None:
             return self
         timeout = positive("timeout", timeout, "the number of seconds that one simulation may take", LONGEST)
-        if not self.plain or self.pair is not None:
+        if not self.plain:
             raise ValueError(
                 f"timeout = {timeout:g} is for plain simulators and od.command, which draw one pseudo-sample per call: "
-                "limit the time inside a batched, compiled or staged simulator or one in two parts, and return NaN"
+                "limit the time inside a batched, compiled or staged simulator, and return NaN"
             )
+        if self.pair is not None:
+            return replace(self, simulate=self.pair.limited(timeout))
         if isinstance(self.simulate, Command):
             return replace(self, simulate=replace(self.simulate, timeout=timeout))
         inner = self.simulate.function if isinstance(self.simulate, Limited) else self.simulate

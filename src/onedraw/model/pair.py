@@ -14,6 +14,7 @@ import numpy as np
 from onedraw.arguments import a_function, number_or_nan, shown, true_or_false, whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
+from onedraw.engines.children import Limited
 from onedraw.engines.numba import Compiled
 from onedraw.engines.streams import Rng
 from onedraw.failures import FAULTS, told
@@ -24,7 +25,11 @@ from onedraw.model.simulator import Batched, JaxSimulator, Recipe, Simulated, St
 
 SECOND = 64
 """Added to the phase that names the streams of a first part, it names those of the second."""
-ONE_NUMBER = Layout(None, ((),))
+SIGNAL, FAULTY = Layout(None, ((2,),)), 2
+"""A signal and whether it can be used: 0 if so, 1 if it is not finite, FAULTY if the user's function has failed."""
+PILOT_SHARE, LEAST_PILOT, MOST_PILOT = 20, 100, 1000
+"""The pilot's part of a budget, so that a useless first part costs little; fewer simulations teach nothing."""
+PILOT_WITHOUT_BUDGET = 400
 
 
 class ContinuationRule(NamedTuple):
@@ -37,6 +42,10 @@ class ContinuationRule(NamedTuple):
 
     def __call__(self, signal: Array, **_: Any) -> Array:
         return self.alpha[np.searchsorted(self.edges, signal, side="right")]
+
+
+ALWAYS = ContinuationRule(np.empty(0), np.ones(1))
+"""The rule that leaves nothing out."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +74,22 @@ class Pair:
     """A probability, a function, a ContinuationRule, or None if it is to be learnt."""
     price: tuple[float, float] | None
     floor: float
-    pilot: int
+    pilot: int | None
+    """Simulations from which the probability is learnt; None if that follows from the budget."""
     common: bool = False
 
     @property
     def learns(self) -> bool:
         """Whether the continuation probability is still to be learnt."""
         return self.continuation is None
+
+    @property
+    def dear_alone(self) -> bool:
+        """Whether the dear model always runs beside the cheap one, which then tells nothing and is left out."""
+        rule = self.continuation
+        if not self.signed or self.learns:
+            return False
+        return bool((rule.alpha == 1).all()) if isinstance(rule, ContinuationRule) else not callable(rule) and rule == 1
 
     @property
     def whole(self) -> Any:
@@ -88,13 +106,37 @@ class Pair:
     @property
     def worst(self) -> float:
         """What a simulation costs at most, in the unit of the budget."""
-        return 1.0 if self.price is None else sum(self.price)
+        if self.price is None:
+            return 1.0
+        return self.price[1] if self.dear_alone else sum(self.price)
 
     def units(self, cost: Cost) -> float:
         """What was spent, in the unit of the budget."""
         if self.price is None:
             return cost.simulations
-        return self.price[0] * cost.simulations + self.price[1] * cost.dear
+        return self.price[1] * cost.dear + (0.0 if self.dear_alone else self.price[0] * cost.simulations)
+
+    def for_budget(self, budget: float | None) -> "Pair":
+        """With the size of its pilot: the user's, or a share of the budget.
+
+        If that is too small to learn from, no simulation is left out.
+        """
+        if self.pilot is not None:
+            return self
+        if budget is None:
+            return replace(self, pilot=PILOT_WITHOUT_BUDGET)
+        share = int(budget / PILOT_SHARE // self.worst)
+        if share < LEAST_PILOT and self.learns:
+            return replace(self, pilot=0, continuation=ALWAYS)
+        return replace(self, pilot=min(share, MOST_PILOT))
+
+    def limited(self, timeout: float) -> "Pair":
+        """With each part given up after so many seconds."""
+        parts = (one.function if isinstance(one, Limited) else one for one in (self.first, self.second))
+        first, second = (
+            replace(one, timeout=timeout) if isinstance(one, Command) else Limited(one, timeout) for one in parts
+        )
+        return replace(self, first=first, second=second)
 
     def with_rule(self, rule: ContinuationRule) -> "Pair":
         """With a continuation probability that was learnt."""
@@ -126,9 +168,12 @@ class FirstPart(NamedTuple):
     """First parts at n rows of theta, and how to run the second parts of some of them."""
 
     found: Simulated
-    """The cheap model's summaries (n, 1, s), or the signals (n, 1, 1) of the first stage."""
+    """The cheap model's summaries (n, 1, s), zeros if it is not needed; or the signals (n, 1, 1) of the first stage:
+    inf if they are not finite, and NaN if the stage has failed."""
     second: Callable[[Array], Simulated]
     """Summaries (k, 1, s) of the dear simulations at rows (k,) of these."""
+    later: Rng
+    """The streams of the second parts."""
 
 
 def first_part(
@@ -141,13 +186,26 @@ def first_part(
     made = recipe._replace(simulator=pair.first)
     dear = recipe._replace(simulator=pair.second)
     if not pair.signed:
-        made = recipe._replace(simulator=states.first(), summary=None, layout=ONE_NUMBER, raw=None)
+        made = recipe._replace(simulator=states.first(), summary=None, layout=SIGNAL, raw=None)
 
     def second(some: Array) -> Simulated:
         simulator = dear if pair.signed else dear._replace(simulator=states.rest(some))
         return simulate_rows(simulator, later, theta[some], places[some], 1, 0, chunk, on_error)
 
-    return FirstPart(simulate_rows(made, rng, theta, index, 1, 0, chunk, on_error), second)
+    if pair.dear_alone:
+        return FirstPart(Simulated(np.zeros((len(theta), 1, 1)), Cost(len(theta)), ignored_rng=True), second, later)
+    found = simulate_rows(made, rng, theta, index, 1, 0, chunk, on_error)
+    if not pair.signed:
+        found = found._replace(rows=usable(found.rows, states))
+    return FirstPart(found, second, later)
+
+
+def usable(rows: Array, states: "States") -> Array:
+    """Signals (n, 1, 1) with which a simulation can be stopped, from SIGNAL rows; a ValueError if one has failed."""
+    values, state = rows[:, :, :1], rows[:, :, 1:]
+    if (state == FAULTY).any():
+        raise ValueError(f"signal(state) must give one number: {states.fault or 'it failed in a process of its own'}")
+    return np.where(state == 1, np.inf, values)
 
 
 class States:
@@ -156,21 +214,39 @@ class States:
     def __init__(self, pair: Pair, rng: Rng) -> None:
         self.pair, self.rng = pair, rng
         self.kept: Any = {}
+        self.fault = ""
+
+    def signals(self, state: Any, shape: tuple[int, ...]) -> Array:
+        """The signals (n, 2) of states, or that of one (2,), in the form of SIGNAL.
+
+        What the user's function raises is no failed simulation: that would leave out what belongs to the posterior.
+        """
+        try:
+            found = numbers((self.pair.signal or (lambda state: 0.0))(state))
+            if found.shape not in ((), shape):
+                raise ValueError(f"the signal has shape {found.shape}")
+            value = np.broadcast_to(found, shape)
+        except FAULTS as error:
+            self.fault = told(error)
+            return np.full((*shape, 2), float(FAULTY))
+        finite = np.isfinite(value)
+        return np.stack([np.where(finite, value, 0.0), ~finite], axis=-1)
 
     def first(self) -> Any:
         """A simulator that gives signals and keeps the states."""
-        run, signal = self.pair.first, self.pair.signal or (lambda state: 0.0)
+        run = self.pair.first
 
         def one(rng: np.random.Generator, **parameters: Any) -> Any:
-            state = self.kept[_number(rng)] = run(rng, **parameters)
-            return signal(state)
+            place = _number(rng)
+            state = self.kept[place] = run(rng, **parameters)
+            return self.signals(state, ())
 
         def batch(rng: np.random.Generator, **parameters: Any) -> Any:
             self.kept = np.asarray(run.function(rng, **parameters))
             n = len(next(iter(parameters.values())))
             if self.kept.shape[:1] != (n,):
                 raise ValueError(f"first returned states of shape {self.kept.shape} for {n} rows: give one row each")
-            return np.broadcast_to(np.asarray(signal(self.kept), dtype=float), n)
+            return self.signals(self.kept, (n,))
 
         return Batched(batch) if isinstance(run, Batched) else one
 
@@ -192,6 +268,31 @@ class States:
         return Batched(batch) if isinstance(run, Batched) else one
 
 
+class RunAgain(NamedTuple):
+    """What a part of a simulation gives when it is run again."""
+
+    value: Any
+    data: bool
+    """Whether it is data, not the state after a first stage."""
+
+
+def run_again(pair: Pair, rng: Rng, parameters: dict[str, Any], good: Callable[[Any], bool]) -> RunAgain:
+    """The part of a simulation that has failed, with the streams of its failure: the phase says which part it was.
+
+    With common random numbers it does not: then it is the dear one if the data of the cheap one are `good`.
+    """
+    ended = rng.phase >= SECOND
+    began, later = (Rng(rng.seed, rng.phase % SECOND + more, rng.first, rng.step) for more in (0, SECOND))
+    if not pair.signed:
+        state = pair.first(began.single(0), **parameters)
+        return RunAgain(pair.second(later.single(0), state, **parameters) if ended else state, ended)
+    if not ended:
+        value = pair.first(began.single(0), **parameters)
+        if not pair.common or not good(value):
+            return RunAgain(value, True)
+    return RunAgain(pair.second((began if pair.common else later).single(0), **parameters), True)
+
+
 def _number(rng: np.random.Generator) -> int:
     """The number of the chain or proposal whose stream a generator is at."""
     state: Any = rng.bit_generator.state
@@ -206,7 +307,7 @@ def stages(
     continuation: float | Callable[..., Any] | None = None,
     price: tuple[float, float] | None = None,
     floor: float = 0.05,
-    pilot: int = 1000,
+    pilot: int | None = None,
 ) -> Pair:
     """A simulator that can be stopped half-way, so that a simulation that will not match the data need not be finished.
 
@@ -223,7 +324,7 @@ def stages(
         `rest(rng, state, **parameters) -> data`.
     signal
         A function of the state that returns the number on which alpha depends, for example the distance of the
-        unfinished simulation from the data.
+        unfinished simulation from the data. A simulation whose signal is not finite is always finished.
     continuation
         alpha: a number, or a function `continuation(signal, **parameters)` of arrays that gives probabilities. By
         default it is learnt from a pilot.
@@ -233,7 +334,9 @@ def stages(
     floor
         The smallest alpha: no weight exceeds 1/floor.
     pilot
-        Simulations from the prior, kept out of the posterior, from which alpha is learnt before the run.
+        Simulations from the prior, kept out of the posterior, from which alpha is learnt before the run. By default a
+        twentieth of the budget and at most 1000; if that is less than 100, nothing is learnt and alpha is 1. Without a
+        budget it is 400.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -262,7 +365,7 @@ def multifidelity(
     continuation: float | Callable[..., Any] | None = None,
     price: tuple[float, float] | None = None,
     floor: float = 0.05,
-    pilot: int = 1000,
+    pilot: int | None = None,
     common: bool = False,
 ) -> Pair:
     """A simulator with a cheap approximation, which decides whether the dear simulation is run.
@@ -270,6 +373,7 @@ def multifidelity(
     With K the kernel, the estimate is K(cheap), and with probability alpha it is corrected by
     (K(dear) - K(cheap))/alpha. The posterior is exactly that of the dear model, however poor the cheap one is
     (docs/theory.md). Estimates and weights may be negative, so it works only with `od.rejection` and `od.importance`.
+    If alpha is 1 throughout, the cheap model tells nothing and is not run.
 
     Parameters
     ----------
@@ -284,7 +388,9 @@ def multifidelity(
     floor
         The least alpha.
     pilot
-        Pairs of simulations from the prior, kept out of the posterior, from which alpha is learnt before the run.
+        Pairs of simulations from the prior, kept out of the posterior, from which alpha is learnt before the run. By
+        default a twentieth of the budget and at most 1000; if that is less than 100, nothing is learnt and alpha is 1.
+        Without a budget it is 400.
     common
         Whether both simulations receive the same random numbers. If similar numbers give similar data, the two agree
         more often, and the dear one is needed less often.
@@ -322,7 +428,7 @@ def _check_kinds(parts: dict[str, Any], maker: str) -> None:
         raise ValueError(f"{one} and {other} must be of one kind: mark both @od.batched, or none")
 
 
-def _checked(continuation: Any, price: Any, floor: Any, pilot: Any) -> tuple[Any, Any, float, int]:
+def _checked(continuation: Any, price: Any, floor: Any, pilot: Any) -> tuple[Any, Any, float, int | None]:
     """What both kinds of pairs take, checked."""
     if continuation is not None and not callable(continuation) and not 0 < number_or_nan(continuation) <= 1:
         raise ValueError(
@@ -345,7 +451,8 @@ def _checked(continuation: Any, price: Any, floor: Any, pilot: Any) -> tuple[Any
             "give price=(cheap, dear), what the two parts cost, in seconds or any unit: the best continuation "
             "probability depends on it; or give continuation="
         )
-    pilot = whole_number("pilot", pilot, "the number of simulations from which alpha is learnt", least=50)
+    if pilot is not None:
+        pilot = whole_number("pilot", pilot, "the number of simulations from which alpha is learnt", least=50)
     return continuation, price, float(floor), pilot
 
 

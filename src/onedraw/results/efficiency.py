@@ -116,7 +116,8 @@ def efficiency(post: Posterior, functions: Mapping[str, Function] | None = None)
         if found.reason:
             notes.append(f"kappa of {name} cannot be estimated: {found.reason}")
     if post.independent:
-        notes.append("independent draws: kappa is 1; simulations and seconds are those of the whole run")
+        kappa = "is 1" if post.weights is None else "says what their weights cost"
+        notes.append(f"independent draws: kappa {kappa}; simulations and seconds are those of the whole run")
     elif own:
         notes.append("simulations are those of the chains' own steps; seconds include the pilot and the starts")
     else:

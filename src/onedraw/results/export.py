@@ -32,11 +32,6 @@ AXES = ("chain", "draw")
 def resampled(post: Posterior, draws: int | None = None, seed: int | None = None) -> Posterior:
     """Independent draws of equal weight (see `Posterior.resample`)."""
     worth = worth_of(post)
-    if post.weights is not None and post.weights.min() < 0:
-        raise ValueError(
-            "some of the weights are negative (od.multifidelity), and draws of equal weight cannot stand for them: use "
-            "post.summary(), post.estimate(), or to_dataframe(weighted=True)"
-        )
     size = max(1, int(worth)) if draws is None else whole_number("draws", draws, "the number of draws")
     weights = np.full(math.prod(post.shape), 1.0) if post.weights is None else post.weights.reshape(-1)
     rng = Rng(seed_or_fresh(post.seed if seed is None else seed), Phase.RESAMPLE, 2).bulk(Purpose.MOVE)
@@ -198,7 +193,8 @@ def affordable(post: Posterior, predictive: int | None) -> int:
     """Predictive simulations to make: as many as asked for, otherwise as many as take a few seconds, 0 if too few."""
     if predictive is not None:
         return whole_number("predictive", predictive, "the number of predictive simulations", least=0)
-    if post.model is None:
+    if post.model is None or (post.weights is not None and post.weights.min(initial=0.0) < 0):
+        # By negative weights no draws can be picked to simulate at.
         return 0
     each = post.cost.seconds / max(post.cost.simulations, 1)
     count = int(min(PREDICTED, PREDICT_SECONDS / max(each, 1e-9)))

@@ -15,6 +15,7 @@ from onedraw.arguments import MOST_AT_ONCE, numbers, positive, seed_or_fresh, sh
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.estimators.weights import check_signs
 from onedraw.failures import FAULTS, Failure, told
 from onedraw.model.kernels import EPS_MEANING, Kernel
 from onedraw.model.layout import Layout
@@ -468,6 +469,11 @@ class Posterior:
             if self.method == "learnt likelihood":
                 why = "has learnt the likelihood, which needs no tolerance"
             raise ValueError(f"at(eps) needs a run with a kernel: this one {why}")
+        if self.distances is None and "continuation" in self.settings:
+            raise ValueError(
+                "at(eps) needs one distance for each simulation, and weights of od.multifidelity come from two: run "
+                "again at the other tolerance; a run of od.stages keeps what is needed with keep='distances'"
+            )
         if self.distances is None:
             raise ValueError(
                 "at(eps) needs the distance of every pseudo-sample, which this run did not keep: run again with "
@@ -519,6 +525,7 @@ class Posterior:
         rng = Rng(seed_or_fresh(self.seed if seed is None else seed), Phase.RESAMPLE).bulk(Purpose.MOVE)
         if self.weights is None:
             return rng.integers(0, size, n)
+        check_signs(self.weights)
         return rng.choice(size, n, p=self.weights.reshape(-1))
 
     def predict(self, n: int, *, seed: int | None = None, data: bool = False) -> Any:
@@ -631,8 +638,8 @@ class Posterior:
 
         These are posterior and sample_stats and, if the run has its model, prior, posterior_predictive and
         observed_data. ArviZ does not support weights: draws with weights, and more draws than there are simulations
-        behind them, are resampled to equal weights, to the effective number or `draws` (see `resample`), and so are many
-        chains that are too short for ArviZ. With `weighted=True` the draws are as they are, with their weights in
+        behind them, are resampled to equal weights, to the effective number or `draws` (see `resample`), and so are
+        many chains that are too short for ArviZ. With `weighted=True` the draws are as they are, with their weights in
         sample_stats. `predictive` is the number of new simulations; by default 200, or as many as take 20 seconds.
 
         A vector has a further axis, as ArviZ names it: `beta_dim_0`.

@@ -151,6 +151,9 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
     estimator, reason, spent, ahead, done = run.estimator, "budget", Cost(), 0.0, 0
     try:
         model, kernel = _model_and_kernel(estimator)
+        if model is not None and model.pair is not None:
+            model = model.for_budget(limits[0].budget)
+            estimator = estimator.with_model(model)
         if model is not None and model.ahead:
             ahead = model.ahead
             ready = yield from pilot(model, run.options.seed, limits[-1].budget, run.options.on_error, kernel)

@@ -220,10 +220,11 @@ def check_parts(
     if pair is None:
         return
     maker = "multifidelity" if pair.signed else "stages"
-    if algorithm in ("wilkinson", "r_hit", "infer"):
+    if algorithm in ("wilkinson", "r_hit", "infer", "compare", "fit_summary", "tolerance_for"):
+        other = "" if algorithm in ("compare", "fit_summary") else ", or use od.rejection or od.importance"
         raise ValueError(
             f"od.{algorithm} runs whole simulations and cannot leave out a part of them, and the simulator is made by "
-            f"od.{maker}: give od.Model the whole simulator, or use od.rejection or od.importance"
+            f"od.{maker}: give od.Model the whole simulator{other}"
         )
     if pair.signed and not signed:
         raise ValueError(

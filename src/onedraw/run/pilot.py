@@ -84,7 +84,7 @@ def pilot(model: Model, seed: int, budget: int | None, on_error: str, kernel: Ke
 
 def pair_round(model: Model, seed: int, on_error: str) -> Round:
     """The simulations from which a continuation probability is learnt."""
-    assert model.pair is not None
+    assert model.pair is not None and model.pair.pilot is not None
     count = model.pair.pilot
     return Round(
         PairsFromPrior(model, seed, on_error),
@@ -98,10 +98,11 @@ def continuation_setting(model: Model) -> dict[str, Any]:
     """The continuation probability as a run's settings have it, with what was learnt; nothing without one."""
     if model.pair is None:
         return {}
-    rule = model.pair.continuation
+    rule: Any = model.pair.continuation
     if isinstance(rule, ContinuationRule):
-        return {"continuation": {"edges": rule.edges.tolist(), "alpha": rule.alpha.tolist()}}
-    return {"continuation": "your own" if callable(rule) else rule}
+        rule = {"edges": rule.edges.tolist(), "alpha": rule.alpha.tolist()}
+    price = None if model.pair.price is None else list(model.pair.price)
+    return {"continuation": "your own" if callable(rule) else rule, "price": price}
 
 
 def pilot_round(model: Model, seed: int, on_error: str) -> Round:

@@ -101,9 +101,10 @@ def nothing(dim: int, reason: str, **more: Any) -> Result:
 
 def status_of(result: Result, budget: int | None) -> Status:
     """Why a run ended, with what it has made."""
+    unit = "simulations" if result.settings.get("price") is None else "units of the price"
     message = {
         "finished": f"finished: {result.made}",
-        "budget": f"the budget of {budget or 0:,} simulations is spent: {result.made}",
+        "budget": f"the budget of {budget or 0:,} {unit} is spent: {result.made}",
         "max_seconds": f"stopped by max_seconds{result.after}: {result.made}",
         "unfinished": f"not finished: {result.made} so far; od.resume continues it",
     }

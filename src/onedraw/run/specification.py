@@ -84,9 +84,10 @@ def model_parts(model: Model) -> dict[str, dict[str, str]]:
     if isinstance(simulate, Pair):
         # What was learnt follows from the rest.
         rule = None if isinstance(simulate.continuation, ContinuationRule) else simulate.continuation
+        first, second = (one.function if isinstance(one, Limited) else one for one in (simulate.first, simulate.second))
         said = (simulate.signed, simulate.price, simulate.floor, simulate.pilot, simulate.common)
         simulators = {
-            "model.simulate (first part)": simulate.first, "model.simulate (second part)": simulate.second,
+            "model.simulate (first part)": first, "model.simulate (second part)": second,
             "model.simulate (signal)": simulate.signal, "model.simulate (continuation)": rule,
             "model.simulate (price, floor, pilot, common)": said,
         }  # fmt: skip

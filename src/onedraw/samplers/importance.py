@@ -149,6 +149,7 @@ def round_sizes(total: int, dim: int) -> list[int]:
 
 def plan(estimator: AbcAverage, design: Design, limits: list[Limits]) -> Plan[Result]:
     """Rounds until each budget in turn is spent."""
+    estimator = estimator.with_model(estimator.model.for_budget(limits[0].budget))
     now, new, reason, each = first_draws(design, estimator, 0), None, "budget", estimator.worst
     try:
         # The kernel of the estimator has no tolerance of its own here.

@@ -40,6 +40,7 @@ KEPT_PSEUDO_SAMPLES = 64
 
 def plan(estimator: AbcAverage, arguments: Mapping[str, Any], limits: list[Limits]) -> Plan[Result]:
     """Proposals in blocks until there are enough acceptances or the budget is spent."""
+    estimator = estimator.with_model(estimator.model.for_budget(limits[0].budget))
     model, draws, budget = estimator.model, *limits[-1]
     seed, each = arguments["seed"], estimator.pseudo_samples
     reason, found = "done", no_proposals(model.prior.dim)
@@ -195,13 +196,14 @@ def rejection(
     each = checked_pseudo_samples(pseudo_samples)
     check_parts(model, "rejection", signed=True, pseudo_samples=each)
     check_pays(budget, each, worst=model.worst)
+    # A weight that comes from two distances cannot be made anew from one.
+    two = model.pair is not None and model.pair.signed
     if keep is None:
-        keep = "distances" if each <= KEPT_PSEUDO_SAMPLES else "draws"
-    if model.pair is not None and model.pair.signed:
-        # A weight that comes from two distances cannot be made anew from one.
-        keep = "draws"
+        keep = "distances" if each <= KEPT_PSEUDO_SAMPLES and not two else "draws"
     if one_of("keep", keep, ("draws", "distances", "summaries", "all")) == "all" and checked.store is None:
         raise ValueError("keep='all' keeps every simulation in the run's file: say which with store='run.db'")
+    if keep == "distances" and two:
+        raise ValueError("keep='distances': weights of od.multifidelity come from two distances each; leave keep= out")
     if model.pair is not None and keep in ("summaries", "all"):
         raise ValueError(f"keep={keep!r} needs whole simulations, and the simulator has two parts: leave keep= out")
     estimator = AbcAverage(

@@ -200,7 +200,7 @@ def next_steps(now: Population, moves: float, budget: int | None) -> tuple[int, 
 
 def plan(estimator: AbcAverage, schedule: Schedule, limits: list[Limits]) -> Plan[Result]:
     """Follow the falling tolerance under each budget in turn."""
-    now, reason = None, "budget"
+    now, reason, estimator = None, "budget", estimator.with_model(estimator.model.for_budget(limits[0].budget))
     try:
         kernel = estimator.kernel if schedule.target is None else estimator.kernel.with_eps(schedule.target)
         model = yield from pilot(estimator.model, schedule.seed, limits[0].budget, estimator.on_error, kernel)
@@ -297,7 +297,7 @@ def smc(
     if budget is None and kernel.eps is None:
         raise ValueError("give budget=, a kernel with a tolerance or both: one of them must end the run")
     check_parts(model, "smc", pseudo_samples=pseudo_samples, kernel=kernel)
-    left = None if budget is None else int((budget - model.ahead) // model.worst)
+    left = None if budget is None else int((budget - model.for_budget(budget).ahead) // model.worst)
     if particles is None:
         particles = default_particles(None if left is None else max(left, 1), pseudo_samples, model.batched)
     if left is not None and 0 < left < particles * pseudo_samples:

@@ -37,7 +37,7 @@ from onedraw.results.posterior import Status
 from onedraw.run.bank import Bank, block_size
 from onedraw.run.blocks import cut
 from onedraw.run.earlier import starting_bank
-from onedraw.run.options import Options, RunOptions, check_model, on_engine
+from onedraw.run.options import Options, RunOptions, check_parts, on_engine
 from onedraw.run.plan import Decision, Gathered, Limits, Outcome, Plan, Round
 from onedraw.run.result import Result, nothing, posterior, status_of
 from onedraw.run.saving import Specification
@@ -442,7 +442,7 @@ def checked_models(models: Any) -> tuple[tuple[str, ...], list[Model]]:
     for name, model in models.items():
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"names of models must be texts, got {shown(name)}")
-        check_model(model)
+        check_parts(model, "compare")
     names, given = tuple(models), list(models.values())
     first = given[0]
     for name, model in zip(names[1:], given[1:], strict=True):

@@ -14,7 +14,7 @@ from onedraw.model.simulator import JaxSimulator
 from onedraw.results.learned_summary import Fitted, LearnedSummary, learn, terms_for, with_learned
 from onedraw.run.bank import block_size
 from onedraw.run.blocks import cut
-from onedraw.run.options import Options, RunOptions, check_model, on_engine
+from onedraw.run.options import Options, RunOptions, check_parts, on_engine
 from onedraw.run.pilot import FromPrior
 from onedraw.run.plan import Limits, Outcome, Plan, Round
 from onedraw.run.session import Run
@@ -81,7 +81,7 @@ def fit_summary(model: Model, *, budget: int, terms: str | None = None, **option
     (Model(mu -> 1 summary), 500)
     """
     checked = Options.checked(options)
-    check_model(model)
+    check_parts(model, "fit_summary")
     budget = whole_number("budget", budget, "the number of simulations to learn from", least=10)
     if terms is not None:
         one_of("terms", terms, TERMS)

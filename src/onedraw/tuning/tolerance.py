@@ -36,7 +36,7 @@ from onedraw.model.kernels import Kernel, uniform
 from onedraw.model.model import Model
 from onedraw.model.simulator import JaxSimulator
 from onedraw.run.chains import check_proposal
-from onedraw.run.options import Options, RunOptions, check_model, on_engine
+from onedraw.run.options import Options, RunOptions, check_parts, on_engine
 from onedraw.run.pilot import learned, pilot_round
 from onedraw.run.plan import Outcome, Plan
 from onedraw.run.prior_draws import block_size
@@ -538,7 +538,7 @@ def tolerance_for(
     True
     """
     checked = Options.checked(options)
-    check_model(model)
+    check_parts(model, "tolerance_for")
     target = _checked_rate(acceptance_rate)
     kernel = _checked_kernel(kernel)
     pseudo_samples = checked_pseudo_samples(pseudo_samples)
