@@ -377,7 +377,9 @@ class ErrorRates(NamedTuple):
     """At simulations near the data; NaN if they were too few."""
     local_se: float
     confusion: Array
-    """(models, models): of simulations of each model (rows), the share for which each is the most probable."""
+    """(models, models): of simulations of each model (rows), the share for which each is the most probable.
+
+    Zero for a model without simulations."""
 
 
 def prior_errors(rows: Array, label: Array, log_prior: Array) -> tuple[float, float, Array]:
@@ -402,8 +404,9 @@ def prior_errors(rows: Array, label: Array, log_prior: Array) -> tuple[float, fl
     confusion = np.zeros((models, models))
     np.add.at(confusion, (label, guess), 1.0)
     confusion /= np.maximum(counts, 1)[:, None]
-    prior = np.exp(log_prior)
-    wrong = 1.0 - np.diag(confusion)
+    # A model without simulations has no error rate, and counts for nothing.
+    prior = np.where(counts > 0, np.exp(log_prior), 0.0)
+    prior, wrong = prior / prior.sum(), 1.0 - np.diag(confusion)
     variance = float((prior**2 * wrong * (1 - wrong) / np.maximum(counts, 1)).sum())
     return float(prior @ wrong), math.sqrt(variance), confusion
 
@@ -496,7 +499,7 @@ def reach(estimate: RouteEstimate, log_prior: Array, model: int, level: float) -
     logs, freedom = estimate.log_evidence + log_prior, estimate.freedom
     some = np.isfinite(logs)
     if math.isfinite(freedom) and some[model] and some.sum() > 1:
-        parts = (np.square(_gradient(logs, model)) * np.diag(estimate.covariance))[some]
+        parts = np.square(_gradient(logs, model)[some]) * np.diag(estimate.covariance)[some]
         freedom *= float(np.square(parts.sum()) / np.square(parts).sum()) if parts.any() else 1.0
     return float(stats.t.ppf(0.5 + level / 2, freedom))
 
