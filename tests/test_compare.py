@@ -21,6 +21,7 @@ from onedraw.results import model_evidence
 from onedraw.results.comparison import _log_factor
 from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs
 from onedraw.results.model_choice import (
+    RIDGE,
     HeldOutRows,
     Pool,
     RouteEstimate,
@@ -153,6 +154,24 @@ def test_logistic_regression_solves_its_equations():
     penalty = np.full(found.shape, 0.02)
     penalty[:, 0] = 1e-8
     assert np.allclose(slope[1:], (penalty * found)[1:], atol=1e-3) and covariance[1, 1] > 0
+
+
+def test_the_error_of_a_logistic_regression_is_that_of_fits_without_each_row():
+    """Its constants move by one step of Newton's method as each row is left out."""
+    rng = np.random.default_rng(8)
+    columns = np.column_stack([np.ones(60), rng.normal(size=(60, 3))])
+    label, weights = np.digitize(columns[:, 1] + rng.logistic(size=60), [-0.7, 0.7]), rng.uniform(0.5, 1.5, 60)
+    found, covariance = fit_logistic(columns, label, weights, 3)
+    probability = np.exp(columns @ found.T)
+    probability = (probability / probability.sum(axis=1, keepdims=True))[:, 1:]
+    scores, information = [], []
+    for row, p, w, k in zip(columns, probability, weights, label, strict=True):
+        scores.append(w * np.kron((np.array([1, 2]) == k) - p, row))
+        information.append(w * np.kron(np.diag(p) - np.outer(p, p), np.outer(row, row)))
+    penalty = np.diag(np.tile([1e-8, RIDGE, RIDGE, RIDGE], 2))
+    whole = np.sum(information, axis=0) + penalty
+    moved = [np.linalg.solve(whole - one, -score)[[0, 4]] for one, score in zip(information, scores, strict=True)]
+    assert np.allclose(covariance[1:, 1:], np.transpose(moved) @ np.array(moved), rtol=1e-6)
 
 
 def test_log_odds_and_their_error_by_numerical_derivatives():
