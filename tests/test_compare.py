@@ -18,8 +18,10 @@ from benchmarks.choices import COUNTED, NESTED, NORMAL, RARE, RARE_AT, REGRESSIO
 from onedraw.cli.main import main
 from onedraw.model.coordinates import Support
 from onedraw.results import model_evidence
+from onedraw.results.comparison import _log_factor
 from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs
 from onedraw.results.model_choice import (
+    RIDGE,
     HeldOutRows,
     Pool,
     RouteEstimate,
@@ -154,6 +156,24 @@ def test_logistic_regression_solves_its_equations():
     assert np.allclose(slope[1:], (penalty * found)[1:], atol=1e-3) and covariance[1, 1] > 0
 
 
+def test_the_error_of_a_logistic_regression_is_that_of_fits_without_each_row():
+    """Its constants move by one step of Newton's method as each row is left out."""
+    rng = np.random.default_rng(8)
+    columns = np.column_stack([np.ones(60), rng.normal(size=(60, 3))])
+    label, weights = np.digitize(columns[:, 1] + rng.logistic(size=60), [-0.7, 0.7]), rng.uniform(0.5, 1.5, 60)
+    found, covariance = fit_logistic(columns, label, weights, 3)
+    probability = np.exp(columns @ found.T)
+    probability = (probability / probability.sum(axis=1, keepdims=True))[:, 1:]
+    scores, information = [], []
+    for row, p, w, k in zip(columns, probability, weights, label, strict=True):
+        scores.append(w * np.kron((np.array([1, 2]) == k) - p, row))
+        information.append(w * np.kron(np.diag(p) - np.outer(p, p), np.outer(row, row)))
+    penalty = np.diag(np.tile([1e-8, RIDGE, RIDGE, RIDGE], 2))
+    whole = np.sum(information, axis=0) + penalty
+    moved = [np.linalg.solve(whole - one, -score)[[0, 4]] for one, score in zip(information, scores, strict=True)]
+    assert np.allclose(covariance[1:, 1:], np.transpose(moved) @ np.array(moved), rtol=1e-6)
+
+
 def test_log_odds_and_their_error_by_numerical_derivatives():
     logs, covariance = np.array([-1.0, 0.3, -2.0]), np.array([[0.04, 0.01, 0], [0.01, 0.09, 0], [0, 0, 0.16]])
     log_prior = np.log([0.2, 0.3, 0.5])
@@ -244,6 +264,9 @@ def test_error_rates_of_two_normals():
     assert np.allclose(confusion.sum(axis=1), 1.0)
     unequal, *_ = prior_errors(rows[order], label[order], np.log([0.99, 0.01]))
     assert unequal < 0.012
+    # A third model without simulations has no error rate.
+    same, same_se, third = prior_errors(rows[order], label[order], np.log([0.25, 0.25, 0.5]))
+    assert (same, same_se) == pytest.approx((rate, se)) and not third[2].any()
 
 
 def test_the_local_error_rate_weights_models_by_how_often_they_come_near():
@@ -509,7 +532,8 @@ def test_the_verdict_is_green_only_if_a_model_can_be_chosen(pair, odds, error, l
 def test_a_best_model_that_is_unlike_the_data_is_red_whether_it_is_chosen_or_not(pair, odds, words):
     one = RouteEstimate(np.array([0.0, odds]), np.diag([0.0, 0.01]))
     decided = pair.decided._replace(route=0, estimates=(one, *pair.decided.estimates[1:]))
-    misfits = {name: SimpleNamespace(p=p, worst=None) for name, p in (("zero", 0.5), ("two", 1e-3))}
+    worst = SimpleNamespace(words=lambda: "its mean")
+    misfits = {name: SimpleNamespace(p=p, worst=worst) for name, p in (("zero", 0.5), ("two", 1e-3))}
     found = replace(pair, decided=decided, misfits=misfits)
     assert found.level == "red" and found.headline.startswith(f"{words} not reproduce")
 
@@ -592,6 +616,28 @@ def test_a_model_whose_simulations_all_fail():
         assert found.best == "good" and found["broken"].probability == 0.0
         assert any("every simulation of broken failed" in one for one in found.findings)
         assert found.posteriors["broken"].shape == (1, 0) and found.predict(20).shape == (20,)
+
+
+def test_a_model_that_fails_does_not_change_how_the_others_are_compared(brief, tmp_path):
+    @od.batched
+    def failing(rng, mu):
+        return np.nan * rng.normal(mu, 1.0)
+
+    broken, far = od.Model(od.Prior(mu=stats.norm(0, 1)), failing, 1.2), shifted(60.0, sd=0.01)
+    found = od.compare({"broken": broken, **PAIR, "far": far}, budget=1200, draws=200, seed=1)
+    assert found.decided.unavailable == "" and "learnt likelihoods" in [one.route for one in found.trial]
+    assert found["broken"].probability == 0.0 and math.isnan(found["broken"].misfit)
+    share = found["two"].probability / (found["two"].probability + found["zero"].probability)
+    value, se = found.log_bayes_factor("two", "zero")
+    assert abs(value - math.log(exact_pair() / (1 - exact_pair()))) < stats.t.isf(1e-3, FREEDOM) * se < 2.0
+    assert share == pytest.approx(1 / (1 + math.exp(-value)))
+    assert found.log_bayes_factor("two", "broken")[0] == math.inf
+    assert "not compared" in found.report(tmp_path / "models.html").read_text()
+
+
+def test_two_models_without_evidence_have_no_bayes_factor():
+    none = RouteEstimate(np.full(2, -np.inf), np.diag([np.inf, np.inf]))
+    assert all(map(math.isnan, _log_factor(none, 0, 1))) and _log_factor(none, 1, 1) == (0.0, 0.0)
 
 
 def test_all_models_that_fail_are_an_error():

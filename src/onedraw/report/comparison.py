@@ -76,8 +76,9 @@ def factors_of(found: Comparison) -> list[dict[str, Any]]:
         cells = []
         for second in found.names:
             value, se = found.log_bayes_factor(first, second)
-            text = "" if first == second else f"{value:.2f} ± {se:.2g}" if math.isfinite(value) else f"{value:+.0f}"
-            cells.append(text.replace("-", "−").replace("inf", "∞"))
+            text = f"{value:.2f} ± {se:.2g}" if math.isfinite(value) else f"{value:+.0f}"
+            unknown = first == second or math.isnan(value)
+            cells.append("" if unknown else text.replace("-", "−").replace("inf", "∞"))
         rows.append({"name": first, "cells": cells})
     return rows
 
@@ -85,7 +86,7 @@ def factors_of(found: Comparison) -> list[dict[str, Any]]:
 def trial_row(one: RouteTried) -> dict[str, Any]:
     """A row of the table of routes."""
     known = not math.isnan(one.score)
-    behind = f"{one.behind:.3f} ± {one.behind_se:.2g}" if known else ""
+    behind = f"{one.behind:.3f} ± {one.behind_se:.2g}" if known and one.behind_se > 0 else "0" if known else ""
     cells = [f"{one.score:.3f}".replace("-", "−") if known else "", behind, *(shown(p) for p in one.probabilities)]
     return {"name": one.route, "chosen": one.chosen, "cells": cells}
 
@@ -94,7 +95,13 @@ def confusion_of(found: Comparison) -> list[dict[str, Any]]:
     """Shares of simulations of each model for which each is the most probable."""
     rows = found.decided.errors.confusion
     return [
-        {"name": name, "cells": [(f"{100 * share:.0f} %", k == number) for k, share in enumerate(rows[number])]}
+        {
+            "name": name,
+            "cells": [
+                (f"{100 * share:.0f} %" if rows[number].any() else "", k == number)
+                for k, share in enumerate(rows[number])
+            ],
+        }
         for number, name in enumerate(found.names)
     ]
 
@@ -163,10 +170,10 @@ def predictive_of(found: Comparison) -> list[dict[str, Any]]:
     rows = []
     for name in found.names:
         misfit = found.misfits[name]
-        unlike = misfit.p <= SURE
+        level = "amber" if misfit.worst is None else "red" if misfit.p <= SURE else "green"
         image = None if misfit.rows is None or len(misfit.rows) < 5 else image_of(predictive_panel(misfit))
-        rows.append({"name": name, "p": f"{misfit.p:.2g}", "level": "red" if unlike else "green", "image": image,
-                     "told": str(misfit).splitlines()})  # fmt: skip
+        told = "not compared" if misfit.worst is None else f"p = {misfit.p:.2g}"
+        rows.append({"name": name, "p": told, "level": level, "image": image, "told": str(misfit).splitlines()})
     return rows
 
 

@@ -52,7 +52,8 @@ class ComparedModel(NamedTuple):
     near: int
     """Simulations in the neighbourhood of the acceptance ratio."""
     misfit: float
-    """p-value: whether the data can come from this model (docs/did_it_work.md)."""
+    """p-value: whether the data can come from this model (docs/did_it_work.md); NaN if too few simulations succeeded.
+    """
 
 
 class RouteTried(NamedTuple):
@@ -120,7 +121,7 @@ class Comparison:
             factor, se = _log_factor(estimate, k, best)
             rows.append(ComparedModel(
                 name, self.prior[name], one.value, one.se, one.low, one.high, factor, se, post.cost.simulations,
-                post.cost.failed, int(self.decided.near[k]), self.misfits[name].p,
+                post.cost.failed, int(self.decided.near[k]), _misfit_p(self.misfits[name]),
             ))  # fmt: skip
         return tuple(rows)
 
@@ -146,7 +147,8 @@ class Comparison:
     def log_bayes_factor(self, first: str, second: str) -> tuple[float, float]:
         """Log of the Bayes factor of the first model against the second, and its standard error.
 
-        Infinite if no simulation of one of them came near the data and its evidence is not learnt.
+        Infinite if no simulation of one of them came near the data and its evidence is not learnt; NaN if this holds
+        for both.
         """
         return _log_factor(self.decided.chosen, self._index(first), self._index(second))
 
@@ -321,7 +323,7 @@ class Comparison:
         head = ["", "probability", "se", f"{100 * LEVEL:.0f} % interval", "log Bayes factor", "simulations", "misfit p"]
         body = [
             [one.name, shown(one.probability), f"{one.se:.2g}", _interval(one), _factor(one), f"{one.simulations:,}",
-             f"{one.misfit:.2g}"]
+             "" if math.isnan(one.misfit) else f"{one.misfit:.2g}"]
             for one in self.models
         ]  # fmt: skip
         return [head, *body]
@@ -384,8 +386,14 @@ def _log_factor(estimate: RouteEstimate, first: int, second: int) -> tuple[float
     if first == second:
         return 0.0, 0.0
     some = [first, second]
+    if not np.isfinite(estimate.log_evidence[some]).any():
+        return math.nan, math.nan
     both = RouteEstimate(estimate.log_evidence[some], estimate.covariance[np.ix_(some, some)])
     return log_odds(both, np.log([0.5, 0.5]), 0)
+
+
+def _misfit_p(misfit: Misfit) -> float:
+    return math.nan if misfit.worst is None else misfit.p
 
 
 def _blamed(misfit: Misfit) -> str:

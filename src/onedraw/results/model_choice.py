@@ -213,7 +213,8 @@ def classify(pool: Pool, kernel: Array) -> Classifier | None:
 def fit_logistic(columns: Array, label: Array, weights: Array, classes: int) -> tuple[Array, Array]:
     """Coefficients (classes, p) of a penalised multinomial logistic regression, those of the first class zero.
 
-    With them comes the covariance of the constants, which allows for the weights (a sandwich).
+    With them comes the covariance of the constants, which allows for the weights: the sum of the squares of what each
+    row changes if it is left out (a sandwich with leverages; MacKinnon and White 1985).
     """
     n, p = columns.shape
     others = classes - 1
@@ -243,15 +244,21 @@ def fit_logistic(columns: Array, label: Array, weights: Array, classes: int) -> 
         if gain < 1e-9 * (1 + abs(value)):
             break
     factor = cho_factor(_information(columns, weights, probability, penalty))
-    away = (weights[:, None] * (chosen - probability))[:, :, None] * columns[:, None, :]
-    away = away.reshape(n, -1)
-    constants = np.zeros((others * p, others))
-    constants[np.arange(others) * p, np.arange(others)] = 1.0
-    solved = cho_solve(factor, constants)
-    spread = away @ solved
+    inverse = cho_solve(factor, np.eye(others * p)).reshape(others, p, others, p)
+    away = _without_each(columns, weights, chosen - probability, probability, inverse)
+    spread = np.einsum("nj,np,jpk->nk", away, columns, inverse[:, :, :, 0], optimize=True)
     covariance = np.zeros((classes, classes))
     covariance[1:, 1:] = spread.T @ spread
     return np.concatenate([np.zeros((1, p)), found]), covariance
+
+
+def _without_each(columns: Array, weights: Array, residual: Array, probability: Array, inverse: Array) -> Array:
+    """Scores (n, others) of the rows, each by a fit without the row: residuals are too small where it draws the fit."""
+    others = residual.shape[1]
+    variance = probability[:, :, None] * (np.eye(others) - probability[:, None, :]) * weights[:, None, None]
+    reach = np.einsum("np,jpkq,nq->njk", columns, inverse, columns, optimize=True)
+    found: Array = np.linalg.solve(np.eye(others) - variance @ reach, (weights[:, None] * residual)[:, :, None])
+    return found[:, :, 0]
 
 
 def _information(columns: Array, weights: Array, probability: Array, penalty: Array) -> Array:
@@ -377,7 +384,9 @@ class ErrorRates(NamedTuple):
     """At simulations near the data; NaN if they were too few."""
     local_se: float
     confusion: Array
-    """(models, models): of simulations of each model (rows), the share for which each is the most probable."""
+    """(models, models): of simulations of each model (rows), the share for which each is the most probable.
+
+    Zero for a model without simulations."""
 
 
 def prior_errors(rows: Array, label: Array, log_prior: Array) -> tuple[float, float, Array]:
@@ -402,8 +411,9 @@ def prior_errors(rows: Array, label: Array, log_prior: Array) -> tuple[float, fl
     confusion = np.zeros((models, models))
     np.add.at(confusion, (label, guess), 1.0)
     confusion /= np.maximum(counts, 1)[:, None]
-    prior = np.exp(log_prior)
-    wrong = 1.0 - np.diag(confusion)
+    # A model without simulations has no error rate, and counts for nothing.
+    prior = np.where(counts > 0, np.exp(log_prior), 0.0)
+    prior, wrong = prior / prior.sum(), 1.0 - np.diag(confusion)
     variance = float((prior**2 * wrong * (1 - wrong) / np.maximum(counts, 1)).sum())
     return float(prior @ wrong), math.sqrt(variance), confusion
 
@@ -496,7 +506,7 @@ def reach(estimate: RouteEstimate, log_prior: Array, model: int, level: float) -
     logs, freedom = estimate.log_evidence + log_prior, estimate.freedom
     some = np.isfinite(logs)
     if math.isfinite(freedom) and some[model] and some.sum() > 1:
-        parts = (np.square(_gradient(logs, model)) * np.diag(estimate.covariance))[some]
+        parts = np.square(_gradient(logs, model)[some]) * np.diag(estimate.covariance)[some]
         freedom *= float(np.square(parts.sum()) / np.square(parts).sum()) if parts.any() else 1.0
     return float(stats.t.ppf(0.5 + level / 2, freedom))
 

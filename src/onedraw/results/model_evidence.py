@@ -35,6 +35,10 @@ class LearntEvidence(NamedTuple):
     variance: float
 
 
+NO_EVIDENCE = LearntEvidence(-math.inf, math.inf)
+"""Of a model that has none."""
+
+
 def comparable(learnt: list[LearntLikelihood | None]) -> str:
     """Why densities of several models cannot be compared; "" if they can.
 
@@ -115,7 +119,7 @@ def learnt_evidence(learnt: LearntLikelihood, pairs: SimulatedPairs, rng: np.ran
     ]  # fmt: skip
     logs = np.array([one.log_evidence for one in runs])
     if not np.isfinite(logs).all():
-        return LearntEvidence(-math.inf, math.inf)
+        return NO_EVIDENCE
     top = float(logs.max())
     value = top + math.log(float(np.exp(logs - top).mean()))
     away = np.array([evidence_ratio(surrogate, one, observed, runs[0].draws) for one in learnt_again(learnt, pairs)])

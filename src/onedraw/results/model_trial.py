@@ -35,7 +35,7 @@ from onedraw.results.model_choice import (
     with_tolerance_error,
     without,
 )
-from onedraw.results.model_evidence import FREEDOM, comparable, held_out_evidence, learnt_evidence
+from onedraw.results.model_evidence import FREEDOM, NO_EVIDENCE, comparable, held_out_evidence, learnt_evidence
 
 LEARNT, CLASSIFIER, ACCEPTANCE = "learnt likelihoods", "classifier", "acceptance ratio"
 ROUTES = (LEARNT, CLASSIFIER, ACCEPTANCE)
@@ -197,7 +197,7 @@ def decide(
         ratio = with_tolerance_error(ratio, accepted(pool, wide), eps, wide)
     near = np.bincount(pool.label[pool.distances < eps], minlength=len(models))
     classifier = None if exact else _classifier(pool, wide)
-    unavailable = _unavailable(models, near, apart)
+    unavailable = _unavailable(models, apart)
     learnt = None if unavailable or exact else _learnt(models, rng)
     if learnt is None and not unavailable and not exact:
         unavailable = "halves of the simulations do not learn the same summaries"
@@ -247,19 +247,18 @@ def _classifier(pool: Pool, wide: float) -> Classifier | None:
         return None
 
 
-def _unavailable(models: Sequence[Contender], near: Array, apart: Apart | None) -> str:
+def _unavailable(models: Sequence[Contender], apart: Apart | None) -> str:
     if apart is not None:
         return "the distance is your own"
-    if any(one.pairs is None for one in models):
-        return "every simulation of a model has failed"
-    return comparable([one.learnt for one in models])
+    alive = [one.learnt for one in models if one.pairs is not None]
+    return comparable(alive) if len(alive) > 1 else "the simulations of one model alone succeed"
 
 
 def _learnt(models: Sequence[Contender], rng: np.random.Generator) -> RouteEstimate | None:
-    found = []
-    for one in models:
-        assert one.learnt is not None and one.pairs is not None
-        found.append(learnt_evidence(one.learnt, one.pairs, rng))
+    found = [
+        NO_EVIDENCE if one.pairs is None or one.learnt is None else learnt_evidence(one.learnt, one.pairs, rng)
+        for one in models
+    ]
     values, variances = (np.array(one) for one in zip(*found, strict=True))
     there = np.isfinite(values)
     if not there.any() or not np.isfinite(variances[there]).all():
@@ -283,7 +282,9 @@ def _at_held_out(
     if available[0]:
         columns = []
         for label, one in enumerate(models):
-            assert one.learnt is not None and one.pairs is not None
+            if one.learnt is None or one.pairs is None:
+                columns.append(np.full(len(held.number), -np.inf))
+                continue
             left_out = np.flatnonzero(np.isin(one.trained(), found.number[held.number[held.label == label]]))
             columns.append(held_out_evidence(one.learnt, one.pairs, left_out, found.raw[held.number], rng))
         logs[0] = np.column_stack(columns)
@@ -299,15 +300,11 @@ def _with_disagreement(one: RouteEstimate, other: RouteEstimate) -> RouteEstimat
     best = int(np.argmax(one.log_evidence))
     covariance = one.covariance.copy()
     for model in range(len(covariance)):
-        if model == best or not (np.isfinite(other.log_evidence[[model, best]]).all()):
+        some, contrast = [model, best], np.array([1.0, -1.0])
+        if model == best or not all(np.isfinite(each.log_evidence[some]).all() for each in (one, other)):
             continue
-        contrast = np.zeros(len(covariance))
-        contrast[[model, best]] = 1.0, -1.0
-        some = [model, best]
-        variance = sum(
-            float(contrast[some] @ each.covariance[np.ix_(some, some)] @ contrast[some]) for each in (one, other)
-        )
-        away = float((one.log_evidence - other.log_evidence)[some] @ contrast[some])
+        variance = sum(float(contrast @ each.covariance[np.ix_(some, some)] @ contrast) for each in (one, other))
+        away = float((one.log_evidence[some] - other.log_evidence[some]) @ contrast)
         covariance[model, model] += max(0.0, away * away - DISAGREE**2 * variance)
     return one._replace(covariance=covariance)
 
