@@ -894,6 +894,43 @@ class TestTempering:
         # Draws are nearly as good as independent ones.
         assert (error[:2] < 2.5 * np.sqrt(np.diag(cov) / 8000)).all()
 
+    def test_draws_of_ten_parameters_are_worth_as_many_independent_ones(self):
+        """Correlated normals with unequal scales: the error of means is that of independent draws."""
+        dim, scale = 10, np.linspace(0.2, 2.0, 10)
+        cov = np.outer(scale, scale) * (0.5 + 0.5 * np.eye(dim))
+        precision = np.linalg.inv(cov)
+
+        def draws(seed):
+            rng = np.random.default_rng(seed)
+            return tempered_draws(
+                rng.normal(0, 5, size=(500, dim)),
+                lambda t: log_normal(t, 5.0).sum(axis=1),
+                lambda t: -0.5 * np.einsum("ni,ij,nj->n", t, precision, t) - log_normal(t, 5.0).sum(axis=1),
+                np.zeros(dim, dtype=bool), rng,
+            )  # fmt: skip
+
+        means = np.array([draws(seed).mean(axis=0) / scale for seed in range(12)])
+        # 120 squares with correlations of a half: their mean has a standard error of about a quarter.
+        assert np.square(means).mean() < 2.0 / 500
+        found, error = repeated_means(draws, 12, lambda t: np.square(t / scale).mean(axis=0))
+        assert (np.abs(found - 1.0) < 5 * error).all()
+
+    @pytest.mark.parametrize("freedom", [3.0, 30.0])
+    def test_points_drawn_anew_alone_leave_a_posterior_as_it_is(self, monkeypatch, freedom):
+        """A skewed law that a Student law does not fit: its moments are kept, since acceptance makes up for that."""
+        monkeypatch.setattr(tempering, "FREEDOM", freedom)
+        rng = np.random.default_rng(3)
+        exact = stats.gamma(4.0)
+        points, firsts = exact.rvs(20_000, random_state=rng)[:, None], []
+        for _ in range(40):
+            proposed, log_ratio = tempering.drawn_anew(points, rng)
+            gain = exact.logpdf(proposed[:, 0]) - exact.logpdf(points[:, 0]) + log_ratio
+            accept = np.log(rng.random(len(points))) < gain
+            points[accept] = proposed[accept]
+            firsts.append(accept.mean())
+        assert np.mean(firsts) > 0.5
+        assert stats.kstest(points[:, 0], exact.cdf).pvalue > 1e-3
+
     def test_draws_are_right_after_few_moves_too(self, monkeypatch):
         """Each move leaves its tempered posterior as it is, so that one move a step is enough for the moments."""
         monkeypatch.setattr(tempering, "MOVES", 1)
@@ -1034,7 +1071,9 @@ class TestTempering:
         rng = np.random.default_rng(2)
         points = np.column_stack([rng.integers(0, 5, 20_000), rng.gamma(1.0, size=20_000)]).astype(float)
         for move in range(3):
-            step = proposals(points, move, np.array([True, False]), rng) - points
+            proposed, log_ratio = proposals(points, move, np.array([True, False]), rng)
+            assert not log_ratio.any()
+            step = proposed - points
             assert np.square(step[:, 0] - np.rint(step[:, 0])).max() == 0
             skew = np.power(step, 3).mean(axis=0) / np.power(step, 6).mean(axis=0) ** 0.5 * math.sqrt(20_000)
             assert np.abs(skew).max() < 4

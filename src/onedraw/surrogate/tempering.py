@@ -1,5 +1,8 @@
 """Draws from a posterior whose density is known: sequential Monte Carlo from the prior, by powers of the likelihood.
 
+Moves along differences of particles follow the shape of a posterior, and particles that are drawn anew forget where they
+were: with ten parameters, moves of the first kind alone leave draws worth a seventh of as many independent ones.
+
 Reference: Del Moral, Doucet and Jasra (2006); ter Braak (2006) for moves along differences of particles.
 """
 
@@ -19,6 +22,8 @@ MOVES, LAST_MOVES = 6, 24
 """Of each particle after a step of the power, and after the last one."""
 MOST_STEPS = 60
 """Of the power: the last of them goes to 1 whatever is left."""
+FREEDOM = 10.0
+"""Degrees of freedom of the law from which new points are drawn: its tails are heavier than a normal's."""
 
 LogDensity = Callable[[Array], Array]
 
@@ -82,27 +87,32 @@ def tempered(
         points, prior, likelihood, power = points[pick], prior[pick], likelihood[pick], new
         for move in range(last_moves if power == 1.0 else MOVES):
             look()
-            proposed = proposals(points, move, discrete, rng)
+            proposed, log_ratio = proposals(points, move, discrete, rng)
             log_p = log_prior(proposed)
             inside = np.flatnonzero(log_p > -np.inf)
             log_l = np.full(len(points), -np.inf)
             log_l[inside] = log_likelihood(proposed[inside])
             with np.errstate(invalid="ignore"):
-                accept = np.log(rng.random(len(points))) < log_p - prior + power * (log_l - likelihood)
+                gain = log_p - prior + power * (log_l - likelihood) + log_ratio
+                accept = np.log(rng.random(len(points))) < gain
             points[accept], prior[accept], likelihood[accept] = proposed[accept], log_p[accept], log_l[accept]
         if power == 1.0:
             break
     return Tempered(points, log_evidence)
 
 
-def proposals(points: Array, move: int, discrete: Array, rng: np.random.Generator) -> Array:
-    """Points moved along differences of others, or by a normal step with the covariance of all; symmetric."""
+def proposals(points: Array, move: int, discrete: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Points moved along differences of others or, one move in three, drawn anew from a Student law fitted to all.
+
+    Given with the log density of the proposals at the points over that at what is proposed: zero where steps are
+    symmetric. Whole numbers have no such law: with them, the third move is a normal step with the covariance of all.
+    """
     n, dim = points.shape
+    if move % 3 == 2 and not discrete.any():
+        return drawn_anew(points, rng)
     scale = 2.38 / math.sqrt(dim)
     if move % 3 == 2:
-        spread = np.atleast_2d(np.cov(points, rowvar=False))
-        root = np.linalg.cholesky(spread + 1e-10 * np.diag(np.diag(spread)) + 1e-300 * np.eye(dim))
-        step = 0.5 * scale * rng.standard_normal((n, dim)) @ root.T
+        step = 0.5 * scale * rng.standard_normal((n, dim)) @ _root(points).T
     else:
         factor = np.where(rng.random(n) < 0.5, scale / math.sqrt(2.0), 0.25 * scale)
         first, second = rng.integers(0, n, n), rng.integers(0, n, n)
@@ -110,4 +120,20 @@ def proposals(points: Array, move: int, discrete: Array, rng: np.random.Generato
         step += 1e-6 * rng.standard_normal((n, dim)) * points.std(axis=0)
     # Rounded up or down at random, in proportion: short steps move whole numbers too.
     step[:, discrete] = np.floor(step[:, discrete] + rng.random((n, int(discrete.sum()))))
-    return points + step
+    return points + step, np.zeros(n)
+
+
+def drawn_anew(points: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Draws from a Student law with the mean and the covariance of points, and the log ratios of its densities."""
+    (n, dim), mean, root = points.shape, points.mean(axis=0), _root(points)
+    away = rng.standard_normal((n, dim)) / np.sqrt(rng.chisquare(FREEDOM, (n, 1)) / FREEDOM)
+    before = (points - mean) @ np.linalg.inv(root).T
+    squares = (np.square(one).sum(axis=1) for one in (away, before))
+    log_new, log_old = (-0.5 * (FREEDOM + dim) * np.log1p(square / FREEDOM) for square in squares)
+    return mean + away @ root.T, log_old - log_new
+
+
+def _root(points: Array) -> Array:
+    """The Cholesky root of the covariance of points (n, dim)."""
+    spread = np.atleast_2d(np.cov(points, rowvar=False))
+    return np.linalg.cholesky(spread + 1e-10 * np.diag(np.diag(spread)) + 1e-300 * np.eye(points.shape[1]))
