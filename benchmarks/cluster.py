@@ -20,6 +20,7 @@ from itertools import count
 from types import SimpleNamespace
 from unittest.mock import patch
 
+from onedraw.engines import clock as clock_module
 from onedraw.run import blocks as blocks_module
 from onedraw.run import pool as pool_module
 
@@ -154,6 +155,7 @@ def virtual(cluster: Cluster) -> Iterator[Cluster]:
     with (
         patch.object(pool_module, "time", clock),
         patch.object(blocks_module, "time", clock),
+        patch.object(clock_module, "time", clock),
         patch.object(pool_module, "queue", queues),
     ):
         _here.append(cluster)

@@ -137,7 +137,7 @@ def test_a_run_survives_whatever_happens(tmp_path):
         grown = max(grown, disturbed(run, kind, chance, tmp_path))
         kinds.append(kind)
     for name in ("alone", "last"):
-        _, said = session(tmp_path, name, budget, 0.0).communicate(timeout=600)
+        _, said = session(tmp_path, name, budget, 0.0).communicate(timeout=600 + SECONDS)
         assert not said or "Error" not in said, said
     alone, post = (od.load(tmp_path / name) for name in ("alone.db", "run.db"))
     assert post.status.complete == alone.status.complete

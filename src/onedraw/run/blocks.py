@@ -55,6 +55,19 @@ def cut(total: int | None, size: int, first: int = 0) -> Iterator[Block]:
         first += size
 
 
+def divided(blocks: Iterable[Any], size: int) -> tuple[list[Any], list[Any]]:
+    """The first blocks, whose sizes add up to at least so much, and the others.
+
+    >>> divided(cut(5, 2), 3)
+    ([Block(first=0, size=2), Block(first=2, size=2)], [Block(first=4, size=1)])
+    """
+    every, first = list(blocks), 0
+    while size > 0 and first < len(every):
+        size -= every[first].size
+        first += 1
+    return every[:first], every[first:]
+
+
 class Deadline:
     """A wall-clock limit that starts when it is made."""
 
@@ -91,60 +104,126 @@ def in_order(
     waiting, only their results. Returns why it stopped: "enough", "done" (no block is left), "max_seconds", or
     "interrupted" or "terminated" (by Ctrl-C or SIGTERM; work in flight is then dropped).
     """
-    with one_blas_thread(), progress:
-        try:
-            return _in_order(pool, deadline.limiting(task), iter(blocks), take, deadline)
-        except Stopped as stopped:
-            pool.drop(kill=True)
-            return stopped.reason
-        except OutOfTime:
-            pool.drop(kill=True)
-            return "max_seconds"
+    lines = BlockLines(pool, deadline)
+    last = lines.add(task, blocks, take)
+    with progress:
+        return lines.run(last)
 
 
-def _in_order(
-    pool: InProcess | WorkerPool,
-    task: Callable[[Item], Result],
-    blocks: Iterator[Item],
-    take: Callable[[Item, Result], bool],
-    deadline: Deadline,
-) -> str:
-    sent: dict[int, list[Item]] = {}
-    ended: dict[int, Done] = {}
-    turn = number = 0
-    """The ticket whose results are used next, and that of the next piece of work."""
-    supply = Supply(pool, blocks, deadline)
-    reason = ""
-    used = simulations = 0
-    while True:
-        while not reason and len(sent) - len(ended) < pool.slots and number - turn < AHEAD * pool.slots:
-            group = supply.next_group()
-            if not group or deadline.passed():
-                reason = "max_seconds" if group else "done"
-                break
-            pool.submit(number, task, group)
-            sent[number] = group
-            number += 1
-        if turn == number:
-            return reason
-        done = pool.next()
-        ended[done.ticket] = done
-        supply.took(len(done.results), done.seconds)
-        while turn in ended:
-            done, group = ended.pop(turn), sent.pop(turn)
-            turn += 1
-            for place, (block, result) in enumerate(zip(group, done.results, strict=False)):
-                used, simulations = used + 1, simulations + simulations_in([result])
-                if take(block, result):
-                    rest = [*done.results[place + 1 :], *(one for other in ended.values() for one in other.results)]
-                    # Before the sum: `drop` adds to the surplus what it can count.
-                    lost = pool.drop()
-                    # What cannot be counted is taken to have cost as much as the blocks before it.
-                    pool.surplus += simulations_in(rest) + lost * len(group) * simulations // used
+class BlockLine(Generic[Item, Result]):
+    """Blocks of one task that wait for their turn."""
+
+    def __init__(self, task: Callable[[Item], Result], take: Callable[[Item, Result], bool], supply: "Supply[Item]"):
+        self.task, self.take, self.supply = task, take, supply
+        self.used_up = False
+        """Whether all of them are sent."""
+        self.out = 0
+        """Pieces of work whose results are not taken yet."""
+
+
+class BlockLines:
+    """Lines of blocks, one behind the other: workers that find nothing left in one go on with the next.
+
+    Results are taken in the order of the lines, and in the order of the blocks within each.
+    """
+
+    def __init__(self, pool: InProcess | WorkerPool, deadline: Deadline) -> None:
+        self._pool, self._deadline = pool, deadline
+        self._lines: deque[BlockLine[Any, Any]] = deque()
+        """Those that are not used up."""
+        self._sent: dict[int, tuple[BlockLine[Any, Any], list[Any]]] = {}
+        self._ended: dict[int, Done] = {}
+        self._turn = self._number = 0
+        """The ticket whose results are used next, and that of the next piece of work."""
+        self._used = self._simulations = 0
+        self._out_of_time = False
+
+    def add(
+        self, task: Callable[[Item], Result], blocks: Iterable[Item], take: Callable[[Item, Result], bool]
+    ) -> BlockLine[Item, Result]:
+        """A line behind the others."""
+        supply = Supply(self._pool, iter(blocks), self._deadline)
+        line = BlockLine(self._deadline.limiting(task), take, supply)
+        self._lines.append(line)
+        return line
+
+    def end(self) -> None:
+        """Send nothing more, and take what workers have in hand."""
+        self._lines.clear()
+        if self._pool.remote:
+            self.run(None)
+        else:
+            self._pool.drop()
+
+    def run(self, last: BlockLine[Any, Any] | None) -> str:
+        """Go on until a line, and so every line before it, is done; workers then go on with those behind it.
+
+        Returns why it ended, as `in_order` does.
+        """
+        with one_blas_thread():
+            try:
+                return self._run(last)
+            except Stopped as stopped:
+                self._pool.drop(kill=True)
+                return stopped.reason
+            except OutOfTime:
+                self._pool.drop(kill=True)
+                return "max_seconds"
+
+    def _run(self, last: BlockLine[Any, Any] | None) -> str:
+        while True:
+            self._send(self._pool.slots)
+            if last is not None and last.used_up and last.out == 0:
+                if self._pool.remote:
+                    # What is asked for next may take long to decide.
+                    self._send(AHEAD * self._pool.slots)
+                return "done"
+            if self._turn == self._number:
+                return "max_seconds"
+            done = self._pool.next()
+            self._ended[done.ticket] = done
+            self._sent[done.ticket][0].supply.took(len(done.results), done.seconds)
+            while self._turn in self._ended:
+                if self._take(self._ended.pop(self._turn)):
                     return "enough"
-            if done.error is not None:
-                pool.drop(kill=True)
-                raise done.error
+
+    def _send(self, most: int) -> None:
+        """Hand out work until so many pieces are in flight."""
+        pool = self._pool
+        while self._lines and not self._out_of_time:
+            if len(self._sent) - len(self._ended) >= most or self._number - self._turn >= AHEAD * pool.slots:
+                return
+            line = self._lines[0]
+            group = line.supply.next_group()
+            if not group:
+                line.used_up = True
+                self._lines.popleft()
+            elif self._deadline.passed():
+                self._out_of_time = True
+            else:
+                pool.submit(self._number, line.task, group)
+                self._sent[self._number] = line, group
+                self._number += 1
+                line.out += 1
+
+    def _take(self, done: Done) -> bool:
+        """Take the results of the piece whose turn it is; whether they are enough."""
+        pool, (line, group) = self._pool, self._sent.pop(done.ticket)
+        self._turn += 1
+        line.out -= 1
+        for place, (block, result) in enumerate(zip(group, done.results, strict=False)):
+            self._used, self._simulations = self._used + 1, self._simulations + simulations_in([result])
+            if line.take(block, result):
+                rest = [*done.results[place + 1 :], *(one for other in self._ended.values() for one in other.results)]
+                # Before the sum: `drop` adds to the surplus what it can count.
+                lost = pool.drop()
+                # What cannot be counted is taken to have cost as much as the blocks before it.
+                pool.surplus += simulations_in(rest) + lost * len(group) * self._simulations // self._used
+                return True
+        if done.error is not None:
+            pool.drop(kill=True)
+            raise done.error
+        return False
 
 
 class Supply(Generic[Item]):

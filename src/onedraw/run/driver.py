@@ -20,7 +20,7 @@ from onedraw.engines.clock import OutOfTime
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import Failure, first_failures, refuse_if_all_failed, warn_ignored_rng
 from onedraw.model.first_simulation import LooksAtFirst, listener
-from onedraw.run.blocks import Deadline, in_order, in_parts
+from onedraw.run.blocks import BlockLines, Deadline, divided, in_parts
 from onedraw.run.chain_blocks import ChainDraws, ChainRound, advance_blocks
 from onedraw.run.job_array import JobArray, Pace, Place
 from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value, whole_outcome
@@ -56,6 +56,8 @@ class Driver:
         self._records: dict[str, Iterator[Record]] = {}
         self._next: dict[str, Record | None] = {}
         self._warned = False
+        self._open: RoundWork | None = None
+        """The round that was left open."""
         self._taken = len(saver.limits) > 1
         """Whether anything that the plan knows comes from the file."""
 
@@ -67,6 +69,7 @@ class Driver:
     def run(self, plan: Plan[Value]) -> Value:
         """What the plan returns."""
         with one_blas_thread(), self._stack, np.errstate(**NUMERICS):
+            self._stack.callback(self._abandon)
             go_on: Callable[[], Any] = partial(next, plan)
             while True:
                 # A StopIteration of a user's function, which comes with an answer, does not end the plan.
@@ -82,13 +85,23 @@ class Driver:
                     self.stopped = True
                     go_on = partial(plan.throw, stopped)
 
+    def _abandon(self) -> None:
+        """Where an error has ended the plan: save what is known of a round that was left open, and drop the rest."""
+        if self._open is not None:
+            self._open.save()
+            if self._open.lines is not None:
+                self.pool.drop(kill=True)
+
     def _as_recorded(self) -> AbstractContextManager[None]:
         return as_recorded(self.saver, lambda: self._taken)
 
     def _answer(self, request: Any) -> Any:
         if isinstance(request, Decision):
             return self._decide(request)
-        return self._advance(request) if isinstance(request, ChainRound) else self._gather(request)
+        if isinstance(request, ChainRound):
+            assert self._open is None
+            return self._advance(request)
+        return self._gather(request)
 
     # --- what the file holds -------------------------------------------------------------------------------
 
@@ -123,7 +136,7 @@ class Driver:
             with self._as_recorded(), np.errstate(**NUMERICS):
                 scalars, arrays = make(request)
         except OutOfTime:
-            raise Stopped("max_seconds") from None
+            raise Stopped("max_seconds", self._leave_open()) from None
         self.saver.put(request.name, {**scalars, "round": number}, arrays)
         return scalars, arrays
 
@@ -132,25 +145,27 @@ class Driver:
     def _gather(self, request: Round) -> Outcome:
         number, name = self._numbers[request.phase], f"{request.phase}.segment"
         self._numbers[request.phase] += 1
-        gathered = Gathered(request.condense)
+        before, self._open = self._open, None
+        work = RoundWork(request, Unsaved(self.saver, request, number), before)
         with self._as_recorded():
             for record in self._recorded(name, number):
                 outcome = _outcome_of(record)
                 self._count(outcome)
-                gathered.add(int(record.scalars["size"]), outcome)
+                work.add(int(record.scalars["size"]), outcome)
         refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=False)
-        reason = "done"
+        reason, gathered = "done", work.gathered
         if self._next[name] is None and not (request.enough is not None and request.enough(gathered)):
-            reason = self._compute(request, number, gathered)
+            reason = self._compute(work, number)
         with self._as_recorded():
-            whole = gathered.outcome()
+            whole = work.answer()
         if reason not in ("done", "enough"):
             raise Stopped(reason, whole)
         refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=True)
+        self._open = None if request.prefix is None else work
         return whole
 
-    def _compute(self, request: Round, number: int, gathered: Gathered) -> str:
-        unsaved = Unsaved(self.saver, request, number)
+    def _compute(self, work: "RoundWork", number: int) -> str:
+        request = work.request
         bar, show = self._progress(request)
         began, before, ears = self.deadline.seconds(), self.cost.simulations, listener()
         away = self.pool.workers if ears is not None and isinstance(self.pool, WorkerPool) else None
@@ -163,27 +178,47 @@ class Driver:
                 ears.tell(outcome.first)
             self.fresh = True
             self._count(outcome)
-            gathered.add(item.size, outcome)
-            unsaved.add(item.size, outcome)
+            work.take(item.size, outcome)
             refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=False)
-            show(gathered)
-            return request.enough is not None and request.enough(gathered)
+            show(work.gathered)
+            return request.enough is not None and request.enough(work.gathered)
 
         try:
             task = LooksAtFirst(request.task, away) if before == 0 else request.task
             if isinstance(self.pool, JobArray) and not request.made:
-                reason = self._from_shards(self.pool, request, number, gathered, task, take, unsaved)
+                reason = self._from_shards(self.pool, request, number, work.gathered, task, take, work.unsaved)
             else:
-                pool = InProcess() if request.made else self.pool
-                items: Iterable[Any] = request.items(gathered)
-                taking: Callable[[Any, Outcome], bool] = take
-                if request.in_parts:
-                    items, taking = in_parts(pool, items, take, whole_outcome)
-                reason = in_order(pool, task, items, taking, self.deadline, bar)
+                with bar:
+                    reason = self._in_lines(work, task, take)
         finally:
-            unsaved.save()
+            work.save()
         self.pace = (self.deadline.seconds() - began) / max(1, self.cost.simulations - before)
         return reason
+
+    def _in_lines(self, work: "RoundWork", task: Any, take: Callable[[Any, Outcome], bool]) -> str:
+        """Have workers do a round, behind the one that was left open; of one that is left open, its prefix."""
+        request, before = work.request, None if work.before is None else work.before.lines
+        pool = InProcess() if request.made else self.pool
+        lines = before or BlockLines(pool, self.deadline)
+        items: Iterable[Any] = request.items(work.gathered)
+        added = []
+        for some in [items] if request.prefix is None else divided(items, request.prefix - work.gathered.done):
+            blocks, taking = in_parts(pool, some, take, whole_outcome) if request.in_parts else (some, take)
+            added.append(lines.add(task, blocks, taking))
+        work.lines = lines
+        return lines.run(added[0])
+
+    def _leave_open(self) -> Outcome | None:
+        """When time is up: what is still in flight of a round that was left open, for the plan."""
+        work, self._open = self._open, None
+        if work is None:
+            return None
+        try:
+            if work.lines is not None:
+                work.lines.end()
+        finally:
+            work.save()
+        return Outcome({}, Cost(), before=work.rest.outcome())
 
     def _from_shards(
         self, array: JobArray, request: Round, number: int, gathered: Gathered, task: Any, take: Any, unsaved: "Unsaved"
@@ -253,6 +288,50 @@ class Driver:
 def drive(plan: Plan[Value], deadline: Deadline | None = None) -> Value:
     """What a plan returns, carried out without a file by the worker pool of the run around it, if there is one."""
     return Driver(Saver(), current_pool(), deadline or Deadline(None), False, Bar("", None, "")).run(plan)
+
+
+class RoundWork:
+    """A round on its way: what is gathered of it, and what lies behind its prefix if it is to be left open."""
+
+    def __init__(self, request: Round, unsaved: "Unsaved", before: "RoundWork | None") -> None:
+        self.request, self.unsaved = request, unsaved
+        self.before = before
+        """The round before, if it was left open."""
+        self.gathered, self.rest = Gathered(request.condense), Gathered()
+        self.lines: BlockLines | None = None
+        self._prefix: Outcome | None = None
+
+    def add(self, size: int, outcome: Outcome) -> bool:
+        """Take in an outcome; whether the prefix is complete with it."""
+        if self._prefix is not None:
+            self.rest.add(size, outcome)
+        self.gathered.add(size, outcome)
+        complete = self._prefix is None and self.gathered.done >= (self.request.prefix or np.inf)
+        if complete:
+            self._prefix = self.gathered.outcome()
+        return complete
+
+    def take(self, size: int, outcome: Outcome) -> None:
+        """Take in a new outcome. No record goes beyond the prefix, and none comes before one of the round before."""
+        if self.before is not None:
+            self.before.unsaved.save()
+        complete = self.add(size, outcome)
+        self.unsaved.add(size, outcome)
+        if complete:
+            self.unsaved.save()
+
+    def save(self) -> None:
+        """Put everything that is new into the file."""
+        for one in (self.before, self):
+            if one is not None:
+                one.unsaved.save()
+
+    def answer(self) -> Outcome:
+        """What the plan is told."""
+        whole = self.gathered.outcome() if self._prefix is None else self._prefix
+        if self.before is not None:
+            whole, self.before = whole._replace(before=self.before.rest.outcome()), None
+        return whole
 
 
 class Unsaved:

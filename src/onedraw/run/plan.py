@@ -35,6 +35,8 @@ class Outcome(NamedTuple):
     """Arrays that go to the run's file and are not held in memory."""
     first: FirstSimulation | None = None
     """What a worker has seen of the first simulation of the run."""
+    before: "Outcome | None" = None
+    """What the round before had still to do when it was answered, if it was left open (`Round.prefix`)."""
 
     @property
     def simulations(self) -> int:
@@ -98,6 +100,14 @@ class Gathered:
         return Outcome(arrays, self.cost, self.failures)
 
 
+def both(part: Outcome, rest: Outcome) -> Outcome:
+    """The outcome of a round that was left open, from that of its prefix and that of the rest."""
+    gathered = Gathered()
+    for one in (part, rest):
+        gathered.add(0, one)
+    return gathered.outcome()
+
+
 def whole_outcome(parts: list[Outcome]) -> Outcome:
     """The outcome of a block from those of its parts."""
     cost = Cost()
@@ -148,6 +158,10 @@ class Round:
     """Whether its simulations are made already, so that no worker is needed."""
     in_parts: bool = False
     """Whether the task takes parts of its blocks too, for many workers: each simulation has a stream of its own."""
+    prefix: int | None = None
+    """Sizes of the first items, added up, with which the round is answered and left open: workers go on with the
+    others while the plan decides what is next. Those come with the answer to the next Round, as its `before`; or with
+    Stopped, if time or a signal ends a request. Without `enough`, `condense` and `bar`."""
 
 
 class Decision(NamedTuple):

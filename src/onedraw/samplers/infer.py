@@ -55,18 +55,23 @@ from onedraw.run.earlier import (
 )
 from onedraw.run.estimate import COMPONENTS, around_estimate, estimated
 from onedraw.run.options import Options, RunOptions, check_parts, on_engine
-from onedraw.run.plan import Decision, Limits, Outcome, Plan, Round
+from onedraw.run.plan import Decision, Limits, Outcome, Plan, Round, both
 from onedraw.run.registry import sampler
 from onedraw.run.result import Result, nothing
 from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
 from onedraw.run.specification import specify_model
 
-PILOT, PILOT_GROWTH = 200, 0.7
-"""Pilot simulations at a budget of 1000, and the power of the budget with which they grow."""
+PILOT, PILOT_GROWTH, LARGE_PILOT_GROWTH = 200, 0.7, 0.85
+"""Pilot simulations at a budget of 1000, and the power of the budget with which they grow: up to LARGE, and beyond."""
 FEWEST_PILOT = 20
-GROWTH = 0.5
-"""Simulations of a stage, as a share of all before it."""
+GROWTH, LARGE_GROWTH = 0.5, 0.3
+"""Simulations of a stage, as a share of all before it, up to a budget of LARGE; and the power of the budget with which
+that grows beyond, up to twice as much."""
+LARGE = 3000
+"""The budget beyond which stages are fewer and larger: they have simulations enough, and many workers share them."""
+AHEAD = 0.25
+"""Share of all simulations so far, the last by number, that may still be on their way when a stage is decided on."""
 LAST, LOOK = 0.35, 0.15
 """A rest of the budget below the first share of what was done is no stage of its own. The second is the share of the
 budget that is left for a last look at where the posterior seems to be."""
@@ -149,10 +154,12 @@ def next_size(budget: int, done: int) -> int:
     >>> sizes
     [200, 100, 150, 400, 150]
     """
-    left = budget - done
+    left, large = budget - done, max(budget / LARGE, 1.0)
     if done == 0:
-        return min(budget, max(FEWEST_PILOT, round(PILOT * (budget / 1000) ** PILOT_GROWTH)))
-    size, look = max(1, round(GROWTH * done)), round(LOOK * budget)
+        pilot = PILOT * (min(budget, LARGE) / 1000) ** PILOT_GROWTH * large**LARGE_PILOT_GROWTH
+        return min(budget, max(FEWEST_PILOT, round(pilot)))
+    growth = GROWTH * min(large**LARGE_GROWTH, 2.0)
+    size, look = max(1, round(growth * done)), round(LOOK * budget)
     if left <= look:
         return left
     rest = left - look
@@ -209,10 +216,13 @@ def assessed(run: Inference, bank: Bank, thorough: bool) -> Assessment:
 
 
 def decide_stage(
-    run: Inference, bank: Bank, limit: int, assessment: Callable[[], Assessment]
+    run: Inference, bank: Bank, done: int, limit: int, assessment: Callable[[], Assessment]
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """How many proposals the next stage makes, and from which mixture, for the run's file; from the prior if none."""
-    done, size = bank.cost.simulations, next_size(limit, bank.cost.simulations)
+    """How many proposals the next stage makes, and from which mixture, for the run's file; from the prior if none.
+
+    `done` are the simulations that are made or on their way.
+    """
+    size = next_size(limit, done)
     few = not bank.ends or bank.ends[-1] < 2 * run.model.prior.dim + 10
     mixture = None if few or limit - done < SMALL_REST * limit else next_proposal(run, bank, assessment())
     return {"size": size}, {} if mixture is None else {name: getattr(mixture, name) for name in MIXTURE}
@@ -229,14 +239,42 @@ def given_simulations(run: Inference, fitted: Fitted) -> Round:
     return as_round(outcome, len(rows), "pilot")
 
 
-def one_stage(run: Inference, bank: Bank, limit: int) -> Plan[tuple[Bank, str]]:
-    """The simulations with one more stage, and why it ended before its time, if it did."""
+class OpenStage(NamedTuple):
+    """A stage that was left open: workers are at the rest of its simulations."""
+
+    before: Bank
+    """The simulations of the stages before it."""
+    mixture: Mixture | None
+    part: Outcome
+    rest: int
+    """Proposals that are on their way."""
+
+
+def one_stage(
+    run: Inference, bank: Bank, last: OpenStage | None, limit: int
+) -> Plan[tuple[Bank, OpenStage | None, str]]:
+    """The simulations with one more stage, whether it was left open, and why it ended before its time, if it did.
+
+    The proposals of a stage are learnt while the rest of the stage before, by number, is still simulated: which
+    simulations they are learnt from does not depend on how long any of them takes.
+    """
+    rest = 0 if last is None else last.rest
+    done, proposals = bank.cost.simulations + rest, bank.cost.proposals + rest
+
+    def completed(answer: Outcome | None) -> Bank:
+        if last is None or answer is None or answer.before is None:
+            return bank
+        return last.before.with_stage(both(last.part, answer.before), last.mixture, run.seed)
+
     assessment = cache(lambda: assessed(run, bank, thorough=False))
     try:
-        scalars, arrays = yield Decision("stage", lambda: decide_stage(run, bank, limit, assessment), droppable=True)
+        scalars, arrays = yield Decision(
+            "stage", lambda: decide_stage(run, bank, done, limit, assessment), droppable=True
+        )
     except Stopped as stopped:
-        return bank, stopped.reason
+        return completed(stopped.partial), None, stopped.reason
     mixture, size = mixture_of(arrays, run.model.prior), int(scalars["size"])
+    final = done + size >= limit or proposals + size >= MOST_PROPOSALS * limit
     request = Round(
         ProposeAndSimulate(run, bank.stages, mixture),
         lambda gathered: cut(size, stage_block(run.model, size), gathered.done),
@@ -245,11 +283,25 @@ def one_stage(run: Inference, bank: Bank, limit: int) -> Plan[tuple[Bank, str]]:
         shown=(lambda: estimated(run.model, bank, assessment(), INTERIM, run.rng(bank.stages, 2), "unfinished"))
         if bank.ends
         else None,
+        prefix=None if final else max(1, size - int(AHEAD * (done + size))),
     )
     try:
-        return bank.with_stage((yield request), mixture, run.seed), ""
+        outcome, reason = (yield request), ""
     except Stopped as stopped:
-        return bank.with_stage(stopped.partial, mixture, run.seed), stopped.reason
+        outcome, reason = stopped.partial, stopped.reason
+    whole = completed(outcome)
+    now = whole.with_stage(outcome, mixture, run.seed)
+    left = None if final or reason else OpenStage(whole, mixture, outcome, size - outcome.cost.proposals)
+    return now, left, reason
+
+
+def stages(run: Inference, bank: Bank, limit: int) -> Plan[tuple[Bank, str]]:
+    """Stages up to a number of simulations, and why they ended before, if they did."""
+    last: OpenStage | None = None
+    reason = ""
+    while not reason and bank.cost.simulations < limit and bank.cost.proposals < MOST_PROPOSALS * limit:
+        bank, last, reason = yield from one_stage(run, bank, last, limit)
+    return bank, reason
 
 
 class Replicates(NamedTuple):
@@ -292,9 +344,8 @@ def fulfil(
     run: Inference, bank: Bank, replicates: Replicates, budget: int, draws: int, coverage: int
 ) -> Plan[tuple[Bank, Replicates, Result]]:
     """Stages, estimate and check of one budget, and the coverage of intervals at `coverage` simulations."""
-    model, limit, reason = run.model, max(budget - check_size(budget), bank.cost.simulations), ""
-    while not reason and bank.cost.simulations < limit and bank.cost.proposals < MOST_PROPOSALS * limit:
-        bank, reason = yield from one_stage(run, bank, limit)
+    model, limit = run.model, max(budget - check_size(budget), bank.cost.simulations)
+    bank, reason = yield from stages(run, bank, limit)
     if not bank.ends:
         note = "No simulation has succeeded: there is no posterior."
         return bank, replicates, nothing(model.prior.dim, reason or "budget", model=model, notes=(note,))

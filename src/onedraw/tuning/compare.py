@@ -46,11 +46,10 @@ from onedraw.run.signals import Stopped
 from onedraw.run.specification import specify_model
 from onedraw.samplers.infer import (
     CHECK_STAGE,
-    MOST_PROPOSALS,
     Inference,
     assessed,
     next_size,
-    one_stage,
+    stages,
 )
 
 FLOOR = 0.5
@@ -237,14 +236,6 @@ class Fulfilled(NamedTuple):
     reason: str
 
 
-def stages(model: ModelRun, limit: int) -> Plan[tuple[ModelRun, str]]:
-    """Stages as those of infer up to a number of simulations, and why they ended before, if they did."""
-    bank, reason = model.bank, ""
-    while model.alive and not reason and bank.cost.simulations < limit and bank.cost.proposals < MOST_PROPOSALS * limit:
-        bank, reason = yield from one_stage(model.run, bank, limit)
-    return model._replace(bank=bank), reason
-
-
 def spend(setup: ComparisonSetup, models: list[ModelRun], budget: int) -> Plan[tuple[list[ModelRun], list[int], str]]:
     """The stages of all models: to the floor, and then each to its share. With the replicates, and why it ended."""
     floor, reason = int(FLOOR * budget / len(models)), ""
@@ -254,8 +245,10 @@ def spend(setup: ComparisonSetup, models: list[ModelRun], budget: int) -> Plan[t
             limits = limits_of(models, budget, setup)
         checks = check_sizes(limits)
         for number in range(len(models)):
-            if not reason:
-                models[number], reason = yield from stages(models[number], limits[number] - checks[number])
+            model = models[number]
+            if model.alive and not reason:
+                bank, reason = yield from stages(model.run, model.bank, limits[number] - checks[number])
+                models[number] = model._replace(bank=bank)
     left = budget - sum(one.bank.cost.simulations for one in models)
     return models, [min(one, max(left // len(models), 0)) for one in checks], reason
 
