@@ -7,6 +7,7 @@ A file holds numbers and text and no functions. So `load` needs nothing else, an
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
@@ -113,7 +114,7 @@ def _loaded(path: File, model: Model | None, apart: tuple[str, ...] = ()) -> Pos
         store.count()
         written = _specification(store)
         model = None if model is None else _model_of_run(store, written, model, apart)
-        with _Form(path):
+        with _read_from(path):
             run = Recorded(store, written)
             entry = SAMPLERS[written["algorithm"]]
             result = entry.shown(run)
@@ -150,18 +151,15 @@ def _model_of_run(store: Store, written: Mapping[str, Any], model: Model, apart:
     return model.with_distance(with_learned(model.distance, learnt.arrays))
 
 
-class _Form:
-    """Turns the errors of a file that holds the wrong things into one that says so."""
-
-    def __init__(self, path: File) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, StoreError):
-            raise StoreError(f"{self.path} does not hold what a run of onedraw holds ({error!r})") from error
+@contextmanager
+def _read_from(path: File) -> Iterator[None]:
+    """Around what is read from a file: if that holds other things than a run, the error says so."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:
+        raise StoreError(f"{path} does not hold what a run of onedraw holds ({error!r})") from error
 
 
 def _specification(store: Store) -> dict[str, Any]:
@@ -238,7 +236,7 @@ def resume(
     with Store(path) as store:
         written = _specification(store)
     name, entry = written["algorithm"], SAMPLERS[written["algorithm"]]
-    with _Form(path):
+    with _read_from(path):
         arguments, own = written["arguments"], bool(written["facts"]["estimator"])
         parts = ("model", "kernel", "estimator", "proposal", "start", "bank")
         hidden = (*parts, "pseudo_samples", "keep") if own else parts
@@ -444,7 +442,7 @@ def reuse(
             )
         if written["arguments"].get("keep") != "all":
             raise StoreError(f"{path} kept no simulations that were rejected: run od.rejection(..., keep='all')")
-        with _Form(path):
+        with _read_from(path):
             distances_of = _distances(store, written, observed, model)
             return _accepted_again(store, written, kernel, distances_of, model)
 

@@ -8,13 +8,7 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.protocol import Evaluation
-from onedraw.model.model import Model
 from onedraw.model.prior import Prior
-
-
-def is_adaptive(model: Model) -> bool:
-    """Whether a model's distance is learned again during a run."""
-    return bool(getattr(model.distance, "adapt", False))
 
 
 @dataclass(frozen=True, eq=False)

@@ -173,6 +173,11 @@ class Model:
         return int(getattr(self.distance, "pilot", 0))
 
     @property
+    def adaptive(self) -> bool:
+        """Whether the distance is learnt again during a run."""
+        return bool(getattr(self.distance, "adapt", False))
+
+    @property
     def pair(self) -> Pair | None:
         """The simulator's two parts, if it has two."""
         return self.simulate if isinstance(self.simulate, Pair) else None

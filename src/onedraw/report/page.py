@@ -35,7 +35,7 @@ from onedraw.results.posterior import Posterior
 from onedraw.results.summary import SummaryRow
 from onedraw.run.fingerprint import fingerprint
 from onedraw.run.progress import clock, number
-from onedraw.run.saving import changed_parts, versions
+from onedraw.run.saving import changed_parts, same_python, versions
 from onedraw.run.specification import model_parts
 from onedraw.run.store import Store
 from onedraw.runs import samplers
@@ -125,8 +125,7 @@ def _refuse_another(model: Model, source: Source) -> None:
     """The prior or predictive simulations of another model would mislead next to this posterior."""
     now = _parts(model)
     before = {key: value for key, value in source.specification.get("parts", {}).items() if key in now}
-    same_python = _versions(source).get("python", "").split(".")[:2] == versions()["python"].split(".")[:2]
-    changed = changed_parts(before, now, code=same_python) if before else []
+    changed = changed_parts(before, now, code=same_python(_versions(source), versions())) if before else []
     if changed:
         raise ValueError(f"{source.name} was made with another model: {'; '.join(changed)}. Give the model of the run")
 

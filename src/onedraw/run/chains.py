@@ -167,7 +167,8 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
             notes.append(_too_few(len(start.theta), run.chains, start.cost))
         else:
             prior, spent = estimator.prior, spent.plus(start.cost)
-            proposal = resolve(run.proposal, prior, lambda: _spread(start, prior, run.options.seed))
+            rng = Rng(run.options.seed, Phase.START).bulk(Purpose.MOVE)
+            proposal = resolve(run.proposal, prior, lambda: spread_of(start.spread, prior, rng))
             resolved["proposal"] = {**proposal.described(), "nonnegative": known_nonnegative(proposal)}
             yield Decision("ready", lambda: ({"settings": dict(resolved), "notes": list(notes)}, {}))
             blocks = list(cut(run.chains, chains_per_block(estimator, run.chains)))
@@ -303,11 +304,11 @@ def _start_setting(start: Any) -> str:
     return start if isinstance(start, str) else type(start).__name__
 
 
-def _spread(start: Start, prior: Prior, seed: int) -> Array:
-    """The covariance of draws near the posterior; of the prior if there are too few of them."""
-    pool = start.spread
-    if len(np.unique(pool, axis=0)) < max(10, 2 * prior.dim):
-        pool = prior.sample(Rng(seed, Phase.START).bulk(Purpose.MOVE), 1000)
+def spread_of(near: Array, prior: Prior, rng: np.random.Generator) -> Array:
+    """The covariance of draws (n, dim) near the posterior; of the prior if there are too few of them."""
+    pool = near
+    if len(np.unique(near, axis=0)) < max(10, 2 * prior.dim):
+        pool = prior.sample(rng, 1000)
     return np.atleast_2d(np.cov(pool, rowvar=False))
 
 

@@ -5,8 +5,8 @@ of the simulations of `infer` itself if the prior is the same, and of draws from
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from onedraw.proposals.mixture import Mixture
 from onedraw.results.assessment import own_distance
 from onedraw.results.posterior import Posterior, SimulatedData
 from onedraw.run.bank import Bank
-from onedraw.run.blocks import Block, cut
+from onedraw.run.blocks import cut
 from onedraw.run.fingerprint import fingerprint
 from onedraw.run.plan import Outcome, Round
 from onedraw.run.recorded import Recorded
@@ -316,14 +316,9 @@ def unpacked(arrays: Mapping[str, Array], prior: Prior, support: Support) -> Ban
     )  # fmt: skip
 
 
-def _as_given(outcome: Outcome, block: Block) -> Outcome:
-    return outcome
-
-
 def as_round(outcome: Outcome, number: int, phase: str) -> Round:
     """Simulations that are made already, as a round of one item, so that the run's file has them."""
-    task: Callable[[Block], Outcome] = partial(_as_given, outcome)
-    return Round(task, lambda gathered: cut(number, number, gathered.done), phase=phase, made=True)
+    return Round(lambda _: outcome, lambda gathered: cut(number, number, gathered.done), phase=phase, made=True)
 
 
 def bank_round(bank: Bank) -> Round:

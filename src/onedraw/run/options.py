@@ -16,7 +16,7 @@ from onedraw.model.prior import FAMILIES
 from onedraw.model.simulator import JaxSimulator
 from onedraw.run.job_array import JobArray
 from onedraw.run.progress import Progress, Show
-from onedraw.run.saving import Continue, Part, checked_segment, recorded_seed
+from onedraw.run.saving import Continue, Part, recorded_seed
 
 IDENTITY = ("seed", "on_error", "timeout")
 """Options that a run's numbers depend on; its file holds them. The others belong to a session."""
@@ -126,7 +126,7 @@ engine, timeout, store, segment, progress
             executor=_checked_executor(asked.executor),
             on_error=one_of("on_error", asked.on_error, ("reject", "raise")),
             seed=seed_or_fresh(recorded_seed(asked.store, asked.seed)),
-            segment=checked_segment(asked.segment),
+            segment=positive("segment", asked.segment, "the number of seconds between saves"),
             progress=Progress(asked.progress, "", None).asked,
         )
 
@@ -237,7 +237,7 @@ def check_parts(
             f"pseudo_samples = {pseudo_samples} with od.{maker}: a simulator in two parts takes 1, since further ones "
             "are better spent at other parameters"
         )
-    if getattr(model.distance, "adapt", False):
+    if model.adaptive:
         raise ValueError(f"od.scaled(adapt=True) does not go with od.{maker}: the continuation probability is fixed")
     if kernel is not None and kernel.eps is None and (pair.learns or pair.signed):
         raise ValueError(

@@ -68,30 +68,18 @@ def pilot(model: Model, seed: int, budget: int | None, on_error: str, kernel: Ke
             f"od.scaled(pilot={max(10, budget // 10)})"
         )
     if model.pilot:
-        outcome = yield pilot_round(model, seed, on_error)
+        outcome = yield pilot_round(FromPrior(model, seed, on_error), model.pilot)
         model = learned(model, outcome.arrays["rows"])
         arrays = learned_arrays(model.distance)
         yield Decision("distance", lambda: ({}, arrays))
     if model.pair is not None and model.pair.learns:
-        assert kernel is not None and kernel.eps is not None
-        outcome = yield pair_round(model, seed, on_error)
+        assert kernel is not None and kernel.eps is not None and model.pair.pilot is not None
+        outcome = yield pilot_round(PairsFromPrior(model, seed, on_error), model.pair.pilot)
         seen = (outcome.arrays[name] for name in ("signal", "cheap", "dear"))
         rule, eps = learnt_rule(model.pair, kernel, *seen)
         yield Decision("continuation", lambda: ({"eps": repr(eps)}, rule._asdict()))
         model = replace(model, simulate=model.pair.with_rule(rule))
     return model
-
-
-def pair_round(model: Model, seed: int, on_error: str) -> Round:
-    """The simulations from which a continuation probability is learnt."""
-    assert model.pair is not None and model.pair.pilot is not None
-    count = model.pair.pilot
-    return Round(
-        PairsFromPrior(model, seed, on_error),
-        lambda gathered: cut(count, model.block or PLAIN_BLOCK, gathered.done),
-        phase="pilot",
-        bar=Bar("pilot", count, "simulations"),
-    )
 
 
 def continuation_setting(model: Model) -> dict[str, Any]:
@@ -105,13 +93,13 @@ def continuation_setting(model: Model) -> dict[str, Any]:
     return {"continuation": "your own" if callable(rule) else rule, "price": price}
 
 
-def pilot_round(model: Model, seed: int, on_error: str) -> Round:
-    """The simulations from which a distance learns."""
+def pilot_round(task: FromPrior | PairsFromPrior, count: int) -> Round:
+    """The simulations from which a distance or a continuation probability is learnt."""
     return Round(
-        FromPrior(model, seed, on_error),
-        lambda gathered: cut(model.pilot, model.block or PLAIN_BLOCK, gathered.done),
+        task,
+        lambda gathered: cut(count, task.model.block or PLAIN_BLOCK, gathered.done),
         phase="pilot",
-        bar=Bar("pilot", model.pilot, "simulations"),
+        bar=Bar("pilot", count, "simulations"),
     )
 
 

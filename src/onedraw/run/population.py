@@ -17,7 +17,7 @@ from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.pairs import WithFactors
 from onedraw.estimators.tolerances import reweighted
 from onedraw.estimators.weights import effective, systematic
-from onedraw.estimators.with_rows import WithRows, is_adaptive
+from onedraw.estimators.with_rows import WithRows
 from onedraw.failures import Failure
 from onedraw.model.model import Model
 from onedraw.model.prior import Prior
@@ -145,7 +145,7 @@ class Population(NamedTuple):
     @property
     def adaptive(self) -> bool:
         """Whether the distance is learned again as the tolerance falls."""
-        return is_adaptive(self.estimator.model)
+        return self.estimator.model.adaptive
 
     def acceptance(self) -> tuple[float, float]:
         """Acceptance rate of the last stage, and its error from what differs between the chains."""
@@ -205,7 +205,7 @@ def spread(particles: Particles, prior: Prior) -> Array:
 
 def carried(estimator: AbcAverage) -> Any:
     """The estimator, with what its states must carry besides their distances."""
-    if is_adaptive(estimator.model):
+    if estimator.model.adaptive:
         return WithRows(estimator)
     return estimator if estimator.model.pair is None else WithFactors(estimator, estimator.log_bound)
 

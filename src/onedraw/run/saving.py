@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onedraw.arguments import positive
 from onedraw.engines.arrays import Array
 from onedraw.failures import NoAnswer
 from onedraw.run.record import LostFile, OtherRun, Record, StoreError
@@ -261,11 +260,6 @@ def recorded_seed(store: Any, seed: Any) -> Any:
     with Store(path) as file:
         written = file.meta("specification")
         return written["arguments"].get("seed") if written and file.count() else None
-
-
-def checked_segment(segment: Any) -> float:
-    """`segment` as a positive number of seconds."""
-    return positive("segment", segment, "the number of seconds between saves")
 
 
 def begin(store: Any, segment: float, make_specification: Callable[[], Specification]) -> Saver:

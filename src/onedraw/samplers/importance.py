@@ -29,7 +29,6 @@ from onedraw.engines.threads import one_blas_thread
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.tolerances import kernel_asked
 from onedraw.estimators.weights import effective
-from onedraw.estimators.with_rows import is_adaptive
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.proposals.mixture import Mixture
@@ -37,8 +36,9 @@ from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import cut
 from onedraw.run.fitted_mixture import MOST_NEAR, around, check_proposal, given_proposal, prior_constant, widened
 from onedraw.run.options import Options, RunOptions, check_parts, check_pays, on_engine
-from onedraw.run.pilot import PLAIN_BLOCK, pilot
+from onedraw.run.pilot import pilot
 from onedraw.run.plan import Gathered, Limits, Plan, Round
+from onedraw.run.prior_draws import block_size
 from onedraw.run.registry import sampler
 from onedraw.run.result import Result, Stage, nothing
 from onedraw.run.session import Run
@@ -101,7 +101,7 @@ def proposed(now: WeightedDraws, count: int, mixture: Mixture | None) -> RoundPr
 def round_of(now: WeightedDraws, new: RoundProposals) -> Round:
     """Simulations at the proposals inside the prior."""
     estimator, inside = now.estimator, new.inside
-    size = max(1, (estimator.model.block or PLAIN_BLOCK) // estimator.pseudo_samples)
+    size = block_size(estimator.model, estimator.pseudo_samples)
     ends = np.append(inside[:-1] + 1, len(new.theta))
 
     def items(gathered: Gathered) -> Iterator[ProposalBlock]:
@@ -119,7 +119,7 @@ def round_of(now: WeightedDraws, new: RoundProposals) -> Round:
 def ended(now: WeightedDraws, before: WeightedDraws, mixture: Mixture | None) -> tuple[WeightedDraws, bool]:
     """With what a round adds to the path, and whether the run has reached what was asked for."""
     begin, design = len(before.theta), now.design
-    if mixture is not None and is_adaptive(now.estimator.model):
+    if mixture is not None and now.estimator.model.adaptive:
         now = relearned(now, begin)
     eps, _, weight = final(now)
     if math.isfinite(eps):
@@ -277,7 +277,7 @@ def importance(
             design = design._replace(proposal=given_proposal(proposal, model.prior, defensive, checked.seed))
     estimator = AbcAverage(
         model.limited(checked.timeout), kernel.with_eps(1.0), pseudo_samples, on_error=checked.on_error, early=False,
-        keep_rows=keep == "all" or is_adaptive(model),
+        keep_rows=keep == "all" or model.adaptive,
     )  # fmt: skip
     estimator = on_engine(estimator, checked)
     arguments = {

@@ -47,8 +47,7 @@ def plan(estimator: AbcAverage, arguments: Mapping[str, Any], limits: list[Limit
     try:
         model = yield from pilot(model, seed, budget, estimator.on_error, estimator.kernel)
         check_pays(budget, each, estimator.model.ahead, model.worst)
-        resolved = {"distance": distance_setting(model), **continuation_setting(model)}
-        yield Decision("ready", lambda: ({"settings": resolved}, {}))
+        yield Decision("ready", lambda: ({"settings": settings_of(model)}, {}))
         task = PriorDraws(estimator.with_model(model), seed, Phase.RUN, keep=arguments["keep"])
         unit = "proposals" if draws is None else "draws"
         size = arguments["block"]
@@ -73,9 +72,13 @@ def plan(estimator: AbcAverage, arguments: Mapping[str, Any], limits: list[Limit
     if reason == "done":
         enough = draws is not None and len(found.arrays["theta"]) >= draws
         reason = "finished" if enough else "budget"
-    settings = {"distance": distance_setting(model), **continuation_setting(model)}
-    result = result_of(found, arguments, draws, reason, settings)
+    result = result_of(found, arguments, draws, reason, settings_of(model))
     return replace(result, model=model, bank=_bank(found, draws))
+
+
+def settings_of(model: Model) -> dict[str, Any]:
+    """What a run has chosen, by what its pilot has learnt."""
+    return {"distance": distance_setting(model), **continuation_setting(model)}
 
 
 def result_of(

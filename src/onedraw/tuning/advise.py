@@ -24,7 +24,6 @@ import numpy as np
 from onedraw import markup
 from onedraw.arguments import MOST_AT_ONCE, optional_whole_number, shown, true_or_false, whole_number
 from onedraw.cost import Cost
-from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
 from onedraw.model.kernels import Kernel
@@ -45,7 +44,7 @@ from onedraw.results.efficiency import TURNS, Function, chain_simulations
 from onedraw.results.monte_carlo_error import UNKNOWN, Interval, Variances, exactly, interval, variances
 from onedraw.results.plain import as_json
 from onedraw.results.posterior import Posterior, check_functions, function_values, points
-from onedraw.run.chains import BATCHED_CHAINS, PLAIN_CHAINS, check_proposal
+from onedraw.run.chains import BATCHED_CHAINS, PLAIN_CHAINS, check_proposal, spread_of
 from onedraw.run.options import Options, RunOptions, on_engine
 from onedraw.run.specification import specify
 from onedraw.samplers.pseudo_marginal import pseudo_marginal
@@ -513,14 +512,8 @@ def _starts(found: Posterior, proposal: Any) -> tuple[Posterior, Any]:
     assert found.model is not None and found.distances is not None
     prior = found.model.prior
     even, odd = ({name: values[:, first::2] for name, values in found.columns.items()} for first in (0, 1))
-
-    def spread() -> Array:
-        pool = points(odd)
-        if len(np.unique(pool, axis=0)) < max(10, 2 * prior.dim):
-            pool = prior.sample(np.random.default_rng(found.seed), 1000)
-        return np.atleast_2d(np.cov(pool, rowvar=False))
-
-    return replace(found, draws=even, distances=found.distances[:, ::2]), resolve(proposal, prior, spread)
+    starts = replace(found, draws=even, distances=found.distances[:, ::2])
+    return starts, resolve(proposal, prior, lambda: spread_of(points(odd), prior, np.random.default_rng(found.seed)))
 
 
 # --- 2: what a step costs -----------------------------------------------------------------------------------

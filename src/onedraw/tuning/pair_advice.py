@@ -19,10 +19,9 @@ from onedraw.model.model import Model
 from onedraw.model.pair import ContinuationRule, Pair
 from onedraw.results.monte_carlo_error import UNKNOWN, Interval, interval
 from onedraw.results.plain import as_json
-from onedraw.run.blocks import cut
 from onedraw.run.options import Options
-from onedraw.run.pilot import PLAIN_BLOCK, PairsFromPrior, learned, pilot_round
-from onedraw.run.plan import Limits, Outcome, Plan, Round
+from onedraw.run.pilot import FromPrior, PairsFromPrior, learned, pilot_round
+from onedraw.run.plan import Limits, Outcome, Plan
 from onedraw.run.session import Run
 from onedraw.run.specification import specify
 
@@ -87,13 +86,9 @@ def plan(model: Model, options: Options, limits: list[Limits]) -> Plan[tuple[Mod
     assert budget is not None
     count = int(budget // model.worst) - model.pilot
     if model.pilot:
-        outcome = yield pilot_round(model, options.seed, options.on_error)
+        outcome = yield pilot_round(FromPrior(model, options.seed, options.on_error), model.pilot)
         model = learned(model, outcome.arrays["rows"])
-    outcome = yield Round(
-        PairsFromPrior(model, options.seed, options.on_error),
-        lambda gathered: cut(count, model.block or PLAIN_BLOCK, gathered.done),
-        phase="pilot",
-    )
+    outcome = yield pilot_round(PairsFromPrior(model, options.seed, options.on_error), count)
     return model, outcome
 
 

@@ -23,6 +23,7 @@ Reference: the study of Bornn, Pillai, Smith and Woodard (docs/study.md) asks th
 
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -37,7 +38,7 @@ from onedraw.model.model import Model
 from onedraw.model.simulator import JaxSimulator
 from onedraw.run.chains import check_proposal
 from onedraw.run.options import Options, RunOptions, check_parts, on_engine
-from onedraw.run.pilot import learned, pilot_round
+from onedraw.run.pilot import FromPrior, learned, pilot_round
 from onedraw.run.plan import Outcome, Plan
 from onedraw.run.prior_draws import block_size
 from onedraw.run.specification import specify
@@ -198,7 +199,7 @@ class ToleranceSearch:
         if self.runs.budget is not None:
             self.pilot = max(1, min(self.pilot, int(self.runs.left // 20)))
         found = self.runs.run(
-            rejection, self.model, uniform(EVERYTHING), budget=self.pilot, seed=self._seed(MOST_ROUGH + 10)
+            rejection, self.model, uniform(EVERYTHING), budget=self.pilot, seed=self.runs.seed_of(MOST_ROUGH + 10)
         )
         assert found.distances is not None
         self.distances = np.sort(found.distances.reshape(-1))
@@ -280,7 +281,7 @@ class ToleranceSearch:
             pseudo_samples=self.pseudo_samples,
             proposal=self.proposal,
             budget=budget,
-            seed=self._seed(len(self.path)),
+            seed=self.runs.seed_of(len(self.path)),
             keep="draws",
         )
         if post.shape[1] < 1:
@@ -292,9 +293,6 @@ class ToleranceSearch:
         rate, steps_each = (post.acceptance_rate, post.acceptance_rate_se), post.shape[1] * thin
         self.path.append(Trial(stage, eps, *rate, chains, steps_each, post.cost.simulations))
         return self.path[-1]
-
-    def _seed(self, run: int) -> int:
-        return self.runs.seed_of(run)
 
     # --- the budget -----------------------------------------------------------------------------------------
 
@@ -396,8 +394,12 @@ class ToleranceSearch:
 
     def jump(self) -> ValueError:
         """The error that no eps has the rate, with the runs on both sides of the jump."""
-        below = max((one for one in self.path if one.acceptance_rate < self.target), key=_eps_of, default=None)
-        above = min((one for one in self.path if one.acceptance_rate >= self.target), key=_eps_of, default=None)
+        below = max(
+            (one for one in self.path if one.acceptance_rate < self.target), key=attrgetter("eps"), default=None
+        )
+        above = min(
+            (one for one in self.path if one.acceptance_rate >= self.target), key=attrgetter("eps"), default=None
+        )
         if below is None or above is None:
             return ValueError(
                 f"no eps for an acceptance rate of {self.target} was found: all {len(self.path)} runs lie "
@@ -448,7 +450,7 @@ class ToleranceSearch:
 
     def _widest_bracket(self, middle: float) -> tuple[Trial, Trial, float]:
         """The outermost bracketing runs so far lie further apart than the last two."""
-        runs = sorted((trial for trial in self.path if trial.stage == "bracket"), key=lambda trial: trial.eps)
+        runs = sorted((trial for trial in self.path if trial.stage == "bracket"), key=attrgetter("eps"))
         low, high = runs[0], runs[-1]
         slope, slope_se = chord(low, high)
         if slope <= 2 * slope_se:
@@ -458,10 +460,6 @@ class ToleranceSearch:
             )
         root = math.log(low.eps) + (math.log(self.target) - low.log_rate) / slope
         return low, high, float(np.clip(root, math.log(low.eps), math.log(high.eps)))
-
-
-def _eps_of(trial: Trial) -> float:
-    return trial.eps
 
 
 def chord(low: Trial, high: Trial) -> tuple[float, float]:
@@ -583,7 +581,7 @@ def _pilot(model: Model, runs: Runs) -> tuple[dict[str, Array], Cost]:
     """The simulations from which the distance learns."""
 
     def plan() -> Plan[Outcome]:
-        return (yield pilot_round(model, runs.seed, runs.options.on_error))
+        return (yield pilot_round(FromPrior(model, runs.seed, runs.options.on_error), model.pilot))
 
     outcome = runs.drive(plan())
     return {"rows": outcome.arrays["rows"]}, outcome.cost
