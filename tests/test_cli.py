@@ -594,7 +594,7 @@ def test_a_run_that_is_being_written_is_not_overwritten(folder):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "problem.py", "--budget", 5, "--pseudo-samples", 9, "--eps", 1], "--budget 5 does not pay for one"),
+        (["run", "problem.py", "--budget", 5, "--pseudo-samples", 9, "--eps", 1], "--budget 5 does not cover one"),
         (["run", "problem.py", "--budget", 50, "--engine", "numba"], "leave --engine out"),
         (["run", "problem.py", "--algorithm", "smc"], "give --budget: it must end the run"),
         (["run", "problem.py", "--budget", 50, "--eps", 1, "--timeout", 1e300], "--timeout must be at most"),

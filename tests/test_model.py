@@ -442,7 +442,7 @@ def test_a_simulator_that_ignores_its_rng_is_warned_about():
         ({"draws": True}, "draws must be a whole number"),
         ({"budget": -5}, "budget must be a whole number"),
         ({"pseudo_samples": 0}, "pseudo_samples must be a whole number"),
-        ({"pseudo_samples": 500}, "budget = 300 does not pay for one proposal"),
+        ({"pseudo_samples": 500}, "budget = 300 does not cover one proposal"),
         ({"budget": None}, "give draws=, budget= or both"),
         ({"seed": -1}, "seed must be a whole number from 0"),
         ({"seed": 1.0}, "seed must be a whole number"),

@@ -59,7 +59,7 @@ def checked_pseudo_samples(value: Any) -> int:
 
 
 def positive(name: str, value: Any, meaning: str, most: float = math.inf) -> float:
-    """`value` as a finite float above zero, at most `most`; text is no number.
+    """`value` as a finite float above zero, at most `most`; text is not a number.
 
     >>> positive("eps", -0.1, "the largest distance still accepted")
     Traceback (most recent call last):
@@ -155,14 +155,14 @@ def numbers(value: Any, truth_values: bool = False) -> np.ndarray[Any, np.dtype[
     >>> numbers(["1", "2"])
     Traceback (most recent call last):
     ...
-    TypeError: text is no number
+    TypeError: text is not a number
     """
     given = np.asarray(value)
     kinds = {type(one) for one in given.ravel()} if given.dtype.kind == "O" else {given.dtype.type}
     if isinstance(value, bytearray) or any(issubclass(kind, str | bytes | bytearray) for kind in kinds):
-        raise TypeError("text is no number")
+        raise TypeError("text is not a number")
     if not truth_values and any(issubclass(kind, bool | np.bool_) for kind in kinds):
-        raise TypeError("True and False are no numbers")
+        raise TypeError("True and False are not numbers")
     try:
         return np.array(value, dtype=float)
     except OverflowError as error:

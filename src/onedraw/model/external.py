@@ -465,7 +465,7 @@ def command(
             list(string.Formatter().parse(part))
         except ValueError as error:
             raise ValueError(
-                f"{part!r} has braces that do not match ({error}): double those meant as they are"
+                f"{part!r} has braces that do not match ({error}): double those that are meant literally"
             ) from None
     named = sorted(made.names()) + made.files()
     if persistent and named:

@@ -631,8 +631,8 @@ class Posterior:
 
         These are posterior and sample_stats and, if the run has its model, prior, posterior_predictive and
         observed_data. ArviZ does not support weights: draws with weights, and more draws than there are simulations
-        behind them, are resampled to equal weights, to the effective number or `draws` (see `resample`), and so are many
-        chains that are too short for ArviZ. With `weighted=True` the draws are as they are, with their weights in
+        behind them, are resampled to equal weights, to the effective number or `draws` (see `resample`). So are
+        many chains that are too short for ArviZ. With `weighted=True` the draws are as they are, with their weights in
         sample_stats. `predictive` is the number of new simulations; by default 200, or as many as take 20 seconds.
 
         A vector has a further axis, as ArviZ names it: `beta_dim_0`.

@@ -302,7 +302,7 @@ def smc(
         particles = default_particles(None if left is None else max(left, 1), pseudo_samples, model.batched)
     if left is not None and 0 < left < particles * pseudo_samples:
         raise ValueError(
-            f"budget = {budget} does not pay for particles = {particles} of pseudo_samples = {pseudo_samples} "
+            f"budget = {budget} does not cover particles = {particles} of pseudo_samples = {pseudo_samples} "
             "simulations each: raise it, or ask for fewer particles"
         )
     meaning = "the acceptance rate at which the run ends"
