@@ -2,10 +2,12 @@
 
 import math
 import operator
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
+Kind = TypeVar("Kind")
 MAX_SEED = 2**63 - 1
 MOST = 2**63 - 1
 """The largest count: what a file and an array's index can hold."""
@@ -121,6 +123,19 @@ def names_in(name: str, value: Any) -> list[str]:
     if not several or not all(isinstance(one, str) for one in value):
         raise ValueError(f"{name} must be a list of parameters' names, as in ['a', 'b'], got {shown(value)}")
     return [str(one) for one in value]
+
+
+def entry(known: Mapping[str, Kind], name: Any, word: str) -> Kind:
+    """What is known under a name; a KeyError that lists the names if there is no such one.
+
+    >>> entry({"mu": 1.0, "sigma": 2.0}, "simga", "parameter")
+    Traceback (most recent call last):
+    ...
+    KeyError: "there is no parameter 'simga': there are mu, sigma"
+    """
+    if name not in known:
+        raise KeyError(f"there is no {word} {shown(name)}: there are {', '.join(known)}")
+    return known[name]
 
 
 def shown(value: Any) -> str:
