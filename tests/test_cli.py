@@ -726,7 +726,7 @@ def test_help_lists_commands_in_the_order_of_use_each_with_a_whole_sentence():
     found = CliRunner().invoke(main, ["--help"]).output
     commands = re.findall(r"^  (\w+)  +[A-Z]", found.split("Commands:")[1], re.M)
     assert commands[:4] == ["new", "check", "run", "resume"] and set(commands) == set(main.commands)
-    assert "..." not in found
+    assert "..." not in found.split("Commands:")[1]
 
 
 def test_sentences_fit_the_terminal_and_tables_stay(monkeypatch):
