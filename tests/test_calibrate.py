@@ -367,7 +367,7 @@ def test_red_is_for_errors_that_are_sure_and_matter(p, bias, width, difference, 
 @pytest.mark.parametrize(("width", "told"), [(0.6, "too small"), (1.7, "too large")])
 def test_regions_of_all_parameters_have_their_own_words(width, told):
     found = calibration_of(np.random.default_rng(16), width=width)
-    assert found["joint"].told.startswith(f"joint regions are {told}: those of 90 % hold the truth in ")
+    assert found["joint"].told.startswith(f"joint regions are {told}: 90 % regions contain the truth in ")
 
 
 def test_sharpness_is_a_root_mean_square_over_the_prior():

@@ -109,6 +109,8 @@ np.save(open(sys.argv[2], "wb"), np.array([given["mu"], given["k"]]))
         ("1,2\n3,4\n", "csv", [[1.0, 2.0], [3.0, 4.0]]),
         ("1\n2\n3\n", "csv", [1.0, 2.0, 3.0]),
         ("1,2,3\n", "csv", [1.0, 2.0, 3.0]),
+        ("1.5  2 -3e1", "csv", [1.5, 2.0, -30.0]),
+        (" 1 2\n 3 4\n", "csv", [[1.0, 2.0], [3.0, 4.0]]),
         ("17", lambda said: int(said) + 1, 18),
     ],
 )
@@ -118,8 +120,9 @@ def test_what_is_printed_is_read(printed, parse, expected):
 
 
 def test_named_columns_and_objects_are_dicts():
-    columns = python("print('a, b\\n1,2\\n3,4')", parse="csv")(rng())
-    assert {name: values.tolist() for name, values in columns.items()} == {"a": [1.0, 3.0], "b": [2.0, 4.0]}
+    for text in ("a, b\\n1,2\\n3,4", "a b\\n1 2\\n3 4", '"a","b"\\n1,2\\n3,4'):
+        columns = python(f"print('{text}')", parse="csv")(rng())
+        assert {name: values.tolist() for name, values in columns.items()} == {"a": [1.0, 3.0], "b": [2.0, 4.0]}
     parts = python('print(\'{"a": [1, 2], "b": 3}\')')(rng())
     assert parts["a"].tolist() == [1.0, 2.0] and parts["b"] == 3.0
 

@@ -410,7 +410,7 @@ def test_sequential_runs_that_are_stopped_are_whole(name):
     ("arguments", "message"),
     [
         ({"budget": 0}, "budget must be a whole number"),
-        ({"budget": 2}, "does not pay for"),
+        ({"budget": 2}, "does not cover"),
         ({"budget": 100, "kernel": od.uniform}, "kernel must be a kernel such as od.uniform"),
         ({"budget": 100, "seed": -1}, "seed must be a whole number"),
         ({"budget": 100, "on_error": "no"}, "on_error must be one of"),

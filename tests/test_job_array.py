@@ -873,7 +873,7 @@ def test_a_changed_model_file_is_refused(commands):
     onedraw("plan", "model.py", "--budget", "64", "--eps", "1", "--shards", "2", "--out", "run")
     Path("model.py").write_text(MODEL.replace("RATE = 1.0", "RATE = 2.0"))
     said = onedraw("step", "run", status=1)
-    assert "model.simulate changed (global RATE)" in said and "plan the run anew in another folder" in said
+    assert "model.simulate changed (global RATE)" in said and "plan the run again in another folder" in said
     Path("model.py").write_text(MODEL)
     onedraw("step", "run", status=5)
 

@@ -67,6 +67,19 @@ def test_draws_cannot_be_changed(post):
         post.draws["theta"] = 1.0
 
 
+def test_functions_take_the_parameters_that_they_name_and_wrong_names_are_told():
+    prior = od.Prior(a=stats.norm(), b=stats.norm())
+    pair = od.Model(prior, od.batched(lambda rng, a, b: rng.normal(a + b)), observed=1.0)
+    both = od.rejection(pair, od.uniform(1.0), draws=50, seed=1)
+    assert both.estimate(lambda b: b).value == both.estimate("b").value
+    assert both.estimate(lambda **all: all["a"]).value == both.estimate("a").value
+    with pytest.raises(ValueError, match=r"takes 'c', which is not a parameter: there are a, b"):
+        both.estimate(lambda c: c)
+    for table in (both.draws, both.summary(), both.efficiency()):
+        with pytest.raises(KeyError, match=r"there is no (parameter|row) 'c': there are a, b"):
+            table["c"]
+
+
 def test_more_draws_than_memory_holds_are_refused_with_their_size(post):
     numbers = len(post.draws)
     for ask in (post.sample, post.predict):

@@ -129,9 +129,9 @@ def test_rows_lie_along_the_axis_that_is_named():
 
 
 @pytest.mark.parametrize(("observed", "axis", "message"), [
-    (np.zeros((3, 2)), 2, r"replicates = 2 is no axis of data of shape \(3, 2\)"),
-    (np.zeros(3), -2, r"replicates = -2 is no axis of data of shape \(3,\)"),
-    (1.0, 0, r"replicates = 0 is no axis of data of shape \(\)"),
+    (np.zeros((3, 2)), 2, r"replicates = 2 is not an axis of data of shape \(3, 2\)"),
+    (np.zeros(3), -2, r"replicates = -2 is not an axis of data of shape \(3,\)"),
+    (1.0, 0, r"replicates = 0 is not an axis of data of shape \(\)"),
     (np.zeros(3), True, "replicates must be an axis of the data, as in replicates=0, or None, got True"),
     (np.zeros(3), 0.0, "replicates must be an axis of the data, as in replicates=0, or None, got 0.0"),
     ({"a": np.zeros(3)}, 0, "replicates = 0 is an axis of one array, and the data are a dict"),

@@ -111,7 +111,7 @@ class TestEnds:
     def test_needs_an_end(self):
         with pytest.raises(ValueError, match="give budget=, a kernel with a tolerance or both"):
             smc(toy())
-        with pytest.raises(ValueError, match="does not pay for particles = 500"):
+        with pytest.raises(ValueError, match="does not cover particles = 500"):
             smc(toy(), budget=400, particles=500)
         with pytest.raises(ValueError, match="least_acceptance must be positive"):
             smc(toy(), budget=400, least_acceptance=0)

@@ -2,10 +2,12 @@
 
 import math
 import operator
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
+Kind = TypeVar("Kind")
 MAX_SEED = 2**63 - 1
 MOST = 2**63 - 1
 """The largest count: what a file and an array's index can hold."""
@@ -59,7 +61,7 @@ def checked_pseudo_samples(value: Any) -> int:
 
 
 def positive(name: str, value: Any, meaning: str, most: float = math.inf) -> float:
-    """`value` as a finite float above zero, at most `most`; text is no number.
+    """`value` as a finite float above zero, at most `most`; text is not a number.
 
     >>> positive("eps", -0.1, "the largest distance still accepted")
     Traceback (most recent call last):
@@ -123,6 +125,19 @@ def names_in(name: str, value: Any) -> list[str]:
     return [str(one) for one in value]
 
 
+def entry(known: Mapping[str, Kind], name: Any, word: str) -> Kind:
+    """What is known under a name; a KeyError that lists the names if there is no such one.
+
+    >>> entry({"mu": 1.0, "sigma": 2.0}, "simga", "parameter")
+    Traceback (most recent call last):
+    ...
+    KeyError: "there is no parameter 'simga': there are mu, sigma"
+    """
+    if name not in known:
+        raise KeyError(f"there is no {word} {shown(name)}: there are {', '.join(known)}")
+    return known[name]
+
+
 def shown(value: Any) -> str:
     """A value in an error message: its repr, cut where it is long.
 
@@ -155,14 +170,14 @@ def numbers(value: Any, truth_values: bool = False) -> np.ndarray[Any, np.dtype[
     >>> numbers(["1", "2"])
     Traceback (most recent call last):
     ...
-    TypeError: text is no number
+    TypeError: text is not a number
     """
     given = np.asarray(value)
     kinds = {type(one) for one in given.ravel()} if given.dtype.kind == "O" else {given.dtype.type}
     if isinstance(value, bytearray) or any(issubclass(kind, str | bytes | bytearray) for kind in kinds):
-        raise TypeError("text is no number")
+        raise TypeError("text is not a number")
     if not truth_values and any(issubclass(kind, bool | np.bool_) for kind in kinds):
-        raise TypeError("True and False are no numbers")
+        raise TypeError("True and False are not numbers")
     try:
         return np.array(value, dtype=float)
     except OverflowError as error:

@@ -157,7 +157,7 @@ def _planned(folder: Path) -> dict[str, Any]:
         raise click.ClickException(f"{folder} holds no plan: onedraw plan makes one")
     kinds = {"model": str, "shards": int, "bank": list, "options": dict}
     if not isinstance(known, dict) or not all(isinstance(known.get(name), kind) for name, kind in kinds.items()):
-        raise click.ClickException(f"{folder / PLAN} is not a plan of onedraw: plan the run anew in another folder")
+        raise click.ClickException(f"{folder / PLAN} is not a plan of onedraw: plan the run again in another folder")
     return known
 
 
@@ -190,7 +190,7 @@ def _step(folder: str, json_wanted: bool, *, whole: bool, wait: float | None = N
             post = sampler(value, **given)
     except OtherRun as error:
         raise click.ClickException(
-            f"{error.what}. Use the model file as it was, or plan the run anew in another folder"
+            f"{error.what}. Use the model file as it was, or plan the run again in another folder"
         ) from error
     except od.StoreError as error:
         raise click.ClickException(in_options(str(error))) from error

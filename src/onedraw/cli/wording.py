@@ -30,8 +30,8 @@ def in_options(message: str) -> str:
     'or another file; onedraw resume --force continues all the same'
     >>> in_options("engine='jax' needs a simulator made by od.jax_simulator: leave engine= out")
     '--engine jax needs a simulator made by od.jax_simulator: leave --engine out'
-    >>> in_options("budget = 12 does not pay for one proposal of pseudo_samples = 30 simulations")
-    '--budget 12 does not pay for one proposal of --pseudo-samples 30 simulations'
+    >>> in_options("budget = 12 does not cover one proposal of pseudo_samples = 30 simulations")
+    '--budget 12 does not cover one proposal of --pseudo-samples 30 simulations'
     >>> in_options("stopped by max_seconds: give it again, as kernel=")
     'stopped by --max-seconds: give it again, as kernel in the model file'
     >>> in_options("timeout must be positive, got 0: it is the number of seconds that one simulation may take")

@@ -245,7 +245,7 @@ def averages(
 
 def refuse_distance(own: Compiled | None, place: Mapping[str, Any]) -> None:
     """A ValueError for a user's distance that is not one."""
-    raise ValueError(f"{own!r} as distance gave a negative number or NaN at {place}: it must be at least 0, never NaN")
+    raise ValueError(f"{own!r} as distance gave a negative number or NaN at {place}: it must be at least 0 and not NaN")
 
 
 def distances_of(distance: Compiled, layout: Any, rows: Array, observed: Array) -> Array:

@@ -10,7 +10,6 @@ one answer per line, or has had nothing to do for a while.
 
 import os
 import queue
-import re
 import signal
 import string
 import sys
@@ -411,8 +410,8 @@ def command(
         Doubled braces stand for themselves.
     parse
         How to read what the program writes to `{output}` or, without it, to standard output: "json" (a number, an
-        array, or an object of them), "csv" (numbers, with a line of column names or without), "npy", or a function
-        of the bytes.
+        array, or an object of them), "csv" (numbers between commas or spaces, with or without a line of column
+        names), "npy", or a function of the bytes.
     environment
         Variables to set, with the same names in braces.
     folder
@@ -465,7 +464,7 @@ def command(
             list(string.Formatter().parse(part))
         except ValueError as error:
             raise ValueError(
-                f"{part!r} has braces that do not match ({error}): double those meant as they are"
+                f"{part!r} has braces that do not match ({error}): double those that are meant literally"
             ) from None
     named = sorted(made.names()) + made.files()
     if persistent and named:
@@ -499,13 +498,18 @@ def _number(value: Any) -> int | float | list[Any]:
 
 
 def _csv(text: str) -> Any:
-    """Numbers from CSV: a dict of columns if the first line names them, otherwise an array."""
+    """Numbers between commas or spaces: a dict of columns if the first line names them, otherwise an array."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise ValueError("there is nothing")
-    first = re.split(r"\s*,\s*", lines[0].strip())
+    # With spaces instead of commas, as R's cat and many programs in Fortran and C write numbers.
+    separator = "," if "," in lines[0] else None
+    words = [[word.strip().strip('"') for word in line.split(separator)] for line in lines]
+    first = words[0]
     named = not all(_is_number(word) for word in first)
-    rows = np.atleast_2d(np.array([[float(word) for word in line.split(",")] for line in lines[named:]]))
+    if named and len(lines) == 1:
+        raise ValueError("there is a line of names and no line of numbers")
+    rows = np.atleast_2d(np.array([[float(word) for word in line] for line in words[named:]]))
     if named:
         return {name: rows[:, column] for column, name in enumerate(first)}
     return rows[:, 0] if rows.shape[1] == 1 else rows[0] if len(rows) == 1 else rows

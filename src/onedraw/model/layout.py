@@ -131,7 +131,7 @@ def refuse_masked(value: Any) -> None:
     hidden = int(np.sum(np.ma.getmaskarray(value))) if isinstance(value, np.ma.MaskedArray) else 0
     if hidden:
         raise WrongForm(
-            f"is a masked array with {hidden} masked of {np.size(value)} values, which would be taken for data: give a "
+            f"is a masked array with {hidden} masked of {np.size(value)} values, which would be read as data: give a "
             "summary of the values that are there, or fill them"
         )
 

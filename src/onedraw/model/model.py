@@ -108,7 +108,7 @@ class Model:
         for makes in (euclidean, scaled, mahalanobis):
             if self.distance is makes:
                 name = makes.__name__
-                raise ValueError(f"distance = od.{name} makes a distance and is none: call it, as in od.{name}()")
+                raise ValueError(f"distance = od.{name} makes a distance: call it, as in od.{name}()")
         observed = _as_data(self.observed, raw_allowed=self.summary is not None)
         with _precisely(self.simulate):
             try:
@@ -389,7 +389,7 @@ def _checked_axis(axis: Any, layout: Layout) -> int:
         )
     dim = len(layout.shapes[0])
     if not -dim <= number < dim:
-        raise ValueError(f"replicates = {number} is no axis of data of shape {layout.shapes[0]}: give one of its axes")
+        raise ValueError(f"replicates = {number} is not an axis of data of shape {layout.shapes[0]}: give one")
     return number % dim
 
 
@@ -415,14 +415,14 @@ def _check_simulator(simulate: Any, prior: Prior, observed: Any) -> None:
         unknown = sorted(simulate.names() - {*prior.names, "seed"})
         if unknown:
             raise ValueError(
-                f"the command names {{{unknown[0]}}}, and the prior has {', '.join(prior.names)}: in braces may stand "
+                f"the command names {{{unknown[0]}}}, and the prior has {', '.join(prior.names)}: braces may hold "
                 "a parameter, seed, input or output"
             )
         left_out = [name for name in prior.names if not simulate.uses(name)]
         if left_out and simulate.unused != "allow":
             raise ValueError(
                 f"the command does not use the parameter {left_out[0]}: write {{{left_out[0]}}} among its arguments, "
-                "pass all parameters as a file with {input}, or say unused='allow'"
+                "pass all parameters as a file with {input}, or set unused='allow'"
             )
         return
     if not callable(function):

@@ -410,7 +410,7 @@ def multifidelity(
     if true_or_false("common", common) and isinstance(cheap, Batched | Compiled):
         raise ValueError(
             "common=True is for plain simulators, which have a random stream for each simulation: a batched or "
-            "compiled one has a stream for many, and only some of them go on"
+            "compiled one has a stream for many, and only some of them continue"
         )
     return Pair(cheap, dear, True, None, *_checked(continuation, price, floor, pilot), common)
 
@@ -443,7 +443,7 @@ def _checked(continuation: Any, price: Any, floor: Any, pilot: Any) -> tuple[Any
             cheap = dear = float("nan")
         if not (0 < cheap < float("inf") and 0 < dear < float("inf")):
             raise ValueError(
-                f"price must be two positive numbers, what the cheap and the dear part cost, got {shown(price)}"
+                f"price must be two positive numbers, the costs of the cheap and the dear part, got {shown(price)}"
             )
         price = (cheap, dear)
     elif continuation is None:

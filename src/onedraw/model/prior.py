@@ -150,7 +150,7 @@ class Prior:
         self.discrete.flags.writeable = False
         self._whole = discrete
         self.where = where
-        self._where_names = _arguments(where, names)
+        self._where_names = () if where is None else parameters_of("where=", where, names)
         self.normalised = True
         """Whether the density, without `where`, is known to integrate to one."""
         self._draw, self._log_density, self.own_log_density, self.range_of, self._trusted, self._columns = formulas
@@ -485,10 +485,14 @@ def _parents(before: Layout, whole: list[bool], names: list[str], theta: Array) 
     return {name: columns[name].reshape(len(theta), -1) for name in names}
 
 
-def _arguments(where: Callable[..., Any] | None, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The parameters that a constraint names; all if it does not say."""
+def parameters_of(word: str, function: Callable[..., Any], names: tuple[str, ...]) -> tuple[str, ...]:
+    """The parameters that a user's function takes by name; all if it does not say.
+
+    >>> parameters_of("where=", lambda mu: mu > 0, ("mu", "sigma"))
+    ('mu',)
+    """
     try:
-        given = inspect.signature(where).parameters.values() if where is not None else ()
+        given = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return names
     if any(one.kind is one.VAR_KEYWORD for one in given):
@@ -496,7 +500,7 @@ def _arguments(where: Callable[..., Any] | None, names: tuple[str, ...]) -> tupl
     unknown = [one.name for one in given if one.name not in names and one.default is one.empty]
     if unknown:
         raise ValueError(
-            f"where= takes {unknown[0]!r}, which is not a parameter: there are {', '.join(names)}, and it may take any "
+            f"{word} takes {unknown[0]!r}, which is not a parameter: there are {', '.join(names)}, and it may take any "
             "of them by name"
         )
     return tuple(name for name in names if name in {one.name for one in given})

@@ -365,7 +365,7 @@ def _batched_rows(
     except FAULTS as error:
         raise SimulationError(
             f"the batched simulator failed on {n} rows of parameters, the first of them "
-            f"{in_words(recipe.prior.named(theta[0]))}: {told(error)}. Which row is to blame cannot be told: "
+            f"{in_words(recipe.prior.named(theta[0]))}: {told(error)}. It is not known which row failed: "
             "return NaN for rows that cannot be simulated"
         ) from error
     ignored = before is not None and np.array_equal(before, generator.bit_generator.state["state"]["state"])

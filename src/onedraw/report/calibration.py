@@ -32,8 +32,8 @@ BAND = "0.88"
 COLUMNS = (
     ("p", "smallest p-value of four tests, adjusted for the number of all tests"),
     ("bias", "how far the posterior lies above the truth on average, in its standard deviations"),
-    ("width", "the posterior's standard deviation over the one that it should have"),
-    ("sharpness", "the posterior's standard deviation over the prior's"),
+    ("width", "the posterior standard deviation divided by the correct one"),
+    ("sharpness", "the posterior standard deviation divided by that of the prior"),
     *((f"{100 * level:.0f} %", f"share of {100 * level:.0f} % intervals that hold the truth") for level in LEVELS),
 )
 

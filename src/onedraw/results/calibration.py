@@ -46,7 +46,7 @@ MANY_UNANSWERED = 0.05
 JOINT, TARP = "joint", "TARP"
 HEADLINES = {
     "green": "No sign that the posteriors are wrong",
-    "amber": "There is a doubt: the posteriors may be a little wrong",
+    "amber": "The posteriors may be slightly wrong",
     "red": "The posteriors are wrong",
 }
 TAILS: tuple[str | float, ...] = ("mean", 0.05, 0.95)
@@ -172,7 +172,7 @@ class Calibrated(NamedTuple):
             what = "joint regions" if self.name == JOINT else "regions around random points (TARP)"
             side = "too small" if self.tests.mean > 0 else "too large"
             wrong = side if biased else "not of the right size"
-            return f"{what} are {wrong}: those of 90 % hold the truth in {ninety} of the data sets"
+            return f"{what} are {wrong}: 90 % regions contain the truth in {ninety} of the data sets"
         if wide:
             side = "too narrow" if self.width < 1 else "too wide"
             found.append(f"{side} (its sd is {self.width:.2f} times what it should be)")
@@ -180,7 +180,7 @@ class Calibrated(NamedTuple):
             side = "high" if self.bias > 0 else "low"
             found.append(f"too {side} (by {abs(self.bias):.2f} of its sds on average)")
         wrong = " and ".join(found) or "of the wrong shape"
-        return f"the posterior of {self.name} is {wrong}: 90 % intervals hold the truth in {ninety} of the data sets"
+        return f"the posterior of {self.name} is {wrong}: 90 % intervals contain the truth in {ninety} of the data sets"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -326,7 +326,7 @@ class Calibration:
         if self.unanswered and self.of_tests == "green":
             return "Raise the tolerance or the budget until every data set has a posterior."
         if self.level == "amber":
-            return "Raise data_sets and look again: an error stays, and chance does not."
+            return "Raise data_sets and calibrate again: a real error persists, chance does not."
         narrow = any(one.told and one.width < 1 for one in self.rows)
         more = "Raise the budget, or lower the tolerance" if not narrow else "Raise the budget, or use another method"
         return f"{more}, and calibrate again. Until then, do not report these intervals."
@@ -342,7 +342,8 @@ class Calibration:
 
     def _heading(self) -> Sequence[str]:
         told = [f"- {one}" for one in self.findings]
-        rate = f"Not green by chance: at most {100 * ALARM:.0f} % of right analyses ({TESTS * len(self.rows)} tests)."
+        tests = TESTS * len(self.rows)
+        rate = f"False alarms: at most {100 * ALARM:.0f} % of correct analyses are not green ({tests} tests)."
         return (f"{self.title}\n{self.level}: {self.headline}.", *told, self.advice, rate)
 
     @property

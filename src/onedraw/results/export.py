@@ -1,7 +1,7 @@
 """Draws for other programs: equally weighted draws, tables for pandas, and DataTrees for ArviZ.
 
-Other programs believe that every draw counts the same and as much as one draw. So draws with weights, and more draws
-than there are simulations behind them, leave as draws of equal weight, as many as they are worth.
+Other programs treat draws as independent and equally weighted. So weighted draws, and more draws than there are
+simulations behind them, are exported as equally weighted draws, as many as the effective number of draws.
 """
 
 import math
@@ -55,7 +55,7 @@ def resampled(post: Posterior, draws: int | None = None, seed: int | None = None
         bank=None,
         independent=True,
         effective=worth if size > worth else None,
-        notes=(*post.notes, f"{size:,} draws of equal weight, from {math.prod(post.shape):,} worth {worth:,.0f}"),
+        notes=(*post.notes, f"{size:,} draws of equal weight, from {math.prod(post.shape):,} ({worth:,.0f} effective)"),
     )
 
 

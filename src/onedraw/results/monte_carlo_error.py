@@ -56,7 +56,7 @@ HEAVY = 4.0
 """How much squared errors of weighted draws are widened for the squared skewness of what units add, over the units."""
 LARGEST_TAIL = 0.25
 """The largest extrapolated share of v(f, Q) that is believed."""
-EQUAL_UNITS = "all chains have the same mean: nothing is known of the error"
+EQUAL_UNITS = "all chains have the same mean: the error is unknown"
 FFT_VALUES = 2**22
 """Numbers that are transformed at once."""
 
@@ -239,11 +239,11 @@ def _of_mean(values: Array, weights: Array, draws: Draws) -> OfMean:
     influence = weights * away
     if np.count_nonzero(influence) < 2:
         equal = "all draws are equal" if np.count_nonzero(weights) > 1 else "one draw has all the weight"
-        return OfMean(reason=f"{equal}: nothing is known of the error")
+        return OfMean(reason=f"{equal}: the error is unknown")
     (chains, n), size = values.shape, values.size
     spread = float((influence * away).sum())
     if spread <= 0:
-        return OfMean(reason="negative weights outweigh the others: nothing is known of the error; run longer")
+        return OfMean(reason="negative weights outweigh the others, so the error is unknown: run longer")
     if draws.groups is not None:
         return _over_units(spread, influence, weights, draws.groups, draws.weights is not None)
     if draws.independent and draws.weights is None:
@@ -267,7 +267,7 @@ def _over_units(spread: float, influence: Array, weights: Array, units: Array, u
     moved, weight = np.bincount(member, influence.reshape(-1))[weight != 0], weight[weight != 0]
     size = weight.size
     if size < 2:
-        return OfMean(spread, reason="all draws belong to one group: nothing is known of their error")
+        return OfMean(spread, reason="all draws belong to one group: their error is unknown")
     without = moved / np.maximum(1 - weight, 1 / size)
     squares = float((without**2).sum()) * (size - 1) / size
     if not squares > 0:

@@ -11,7 +11,17 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from onedraw import markup
-from onedraw.arguments import MOST_AT_ONCE, numbers, positive, seed_or_fresh, share, shown, true_or_false, whole_number
+from onedraw.arguments import (
+    MOST_AT_ONCE,
+    entry,
+    numbers,
+    positive,
+    seed_or_fresh,
+    share,
+    shown,
+    true_or_false,
+    whole_number,
+)
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
@@ -20,6 +30,7 @@ from onedraw.failures import FAULTS, Failure, told
 from onedraw.model.kernels import EPS_MEANING, Kernel
 from onedraw.model.layout import Layout
 from onedraw.model.model import Model
+from onedraw.model.prior import parameters_of
 from onedraw.results.evidence import LogEvidence, lowered_evidence
 from onedraw.results.monte_carlo_error import MANY, Draws, MonteCarlo, monte_carlo
 from onedraw.results.summary import (
@@ -101,7 +112,7 @@ class DrawsByName(Mapping[str, Array]):
         self._draws = dict(draws)
 
     def __getitem__(self, name: str) -> Array:
-        return self._draws[name]
+        return entry(self._draws, name, "parameter")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._draws)
@@ -300,8 +311,8 @@ class Posterior:
     def estimate(self, function: str | Callable[..., Any], of: str | float = "mean") -> MonteCarlo:
         """The posterior mean of a function, its sd, or a quantile, with its Monte Carlo error (docs/theory.md).
 
-        `function` is a parameter's name (`"beta[0]"` for an entry of a vector), or a function of the parameters by
-        name, each an array (chains, draws), vectors (chains, draws, size).
+        `function` is a parameter's name (`"beta[0]"` for an entry of a vector), or a function of those parameters that
+        it names, each an array (chains, draws), vectors (chains, draws, size).
         `of` is "mean", "sd" or the probability of a quantile. A probability is the mean of a function that is true or
         false. Effective draws follow from the error; if it cannot be known, `reason` says why.
 
@@ -336,8 +347,8 @@ class Posterior:
     def efficiency(self, functions: Mapping[str, Callable[..., Array]] | None = None) -> Efficiency:
         """v(f), v(f, Q), kappa and the ESS per simulation and per second, for each f (docs/theory.md).
 
-        `functions` maps names to functions of the parameters by name, each an array (chains, draws), vectors (chains,
-        draws, size), and replaces the parameters themselves. Draws are kept draws: with thin > 1 kappa counts those.
+        `functions` maps names to functions of those parameters that they name, each an array (chains, draws), vectors
+        (chains, draws, size), and replaces the parameters themselves. With thin > 1, kappa counts kept draws.
 
         >>> import onedraw as od
         >>> from scipy import stats
@@ -638,7 +649,7 @@ class Posterior:
 
         These are posterior and sample_stats and, if the run has its model, prior, posterior_predictive and
         observed_data. ArviZ does not support weights: draws with weights, and more draws than there are simulations
-        behind them, are resampled to equal weights, to the effective number or `draws` (see `resample`), and so are
+        behind them, are resampled to equal weights, to the effective number or `draws` (see `resample`). So are
         many chains that are too short for ArviZ. With `weighted=True` the draws are as they are, with their weights in
         sample_stats. `predictive` is the number of new simulations; by default 200, or as many as take 20 seconds.
 
@@ -826,12 +837,13 @@ def function_values(post: Posterior, functions: Mapping[str, Callable[..., Any]]
     check_functions(functions, post.names)
     found = {}
     for name, function in functions.items():
+        wanted = parameters_of(f"functions[{name!r}]", function, post.names)
         try:
-            values = np.asarray(function(**post.draws), dtype=float)
+            values = np.asarray(function(**{one: post.draws[one] for one in wanted}), dtype=float)
         except FAULTS as error:
             raise ValueError(
                 f"functions[{name!r}] failed ({told(error)}): it is called with the draws of "
-                f"{', '.join(post.names)} by name, as arrays (chains, draws), vectors (chains, draws, size)"
+                f"{', '.join(wanted)} by name, as arrays (chains, draws), vectors (chains, draws, size)"
             ) from error
         if values.shape != post.shape:
             raise ValueError(f"functions[{name!r}] returned shape {values.shape}: expected {post.shape}, as the draws")

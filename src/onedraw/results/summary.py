@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw import markup
+from onedraw.arguments import entry
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import cumulated
 from onedraw.results.monte_carlo_error import Draws, Interval, Variances, monte_carlo
@@ -51,7 +52,7 @@ class Summary:
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> SummaryRow:
-        return self.rows[name]
+        return entry(self.rows, name, "row")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows)
@@ -97,7 +98,7 @@ class ToleranceCurve:
     probability: float
 
     def __getitem__(self, name: str) -> tuple[TolerancePoint, ...]:
-        return self.points[name]
+        return entry(self.points, name, "row")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.points)
@@ -164,7 +165,7 @@ class Efficiency:
     notes: tuple[str, ...]
 
     def __getitem__(self, name: str) -> EfficiencyRow:
-        return self.rows[name]
+        return entry(self.rows, name, "row")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows)

@@ -339,7 +339,7 @@ class JobArray:
 
     def _stray(self, found: ShardRound) -> StoreError:
         return StoreError(
-            f"{found.path} does not follow from what {self.folder / STORE} holds: plan the run anew in another folder"
+            f"{found.path} does not follow from what {self.folder / STORE} holds: plan the run again in another folder"
         )
 
     def _written(self, here: Place, kind: str, task: Any, items: list[Any], first: bool) -> ShardRound:
@@ -402,7 +402,7 @@ def closed_rounds(folder: Path) -> list[dict[str, int]]:
     return known
 
 
-_NOT_OURS = "does not hold what a job array writes: plan the run anew in another folder"
+_NOT_OURS = "does not hold what a job array writes: plan the run again in another folder"
 
 
 def items_wanted(pace: Pace, size: int, shards: int) -> int:

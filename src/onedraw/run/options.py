@@ -41,20 +41,20 @@ class RunOptions(TypedDict, total=False):
         Simulate on this `concurrent.futures.Executor`, `dask.distributed.Client` or `od.job_array` instead
         (docs/scaling.md).
     engine
-        What takes the steps (docs/engines.md); by default what the simulator is for. "jax" is for `od.jax_simulator`,
-        with double precision on a CPU and single on a GPU ("jax:float64" or "jax:float32" to choose); "numba" makes
-        sure that the simulator is an `od.compiled` one; "numpy" is for all others.
+        What runs the simulations (docs/engines.md); by default the engine that the simulator is written for. "jax" is
+        for `od.jax_simulator`, with double precision on a CPU and single on a GPU ("jax:float64" or "jax:float32" to
+        choose); "numba" requires an `od.compiled` simulator; "numpy" is for all others.
     timeout
         Seconds that one simulation of a plain simulator or an `od.command` may take. One that takes longer is killed
-        and counts as failed, so the posterior is that of a model that always ends in time.
+        and counts as failed, so the posterior is conditional on finishing in time.
     store
-        The file of this run. What is done is saved there, and the same call continues where an earlier one ended
+        The file of this run. Finished work is saved there, and the same call continues where an earlier one ended
         (docs/store.md). None: in memory only.
     segment
-        Seconds between saves, 30 by default; without influence on the result.
+        Seconds between saves, 30 by default. It does not affect the result.
     progress
-        Show how far the run is: True, False, None (a bar in terminals, a line now and then in logs), or a function
-        that is called with an `onedraw.run.progress.Tick`.
+        Show progress: True, False, None (a bar in terminals, an occasional line in logs), or a function that is
+        called with an `onedraw.run.progress.Tick`.
     """
 
     seed: int | SeedSequence | None
@@ -256,17 +256,17 @@ def checked_ends(draws: Any, budget: Any, meaning: str) -> tuple[int | None, int
 
 
 def check_pays(budget: int | None, pseudo_samples: int, pilot: float = 0, worst: float = 1) -> None:
-    """A ValueError if a budget does not pay for one proposal, after so many simulations of a pilot.
+    """A ValueError if a budget does not cover one proposal, after so many simulations of a pilot.
 
     >>> check_pays(12, 3, 10)
     Traceback (most recent call last):
     ...
-    ValueError: budget = 12 does not pay for one proposal of pseudo_samples = 3 simulations after 10 pilot simulations
+    ValueError: budget = 12 does not cover one proposal of pseudo_samples = 3 simulations after 10 pilot simulations
     """
     if budget is not None and budget - pilot < pseudo_samples * worst:
         if worst != 1:
-            raise ValueError(f"budget = {budget} does not pay for one simulation, which may cost {worst:g}: raise it")
+            raise ValueError(f"budget = {budget} does not cover one simulation, which may cost {worst:g}: raise it")
         after = f" after {pilot:g} pilot simulations" if pilot else ""
         raise ValueError(
-            f"budget = {budget} does not pay for one proposal of pseudo_samples = {pseudo_samples} simulations{after}"
+            f"budget = {budget} does not cover one proposal of pseudo_samples = {pseudo_samples} simulations{after}"
         )

@@ -270,7 +270,7 @@ class WorkerPool:
                 f"nothing has run on the {'Dask cluster' if self._client is not None else 'executor'} for "
                 f"{PATIENCE:.0f} s, with {len(self._in_flight)} pieces of work sent to it: look whether its workers "
                 "are alive (and wait for them to start, as with client.wait_for_workers(1)). A run with a store has "
-                "saved what was done; the same call goes on from there"
+                "saved what was done; the same call continues from there"
             )
 
     def _worker_died(self, ticket: int, error: BaseException) -> None:

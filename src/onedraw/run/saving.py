@@ -172,7 +172,7 @@ class Saver:
             if not self._warned:
                 self._warned = True
                 warnings.warn(
-                    f"{self.store.path} could not be written ({error}): the run goes on in memory and tries again at "
+                    f"{self.store.path} could not be written ({error}): the run continues in memory and tries again at "
                     "the next save; what was saved before is safe. Make room, or make the file writable again",
                     stacklevel=2,
                 )
@@ -352,8 +352,8 @@ def _compare(
     other = [f"{name} {before.get(name)} -> {version}" for name, version in now.items() if before.get(name) != version]
     if other:
         warnings.warn(
-            f"{file.path} was written with other versions ({', '.join(other)}): the run goes on, but that its bytes "
-            "are those of an uninterrupted run is no longer promised",
+            f"{file.path} was written with other versions ({', '.join(other)}): the run continues, but identical "
+            "results are no longer guaranteed",
             stacklevel=6,
         )
     parts = changed_parts(written["parts"], given.parts, code=same_python(before, now))

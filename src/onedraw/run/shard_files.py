@@ -139,7 +139,7 @@ def _header(path: Path, magic: bytes, line: bytes) -> dict[str, Any]:
     return found
 
 
-_REMEDY = "remove it, and start the work on that shard again, or plan the run anew in another folder"
+_REMEDY = "remove it, and start the work on that shard again, or plan the run again in another folder"
 
 
 def read_whole(path: Path) -> tuple[dict[str, Any], bytes]:
@@ -177,7 +177,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise StoreError(f"{path} cannot be read ({error}): plan the run anew in another folder") from error
+        raise StoreError(f"{path} cannot be read ({error}): plan the run again in another folder") from error
 
 
 def disk_time(folder: Path) -> float:
@@ -279,7 +279,7 @@ class ShardRound(NamedTuple):
         """Where in the run the items of a shard are."""
         header = header_of(self._items(shard))
         if header.get("token") != self.token or not isinstance(header.get("places"), list):
-            raise StoreError(f"{self._items(shard)} belongs to another round: plan the run anew in another folder")
+            raise StoreError(f"{self._items(shard)} belongs to another round: plan the run again in another folder")
         return list(header["places"])
 
     def items(self, shard: int) -> list[Any]:
@@ -305,13 +305,13 @@ def newest_round(folder: Path) -> ShardRound | None:
         # Its results were taken a moment ago.
         return None
     if header.get("kind") not in ("items", "chains"):
-        raise StoreError(f"{path / 'task'} has no {'kind'!r} that is known: plan the run anew in another folder")
+        raise StoreError(f"{path / 'task'} has no {'kind'!r} that is known: plan the run again in another folder")
     wanted = {"shards": int, "token": str, "sizes": list, "phase": str, "number": int, "versions": dict}
     for name, kind in wanted.items():
         if not isinstance(header.get(name), kind):
-            raise StoreError(f"{path / 'task'} has no {name!r}: plan the run anew in another folder")
+            raise StoreError(f"{path / 'task'} has no {name!r}: plan the run again in another folder")
     if len(header["sizes"]) != header["shards"] or not all(type(one) is int and one > 0 for one in header["sizes"]):
-        raise StoreError(f"{path / 'task'} does not say what its shards do: plan the run anew in another folder")
+        raise StoreError(f"{path / 'task'} does not say what its shards do: plan the run again in another folder")
     return ShardRound(path, max(numbers), header)
 
 

@@ -228,7 +228,7 @@ def weights_at(kernel: Kernel, start: Posterior) -> tuple[Array, str]:
     count = effective(weights)
     if count < FEW_STARTS:
         return weights, (
-            f"the posterior given as start is worth {count:.3g} draws at this kernel ({kernel.name}, eps = "
+            f"the posterior given as start has {count:.3g} effective draws at this kernel ({kernel.name}, eps = "
             f"{kernel.eps:g}), and all chains start from these: discard the first draws, until the chains have "
             "forgotten them, or use start='rejection'"
         )

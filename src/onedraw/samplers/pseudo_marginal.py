@@ -188,8 +188,8 @@ def pseudo_marginal(
         "draws" keeps the draws alone.
     layout
         How work is divided among workers: "chains" (blocks of chains), or "draws" (the M pseudo-samples of one
-        estimate, all of which are then drawn; for plain simulators). The first is never more than twice as slow
-        (docs/scaling.md).
+        estimate, all of which are then drawn; for plain simulators). The first is never more than
+        twice as slow (docs/scaling.md).
     estimator
         Any unbiased non-negative estimator (`od.unbiased`, `od.particle_filter`, or an `Estimator` of your own).
     **options

@@ -248,8 +248,7 @@ def smc(
 ) -> Posterior:
     """Weighted draws from pi_K by sequential ABC, at a tolerance that the run finds itself.
 
-    Particles from the prior follow a decreasing tolerance, moved by Algorithm 2 with one pseudo-sample
-    (docs/theory.md).
+    Particles from the prior follow a decreasing tolerance, moved by Algorithm 2 (docs/theory.md).
     The run ends at the tolerance of the kernel, when the budget is spent, or when the acceptance rate collapses. Its
     draws are valid at `settings["eps"]`, the tolerance that it has reached. `path` of the Posterior has a stage for
     each tolerance.
@@ -302,7 +301,7 @@ def smc(
         particles = default_particles(None if left is None else max(left, 1), pseudo_samples, model.batched)
     if left is not None and 0 < left < particles * pseudo_samples:
         raise ValueError(
-            f"budget = {budget} does not pay for particles = {particles} of pseudo_samples = {pseudo_samples} "
+            f"budget = {budget} does not cover particles = {particles} of pseudo_samples = {pseudo_samples} "
             "simulations each: raise it, or ask for fewer particles"
         )
     meaning = "the acceptance rate at which the run ends"

@@ -531,7 +531,7 @@ def _time_steps(asked: Question, starts: Posterior, runs: Runs) -> Timed:
         # With fewer chains than in the run to come, a step costs more per chain, but it can be timed.
         chains //= 2
     if len(affordable) < 2:
-        raise CannotTell(f"a budget of {runs.budget:,} simulations does not pay for timing steps: raise it")
+        raise CannotTell(f"a budget of {runs.budget:,} simulations does not cover timing steps: raise it")
     steps = max(1, min(MOST_STEPS, share // (chains * (TURNS + 1) * (sum(affordable) + asked.staged))))
     measured = runs.recorded(
         "steps",

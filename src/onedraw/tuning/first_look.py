@@ -21,7 +21,7 @@ from onedraw.run.pool import opened_pool
 from onedraw.run.signals import Stopped, guarded
 
 SLOW = 0.01
-"""Seconds of a simulation from which on the mean of all is taken for its time, instead of the first."""
+"""Seconds of a simulation beside which what onedraw does around it counts little."""
 LEVELS = (0.05, 0.5, 0.95)
 """Quantiles of the simulated numbers that are shown."""
 
@@ -47,7 +47,7 @@ class FirstLook(NamedTuple):
 
     first: FirstSimulation
     seconds: float
-    """For one simulation, the mean of all."""
+    """For one simulation, without those in which programs start and code is loaded."""
     beside: tuple[Beside, ...]
     cost: Cost
     failures: tuple[Failure, ...]
@@ -65,11 +65,24 @@ def first_look(model: Model, simulations: int, seed: int, timeout: float | None,
     rows = outcome.arrays["rows"]
     rows = rows[np.isfinite(rows).all(axis=1)]
     first, made = heard[0], outcome.cost.simulations + outcome.cost.surplus
-    # What comes before and after a simulation counts little, and for quick ones not at all.
-    mean = deadline.seconds() / made
-    seconds = mean if first.together == 1 and mean > SLOW else first.seconds
+    seconds = _seconds(first, deadline.seconds(), made)
     numbers = beside(rows, model.observed_row, model.labels())
     return FirstLook(first, seconds, numbers, outcome.cost, outcome.failures, seed)
+
+
+def _seconds(first: FirstSimulation, all_of_them: float, made: int) -> float:
+    """The time of one simulation: without the first, in which programs start and code is loaded.
+
+    What comes before and after a simulation is part of the others' time. It counts little, and for quick ones too much.
+
+    >>> first = FirstSimulation({}, 2.0, 1, True, None, "")
+    >>> [round(_seconds(first, 2.0 + 99 * later, 100), 6) for later in (3.0, 0.02, 0.002)], _seconds(first, 2.0, 1)
+    ([3.0, 0.02, 0.002], 2.0)
+    """
+    if first.together > 1 or made < 2:
+        return first.seconds
+    later = (all_of_them - first.seconds) / (made - 1)
+    return later if later > SLOW else min(first.seconds, later)
 
 
 def _simulated(model: Model, simulations: int, seed: int) -> Plan[Outcome]:

@@ -257,7 +257,7 @@ class ParticleSearch:
     runs: Runs
 
     def chains(self, estimator: Any, start: Any, walk: Any, budget: int, part: int) -> Posterior | None:
-        """A run of CHAINS chains for a budget; None if that does not pay for FEWEST_STEPS steps of each."""
+        """A run of CHAINS chains for a budget; None if that does not cover FEWEST_STEPS steps of each."""
         each = pseudo_samples_of(estimator)
         if budget < CHAINS * each * FEWEST_STEPS:
             return None
@@ -279,7 +279,7 @@ class ParticleSearch:
             found = self.chains(estimator, start if found is None else _last(found), walk, budget, turn)
             if found is None:
                 raise CannotTell(
-                    f"the pilot's {budget:,} simulations do not pay for {FEWEST_STEPS} steps of {CHAINS} chains at "
+                    f"the pilot's {budget:,} simulations do not cover {FEWEST_STEPS} steps of {CHAINS} chains at "
                     f"{pseudo_samples_of(estimator):,} per estimate: raise the budget"
                 )
             if not found.acceptance_rate >= LEAST_MOVES:
@@ -348,9 +348,7 @@ class ParticleSearch:
             found.append(_efficiency(particles, post, self.functions))
         if not found:
             left = self.runs.left
-            raise CannotTell(
-                f"{left:,.0f} simulations do not pay for chains with {grid[0]} particles: raise the budget"
-            )
+            raise CannotTell(f"{left:,.0f} simulations do not cover chains with {grid[0]} particles: raise the budget")
         return tuple(found)
 
 
