@@ -241,14 +241,20 @@ def test_without_a_use_for_the_cheap_model_it_is_not_run():
 # --- time limits and failures again -------------------------------------------------------------------------
 
 
+def by_tosses(rng, theta):
+    return int(sum(rng.random() < theta for _ in range(2)))
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_time_limit_changes_no_number(name):
     """Parts run in processes of their own, and the pilot of the distance runs them one after the other."""
     more = {"chains": 4, "draws": None} if name == "pseudo_marginal" else {}
-    model = od.Model(PRIOR, od.stages(first, rest, continuation=0.5), observed=3.0, distance=od.scaled(pilot=20))
+    pair = od.stages(by_tosses, rest, continuation=0.5)
+    model = od.Model(PRIOR, pair, observed=3.0, distance=od.scaled(pilot=20))
     plain = SAMPLERS[name](model, K, seed=1, budget=300, **more)
     limited = SAMPLERS[name](model, K, seed=1, budget=300, timeout=60.0, **more)
     assert bytes_of(plain) == bytes_of(limited)
+    assert plain.model.distance.scale.tobytes() == limited.model.distance.scale.tobytes()
 
 
 def slow_rest(rng, state, theta):
