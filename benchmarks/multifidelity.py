@@ -333,7 +333,7 @@ def optimum(pair, seeds=4, pilot=4000, simulations=3000):
     simulator = pair.simulator(price, pilot=pilot, floor=0.01)
     model, theta = pair.model(simulator), pair.prior.sample(np.random.default_rng(7), pilot)
     drawn = draw_pairs(model, Rng(1, Phase.PILOT), theta, None, "raise", certain=True)
-    rule, _ = learnt_rule(simulator, pair.kernel, drawn.signal, drawn.cheap, drawn.distances)
+    rule, _ = learnt_rule(simulator, pair.kernel, drawn.signal, drawn.cheap, drawn.distances, by_hits=True)
     of_dear, of_cheap = (np.exp(pair.kernel.log_weight(of)) for of in (drawn.distances, drawn.cheap))
     change, rest = (of_dear - of_cheap) ** 2, float((of_dear**2 - (of_dear - of_cheap) ** 2).mean())
     theory, measured = [], []

@@ -214,7 +214,7 @@ def test_a_rule_learnt_at_a_larger_tolerance_loses_nothing_at_the_smaller():
         rule, eps = pairs.learnt_rule(pair, kernel, seen, seen, whole)
         assert eps > kernel.eps
         assert (np.diff(rule.alpha) <= 0).all()
-        spent = pairs.effective_price(price, hit, (hit - near) ** 2, rule(of_cheap))
+        spent = pairs.effective_price(price, pairs.Moments(hit**2, (hit - near) ** 2), rule(of_cheap))
         gains.append(price[1] * float((hit**2).mean()) / spent)
     assert np.mean(gains) > 1.3
 
@@ -241,14 +241,20 @@ def test_without_a_use_for_the_cheap_model_it_is_not_run():
 # --- time limits and failures again -------------------------------------------------------------------------
 
 
+def by_tosses(rng, theta):
+    return int(sum(rng.random() < theta for _ in range(2)))
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_time_limit_changes_no_number(name):
     """Parts run in processes of their own, and the pilot of the distance runs them one after the other."""
     more = {"chains": 4, "draws": None} if name == "pseudo_marginal" else {}
-    model = od.Model(PRIOR, od.stages(first, rest, continuation=0.5), observed=3.0, distance=od.scaled(pilot=20))
+    pair = od.stages(by_tosses, rest, continuation=0.5)
+    model = od.Model(PRIOR, pair, observed=3.0, distance=od.scaled(pilot=20))
     plain = SAMPLERS[name](model, K, seed=1, budget=300, **more)
     limited = SAMPLERS[name](model, K, seed=1, budget=300, timeout=60.0, **more)
     assert bytes_of(plain) == bytes_of(limited)
+    assert plain.model.distance.scale.tobytes() == limited.model.distance.scale.tobytes()
 
 
 def slow_rest(rng, state, theta):

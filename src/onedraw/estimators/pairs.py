@@ -172,7 +172,25 @@ class WithFactors:
         return part._replace(distances=np.concatenate([part.distances, factor], axis=1))
 
 
-def learnt_rule(pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: Array) -> tuple[ContinuationRule, float]:
+class Moments(NamedTuple):
+    """What the second moment of an estimate is made of, for each of n simulations."""
+
+    whole: Array
+    """(n,) that of the dear data alone: K², or K if hits are counted."""
+    change: Array
+    """(n,) what the second part changes: (K - R)², or |K - R|."""
+
+
+def moments(kernel: Kernel, cheap: Array, dear: Array, by_hits: bool) -> Moments:
+    """Of simulations with these distances (n,); `by_hits` as rejection counts them, with 1{u < K} for K."""
+    of_dear, of_cheap = (np.exp(kernel.log_weight(of)) for of in (dear, cheap))
+    change = np.abs(of_dear - of_cheap)
+    return Moments(of_dear, change) if by_hits else Moments(of_dear**2, change**2)
+
+
+def learnt_rule(
+    pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: Array, by_hits: bool = False
+) -> tuple[ContinuationRule, float]:
     """The best continuation probability by pilot simulations with these signals and distances (n,).
 
     Also the tolerance at which it was learnt: the kernel's, or the least at which the pilot has some hits; at a larger
@@ -183,21 +201,21 @@ def learnt_rule(pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: A
     if near.size <= FEWEST_HITS:
         return ALWAYS, math.inf
     kernel, asked = kernel.with_eps(max(kernel.eps, float(near[FEWEST_HITS]))), kernel.eps
-    of_dear, of_cheap = (np.exp(kernel.log_weight(of)) for of in (dear, cheap))
+    whole, change = moments(kernel, cheap, dear, by_hits)
     # The first stage may have failed: such a simulation is never taken up again. Without a signal it always is.
     alive = ~np.isnan(signal) if pair.signed else np.isfinite(signal)
-    signal, change, of_dear = signal[alive], ((of_dear - of_cheap) ** 2)[alive], of_dear[alive]
+    signal, change, whole = signal[alive], change[alive], whole[alive]
     eps, judged = kernel.eps if pair.signed else None, np.ones(len(signal))
 
     def fitted(some: Any) -> ContinuationRule:
-        rule = _fitted(pair, signal[some], change[some], of_dear[some], eps)
+        rule = _fitted(pair, signal[some], Moments(whole[some], change[some]), eps)
         return rule if kernel.eps == asked else falling(rule)
 
     for one, other in halves(len(signal)):
         judged[other] = fitted(one)(signal[other])
     assert pair.price is not None
-    whole = effective_price(pair.price, of_dear, change, np.ones(len(signal)))
-    if not effective_price(pair.price, of_dear, change, judged) < LEAST_GAIN * whole:
+    every = Moments(whole, change)
+    if not effective_price(pair.price, every, judged) < LEAST_GAIN * effective_price(pair.price, every):
         return ALWAYS, kernel.eps
     return fitted(slice(None)), kernel.eps
 
@@ -217,16 +235,18 @@ def halves(count: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     return (half, ~half), (~half, half)
 
 
-def effective_price(price: tuple[float, float], of_dear: Array, change: Array, alpha: Array) -> float:
-    """Mean price times second moment of simulations with these K of the dear data, squared changes and alpha (n,).
+def effective_price(price: tuple[float, float], seen: Moments, alpha: Any = 1.0) -> float:
+    """Mean price times second moment of simulations with these moments and alpha (n,).
 
     Divided by the squared mean of K, which is the same for every alpha, it is what an effective draw costs.
     """
-    return float((of_dear**2 - change + change / alpha).mean()) * (price[0] + price[1] * float(alpha.mean()))
+    moment = float((seen.whole - seen.change + seen.change / alpha).mean())
+    return moment * (price[0] + price[1] * float(np.mean(alpha)))
 
 
-def _fitted(pair: Pair, signal: Array, change: Array, of_dear: Array, eps: float | None) -> ContinuationRule:
-    """The best rule for simulations with these signals, squared changes and K of the dear data (n,)."""
+def _fitted(pair: Pair, signal: Array, seen: Moments, eps: float | None) -> ContinuationRule:
+    """The best rule for simulations with these signals (n,) and moments."""
+    change = seen.change
     edges = rule_edges(signal, change, eps)
     part = np.searchsorted(edges, signal, side="right")
     count = np.bincount(part, minlength=edges.size + 1)
@@ -234,7 +254,7 @@ def _fitted(pair: Pair, signal: Array, change: Array, of_dear: Array, eps: float
     typical = float(change[change > 0].mean()) if change.any() else 0.0
     mean = (np.bincount(part, change, minlength=edges.size + 1) + 0.5 * typical) / (count + 1.0)
     assert pair.price is not None
-    rest = float((of_dear**2).mean() - change.mean())
+    rest = float((seen.whole - change).mean())
     return ContinuationRule(edges, best_alpha(count / count.sum(), mean, rest, pair.price, pair.floor))
 
 

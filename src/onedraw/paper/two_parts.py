@@ -157,14 +157,18 @@ def best_is_best(work: Any) -> Any:
 
 
 def always_or_not(work: Any) -> Any:
-    """α = 1 throughout is best just if every mean squared change is at least dear/(cheap + dear) of E K²."""
+    """α is 1 throughout, or the floor, just if every mean squared change is large enough, or small enough."""
     pairs = random_pairs(work.instance.pick)
-    _, change, _ = pairs.parts
-    cheap, dear = pairs.price
+    share, change, rest = pairs.parts
+    (cheap, dear), floor, best = pairs.price, pairs.floor, pairs.best()
     moment = float((pairs.share * pairs.dear**2).sum())
     margin = change.min() / (dear / (cheap + dear) * moment)
     if abs(margin - 1) > 1e-6:
-        yield 1.0 if bool(np.allclose(pairs.best(), 1)) == (margin > 1) else 2.0
+        yield 1.0 if bool(np.allclose(best, 1)) == (margin > 1) else 2.0
+    moment = rest + float((share * change).sum()) / floor
+    margin = change.max() / (dear * floor**2 * moment / (cheap + dear * floor))
+    if abs(margin - 1) > 1e-6:
+        yield 1.0 if bool(np.allclose(best, floor)) == (margin < 1) else 2.0
 
 
 def weighted_one_draw(work: Any) -> Any:

@@ -629,7 +629,7 @@ STATEMENTS = tuple(itertools.starmap(Statement, (
     ("stop-bound", "v(f,stopped) ≤ (v(f,Q_1) + (1−α)v(f))/α, least α", "bound", two_parts.stopping_is_bounded),
     ("stop-one-draw", "v(f,stopped) ≤ M·v(f,stopped_M) + (M−1)·v(f)", "bound", two_parts.stopping_one_draw),
     ("best-α", "cost × E T² is least at the closed form", "bound", two_parts.best_is_best),
-    ("always", "α = 1 is best just if all changes are large", "equality", two_parts.always_or_not),
+    ("always", "α = 1, the floor: best just if changes are large, small", "equality", two_parts.always_or_not),
     ("weighted-one-draw", "weighted draws: cost × E T_M² ≥ cost × E T²", "bound", two_parts.weighted_one_draw),
     ("fewer", "s(v(f,Q_s)+v(f)) ≤ M(v(f,Q_M)+v(f)) for s ≤ M", "bound", two_parts.fewer_draws),
     ("exchangeable", "(★) for exchangeable draws", "bound", two_parts.exchangeable),

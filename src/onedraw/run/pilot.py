@@ -54,8 +54,13 @@ class PairsFromPrior:
         return Outcome(arrays, found.cost, found.failures, found.ignored_rng)
 
 
-def pilot(model: Model, seed: int, budget: int | None, on_error: str, kernel: Kernel | None = None) -> Plan[Model]:
-    """The model with its distance ready for use, and its continuation probability, which is for a kernel."""
+def pilot(
+    model: Model, seed: int, budget: int | None, on_error: str, kernel: Kernel | None = None, by_hits: bool = False
+) -> Plan[Model]:
+    """The model with its distance ready for use, and its continuation probability.
+
+    That is for a kernel, and for estimates or, `by_hits`, for proposals that are accepted or not.
+    """
     if budget is not None and 0 < model.ahead >= budget:
         left = f"budget = {budget} leaves nothing after the"
         if model.pair is not None and model.pair.learns:
@@ -75,8 +80,8 @@ def pilot(model: Model, seed: int, budget: int | None, on_error: str, kernel: Ke
     if model.pair is not None and model.pair.learns:
         assert kernel is not None and kernel.eps is not None and model.pair.pilot is not None
         outcome = yield pilot_round(PairsFromPrior(model, seed, on_error), model.pair.pilot)
-        seen = (outcome.arrays[name] for name in ("signal", "cheap", "dear"))
-        rule, eps = learnt_rule(model.pair, kernel, *seen)
+        signal, cheap, dear = (outcome.arrays[name] for name in ("signal", "cheap", "dear"))
+        rule, eps = learnt_rule(model.pair, kernel, signal, cheap, dear, by_hits)
         yield Decision("continuation", lambda: ({"eps": repr(eps)}, rule._asdict()))
         model = replace(model, simulate=model.pair.with_rule(rule))
     return model

@@ -45,7 +45,7 @@ def plan(estimator: AbcAverage, arguments: Mapping[str, Any], limits: list[Limit
     seed, each = arguments["seed"], estimator.pseudo_samples
     reason, found = "done", no_proposals(model.prior.dim)
     try:
-        model = yield from pilot(model, seed, budget, estimator.on_error, estimator.kernel)
+        model = yield from pilot(model, seed, budget, estimator.on_error, estimator.kernel, by_hits=True)
         check_pays(budget, each, estimator.model.ahead, model.worst)
         yield Decision("ready", lambda: ({"settings": settings_of(model)}, {}))
         task = PriorDraws(estimator.with_model(model), seed, Phase.RUN, keep=arguments["keep"])

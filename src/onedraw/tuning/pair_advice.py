@@ -13,7 +13,7 @@ from onedraw.arguments import whole_number
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.estimators.abc_average import AbcAverage
-from onedraw.estimators.pairs import FEWEST_HITS, effective_price, halves, learnt_rule
+from onedraw.estimators.pairs import FEWEST_HITS, effective_price, halves, learnt_rule, moments
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.model.pair import ContinuationRule, Pair
@@ -109,7 +109,7 @@ def advise_pair(model: Model, kernel: Kernel, budget: Any, options: Options) -> 
     ).value()  # fmt: skip
     drawn = PilotPairs(*(outcome.arrays[name] for name in ("theta", "signal", "cheap", "dear")))
     gain = measured_gain(model, kernel, drawn)
-    rule = learnt_rule(pair, kernel, *drawn[1:])[0] if pair.learns else None
+    rule = learnt_rule(pair, kernel, *drawn[1:], by_hits=True)[0] if pair.learns else None
     shown = None if rule is None else {"edges": rule.edges.tolist(), "alpha": rule.alpha.tolist()}
     pays = None if not np.isfinite(gain.low) or gain.low <= 1 <= gain.high else gain.low > 1
     return PairAdvice(verdict(gain, drawn, kernel), gain, pays, shown, cost, budget, options.seed)
@@ -147,11 +147,11 @@ def crossed_gain(model: Model, kernel: Kernel, drawn: PilotPairs) -> float:
     assert pair is not None and pair.price is not None
     alpha = np.ones(len(drawn.dear))
     for one, other in halves(len(drawn.dear)):
-        rule = learnt_rule(pair, kernel, *drawn.some(one)[1:])[0] if pair.learns else None
+        rule = learnt_rule(pair, kernel, *drawn.some(one)[1:], by_hits=True)[0] if pair.learns else None
         alpha[other] = probabilities(model, pair, rule, drawn.some(other))
-    of_dear, of_cheap = (np.exp(kernel.log_weight(of)) for of in (drawn.dear, drawn.cheap))
-    alone = float((of_dear**2).mean()) * (pair.price[1] if pair.signed else sum(pair.price))
-    return alone / max(effective_price(pair.price, of_dear, (of_dear - of_cheap) ** 2, alpha), 1e-300)
+    seen = moments(kernel, drawn.cheap, drawn.dear, by_hits=True)
+    alone = float(seen.whole.mean()) * (pair.price[1] if pair.signed else sum(pair.price))
+    return alone / max(effective_price(pair.price, seen, alpha), 1e-300)
 
 
 def probabilities(model: Model, pair: Pair, rule: ContinuationRule | None, drawn: PilotPairs) -> Array:
