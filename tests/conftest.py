@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from importlib import metadata
 from pathlib import Path
 
 import cloudpickle
@@ -11,6 +12,8 @@ import pytest
 import tests
 from onedraw.proposals import mixture
 from onedraw.results import learnt_likelihood, trial
+from onedraw.run import estimate
+from onedraw.surrogate import residuals
 
 # A program that a script starts in the background ignores Ctrl-C, one that nohup starts ignores SIGHUP, and so does all
 # that they start; some tests send them.
@@ -35,9 +38,21 @@ def pytest_configure(config):
         # What JAX compiles is kept for the next time, too.
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.mkdir("jax"))
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    if config.option.markexpr == "not slow":
+        # Programs of these tests are small and run once: to optimise them would take longer than to run them. The slow
+        # tests compile as users do.
+        os.environ.setdefault("XLA_FLAGS", " ".join(quick_to_compile()))
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2**30:
         # Runs wait until the disk has every record, and the tests write thousands.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def quick_to_compile():
+    """What makes XLA compile for a CPU in half of the time."""
+    yield "--xla_backend_optimization_level=0"
+    # A flag that XLA does not know ends the process, and this one is for those who work on XLA.
+    if metadata.version("jaxlib").startswith("0.10."):
+        yield "--xla_cpu_use_fusion_emitters=false"
 
 
 @pytest.fixture
@@ -48,11 +63,13 @@ def by_name(monkeypatch):
 
 def hurry(patch):
     """Fewer pseudo-observations and draws inside of `od.infer`."""
-    patch.setattr(trial, "ROUNDS", ((4, 2), (12, 2)))
+    patch.setattr(trial, "ROUNDS", ((2, 2), (12, 2)))
     patch.setattr(trial, "BRIEF_ROUNDS", ((2, 2), (6, 2)))
     patch.setattr(learnt_likelihood, "FREE", 1000)
     patch.setattr(learnt_likelihood, "FREE_BRIEFLY", 500)
     patch.setattr(mixture, "BRIDGE_DRAWS", 2**11)
+    patch.setattr(estimate, "PARTICLES", 300)
+    patch.setattr(residuals, "ROUNDS", 10)
 
 
 @pytest.fixture(scope="module")

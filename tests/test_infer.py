@@ -79,7 +79,7 @@ def counted(**more):
 
 @pytest.fixture(scope="module")
 def linear():
-    return od.infer(LINEAR, budget=4000, seed=1)
+    return od.infer(LINEAR, budget=2000, seed=1)
 
 
 def test_the_posterior_of_a_linear_normal_model(linear):
@@ -91,7 +91,7 @@ def test_the_posterior_of_a_linear_normal_model(linear):
     assert np.unique(linear.draws["a"]).size == 10_000
 
 
-def test_two_crescents_are_followed():
+def test_two_crescents_are_followed(quick):
     """Most draws must lie on the crescents, which fill about one part in 200 of the prior."""
 
     @od.batched
@@ -110,7 +110,7 @@ def test_two_crescents_are_followed():
     assert "adapted proposals" in post.settings["method"]
 
 
-def test_in_many_dimensions_of_a_wide_posterior():
+def test_in_many_dimensions_of_a_wide_posterior(quick):
     prior = od.Prior(**{f"t{i}": stats.norm(0, 1) for i in range(8)})
 
     @od.batched
@@ -149,15 +149,6 @@ def test_simulations_of_a_learnt_summary_count(quick):
 def test_pilots_of_distances_cost_nothing_extra(quick):
     simulate, model = counted(distance=od.scaled(pilot=50))
     assert od.infer(model, budget=400, seed=1).cost.simulations == simulate.calls == 400
-
-
-@pytest.mark.parametrize("kind", ["batched", "plain", "staged"])
-def test_same_seed_same_bytes(kind, quick):
-    first, again = (od.infer(toy(kind), budget=300, seed=3, draws=500) for _ in range(2))
-    assert first.draws["theta"].tobytes() == again.draws["theta"].tobytes()
-    assert first.settings == again.settings and first.notes == again.notes
-    assert first.cost._replace(seconds=0.0) == again.cost._replace(seconds=0.0)
-    assert first.draws["theta"].tobytes() != od.infer(toy(kind), budget=300, seed=4, draws=500).draws["theta"].tobytes()
 
 
 def test_little_of_a_small_stage_is_lost(quick, tmp_path):
@@ -219,13 +210,13 @@ def test_the_predictive_check_on_its_own():
 def test_constraints_bounds_and_whole_numbers_are_kept(quick):
     prior = od.Prior(a=stats.norm(), b=stats.norm(), where=lambda a, b: a < b)
     model = od.Model(prior, shifted, [0.4, 0.5])
-    post = od.infer(model, budget=1500, seed=1)
-    assert (post.draws["a"] < post.draws["b"]).all() and post.cost.simulations == 1500
+    post = od.infer(model, budget=600, seed=1)
+    assert (post.draws["a"] < post.draws["b"]).all() and post.cost.simulations == 600
     counts = od.Model(
         od.Prior(k=stats.poisson(3), p=stats.uniform(0, 1)), lambda rng, k, p: [rng.poisson(k + 1), rng.binomial(9, p)],
         [4.0, 9.0],
     )  # fmt: skip
-    post = od.infer(counts, budget=600, seed=1)
+    post = od.infer(counts, budget=400, seed=1)
     assert post.draws["k"].dtype == np.int64 and post.draws["k"].min() >= 0
     assert post.draws["p"].max() <= 1 and post.draws["p"].mean() > 0.7
 
@@ -338,15 +329,23 @@ def told(post):
     return [array.tobytes() for array in arrays], rest, post.effective, str(post.acceptance_rate)
 
 
-@pytest.mark.parametrize(("kind", "segment"), [("batched", 1e-9), ("plain", 1e-9), ("staged", 1e-9), ("staged", 30.0)])
+@pytest.mark.parametrize(
+    ("kind", "segment"),
+    [
+        ("plain", 1e-9),
+        ("staged", 30.0),
+        pytest.param("batched", 1e-9, marks=pytest.mark.slow),
+        pytest.param("staged", 1e-9, marks=pytest.mark.slow),
+    ],
+)
 def test_records_that_are_lost_are_computed_again(kind, segment, tmp_path, quick):
     """A run that saves at every chance, or a stage at a time, is cut off behind any of its records, as a kill would."""
     simulators = {"batched": od.batched(lambda rng, theta: theta + rng.standard_normal(len(theta))), "plain": simulate,
                   "staged": od.staged(lambda theta: theta, staged_draw)}  # fmt: skip
     model = od.Model(od.Prior(theta=stats.norm()), simulators[kind], 2.0)
     path = tmp_path / "run.db"
-    whole = od.infer(model, budget=500, seed=5, draws=100, store=path, segment=segment)
-    assert told(od.infer(model, budget=500, seed=5, draws=100)) == told(whole) == told(od.load(path))
+    whole = od.infer(model, budget=300, seed=5, draws=100, store=path, segment=segment)
+    assert told(od.infer(model, budget=300, seed=5, draws=100)) == told(whole) == told(od.load(path))
     with Store(path) as file:
         number = file.count()
     # Behind the check but without the end, and behind others.
