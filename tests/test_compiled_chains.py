@@ -83,7 +83,7 @@ def test_log_densities_are_those_of_the_prior(family):
     prior = od.Prior(theta=(FAMILIES | WHOLE)[family])
     theta = np.concatenate([prior.sample(np.random.default_rng(1), 200)[:, 0], np.linspace(-3, 9, 25), [0.0, 4.0]])
     table = numba_chains._table(prior.formula)
-    density = numba_chains._ready(numba_chains._log_density)
+    density = numba_chains._density()
     found = [density(table, theta[None, :].copy(), i) for i in range(len(theta))]
     assert np.allclose(found, prior.logpdf(theta[:, None]), rtol=1e-13, atol=1e-13)
 

@@ -5,9 +5,9 @@ over rows of theta and their M draws. If summary, distance and kernel can be com
 a pseudo-sample is drawn, summarised, compared and added to the average before the next one, so that no array of rows
 x M exists, and nothing holds Python's lock. Otherwise the loop returns rows, as a batched simulator would.
 
-Random numbers come from the stream of a chunk of rows (`Rng.bulk`), as for batched simulators: Numba draws the numbers
-from it that NumPy would. If something is raised inside the loop, the same stream is drawn again by a slower loop that
-notes what fails and goes on.
+Random numbers come from the stream of a chunk of rows (`Rng.words`), as for batched simulators: compiled code draws the
+numbers from it that NumPy would (`numba_streams`). If something is raised inside the loop, the same stream is drawn
+again by a slower loop that notes what fails and goes on.
 
 Loops are made when they are first needed, and belong to the marked function: only the Python function is pickled, and
 globals that it reads are taken as they are when the loop is made. Distances and kernels say themselves which of the
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import NO_DISTANCES, Array
-from onedraw.engines.streams import Purpose, Rng
+from onedraw.engines.streams import Purpose, Rng, words_of
 
 CHUNK_ROWS = 32_768
 """The most rows of theta that share a stream."""
@@ -269,18 +269,22 @@ def moved_particles(
     # The time is one more whole number behind the parameters.
     given = _columns(np.column_stack([theta, np.full(len(theta), float(time))]))
     # A transition may write to the state that it is given.
-    loop(rng, given, np.array(x, order="C"), moved)
+    with words_of(rng) as words:
+        loop(words, given, np.array(x, order="C"), moved)
     return moved
 
 
 def _transition_loop(numba: Any, function: Compiled, prior: Any, axes: int) -> Any:
-    """(rng, theta, x, moved): all particles of all filters."""
+    """(words, theta, x, moved): all particles of all filters."""
+    from onedraw.engines.numba_streams import stream
+
     move = inlined(function.function, **function.options)
     given = _parameters(list(inspect.signature(function).parameters.values())[2:], prior, time=True)
     number = numba.float64
     if axes == 2:
 
-        def loop(rng, theta, x, moved):  # type: ignore[no-untyped-def]
+        def loop(words, theta, x, moved):  # type: ignore[no-untyped-def]
+            rng = stream(words)
             for i in range(x.shape[0]):
                 for j in range(x.shape[1]):
                     moved[i, j] = move(rng, x[i, j], *given(theta, i))
@@ -288,8 +292,8 @@ def _transition_loop(numba: Any, function: Compiled, prior: Any, axes: int) -> A
         states = number[:, ::1]
     else:
 
-        def loop(rng, theta, x, moved):  # type: ignore[no-untyped-def]
-            width = x.shape[2]
+        def loop(words, theta, x, moved):  # type: ignore[no-untyped-def]
+            rng, width = stream(words), x.shape[2]
             for i in range(x.shape[0]):
                 for j in range(x.shape[1]):
                     value = move(rng, x[i, j], *given(theta, i))
@@ -308,15 +312,15 @@ def _transition_loop(numba: Any, function: Compiled, prior: Any, axes: int) -> A
 def _run(loop: Callable[[bool], Any], rng: Rng, chunk: int, watch: bool, given: tuple[Any, ...]) -> LoopReport:
     """Draw a chunk; if something is raised, once more with each pseudo-sample guarded."""
     quick = loop(False)
-    generator = rng.bulk(Purpose.SIMULATE, chunk)
-    before = generator.bit_generator.state["state"]["state"] if watch else None
+    words = rng.words(Purpose.SIMULATE, chunk)
+    before = words.copy() if watch else None
     raised: Exception | None = None
     try:
-        found = quick(generator, *given)
+        found = quick(words, *given)
     except Exception as error:
         raised = error
-        found = loop(True)(rng.bulk(Purpose.SIMULATE, chunk), *given)
-    ignored = before is not None and np.array_equal(before, generator.bit_generator.state["state"]["state"])
+        found = loop(True)(rng.words(Purpose.SIMULATE, chunk), *given)
+    ignored = before is not None and np.array_equal(before, words)
     failed, row, pseudo_sample, code = found
     return LoopReport(failed, row, pseudo_sample, code, raised, bool(ignored))
 
@@ -432,11 +436,12 @@ def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
             return code
 
         return guarded
+    from onedraw.engines.numba_streams import STREAM
+
     simulator, summary = recipe.simulator, recipe.summary
     draw = inlined(simulator.function, **simulator.options)
     given = _parameters(list(inspect.signature(simulator).parameters.values())[1:], recipe.prior)
-    generator = numba.typeof(np.random.Generator(np.random.SFC64(1)))
-    types = (generator, array_type(numba, 2), numba.int64)
+    types = (STREAM, array_type(numba, 2), numba.int64)
     one, owner = inlined(lambda rng, theta, i: draw(rng, *given(theta, i))), simulator
     returned = _returned(numba, owner, one, types)
     if isinstance(summary, Compiled):
@@ -759,11 +764,15 @@ def _measured(numba: Any, recipe: Any, formula: str, own: Compiled | None, caref
 
 def _average_loop(numba: Any, recipe: Any, formula: str, own: Compiled | None, careful: bool) -> Any:
     """The loop over rows and draws that returns log averages."""
+    from onedraw.engines.numba_streams import stream
+
     average = row_average(recipe, formula, own, careful)
 
     def loop(  # type: ignore[no-untyped-def]
-        rng, theta, draws, observed, extra, profile, indicator, eps, support, log_estimate, distances, rows, row, noted
-    ):
+        words, theta, draws, observed, extra, profile, indicator, eps, support, log_estimate, distances, rows, row,
+        noted,
+    ):  # fmt: skip
+        rng = stream(words)
         for k in range(4):
             noted[k] = 0
         for i in range(theta.shape[1]):
@@ -783,9 +792,12 @@ def _average_loop(numba: Any, recipe: Any, formula: str, own: Compiled | None, c
 
 def _rows_loop(numba: Any, recipe: Any, careful: bool) -> Any:
     """The loop over rows and draws that returns what was drawn."""
+    from onedraw.engines.numba_streams import stream
+
     attempt = _attempt(recipe, careful)
 
-    def loop(rng, theta, draws, rows):  # type: ignore[no-untyped-def]
+    def loop(words, theta, draws, rows):  # type: ignore[no-untyped-def]
+        rng = stream(words)
         failed, first_row, first_draw, first_code = 0, 0, 0, FINE
         for i in range(theta.shape[1]):
             for m in range(draws):
@@ -801,10 +813,9 @@ def _rows_loop(numba: Any, recipe: Any, careful: bool) -> Any:
 
 
 def compiled_loop(numba: Any, loop: Any, *given: Any, **options: Any) -> Any:
-    generator = numba.typeof(np.random.Generator(np.random.SFC64(1)))
-    return numba.njit(
-        (generator, array_type(numba, 2), *given), nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options
-    )(loop)
+    """A loop whose first argument is the state of its stream, and the second theta or something like it."""
+    given = (numba.uint64[::1], array_type(numba, 2), *given)
+    return numba.njit(given, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(loop)
 
 
 def _distances_loop(numba: Any, distance: Compiled, layout: Any) -> Any:

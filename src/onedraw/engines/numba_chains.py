@@ -15,7 +15,6 @@ part declares none is stepped in NumPy.
 
 import math
 import sys
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -40,7 +39,7 @@ from onedraw.engines.numba import (
     row_average,
     simulator_key,
 )
-from onedraw.engines.streams import BLANK, Purpose, Rng, state_is_in_words, state_words
+from onedraw.engines.streams import Purpose, Rng
 from onedraw.failures import FAILURES_KEPT
 
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -102,7 +101,7 @@ def chain_loop(sampler: Any) -> ChainLoop | None:
     """A sampler for the loop; None if a part of it has no form there."""
     formula: Formula | None = declared(sampler)
     estimator: Any = getattr(sampler, "estimator", None)
-    if formula is None or declared(estimator) is None or not state_is_in_words():
+    if formula is None or declared(estimator) is None:
         return None
     proposal, hold = declared(sampler.proposal), -1.0
     if proposal is not None and proposal.name == "lazy":
@@ -123,19 +122,6 @@ def _table(prior: Formula) -> Array:
     return fixed(np.array([[FAMILIES.index(one.name), *np.asarray(one.array)] for one in prior.parts], dtype=float))
 
 
-class _Source(NamedTuple):
-    """A generator, and the memory of its state."""
-
-    generator: np.random.Generator
-    words: Array
-    """(5,) uint64: the state of SFC64, and what is left of a word of which half was used."""
-
-
-def _source() -> _Source:
-    generator = np.random.Generator(np.random.SFC64(BLANK))
-    return _Source(generator, state_words(generator))
-
-
 class _Ahead(NamedTuple):
     """What is random about S steps of n chains, without their pseudo-samples."""
 
@@ -153,16 +139,13 @@ class _Ahead(NamedTuple):
         return _Ahead(*(part[one : one + 1] for part in self))
 
 
-def _drawn_ahead(loop: ChainLoop, source: _Source, rng: Rng, step: int, steps: int, n: int) -> _Ahead:
+def _drawn_ahead(loop: ChainLoop, rng: Rng, step: int, steps: int, n: int) -> _Ahead:
     dim = len(loop.prior)
     streams = [_named(rng, purpose, step, steps) for purpose in (Purpose.MOVE, Purpose.SIMULATE)]
 
     def filled(family: int, width: int, *shapes: float) -> Array:
         values = np.empty((steps, width))
-        if family in DRAWS:
-            _other_draws(family)(*source, streams[0], *shapes, values)
-        else:
-            _ready(_common_draws)(*source, streams[0], family, values)
+        _draws(family)(streams[0], *(shapes or (0.0, 0.0)), values)
         return values
 
     held = filled(UNIFORM, n) < loop.hold if loop.hold >= 0.0 else np.empty((0, 0), dtype=bool)
@@ -184,8 +167,10 @@ def _drawn_ahead(loop: ChainLoop, source: _Source, rng: Rng, step: int, steps: i
 
 def _named(rng: Rng, purpose: int, step: int, steps: int) -> Array:
     """The states (S, 5) of the streams that `rng.bulk` names at S steps."""
+    from onedraw.engines.numba_streams import kept_on_disk, philox
+
     states = np.empty((steps, 5), np.uint64)
-    _ready(_philox)(states, *map(np.uint64, (rng.seed, rng.phase << 8 | purpose, rng.first, step)))
+    kept_on_disk(philox)(states, *map(np.uint64, (rng.seed, rng.phase << 8 | purpose, rng.first, step)))
     return states
 
 
@@ -221,7 +206,7 @@ def advance(
     counts = np.zeros((batches, n), dtype=np.int64)
     now = _Now(np.ascontiguousarray(state.theta.T), state.log_prior, log_estimate, state.distances, counts, counts)
     record = _Record(theta, np.empty((0, 0, 0)) if distances is None else distances, thin, batches, stretch, rng.step)
-    source, simulations, failed, ignored = _source(), 0, 0, False
+    words, simulations, failed, ignored = np.empty(5, np.uint64), 0, 0, False
     failures: list[FailedStep] = []
     first, last = rng.step, rng.step + steps
     longest = max(1, GROUP_VALUES // (n * dim))
@@ -230,11 +215,11 @@ def advance(
         look()
         watched = rng.first == 0 and step == 0
         size = 1 if watched else min(longest, last - step)
-        ahead = _drawn_ahead(loop, source, rng, step, size, n)
-        for group in _taken(loop, source, ahead, now, step, record):
+        ahead = _drawn_ahead(loop, rng, step, size, n)
+        for group in _taken(loop, words, ahead, now, step, record):
             now, simulations, failed = group.now, simulations + group.simulations, failed + group.failed
             failures += group.failures
-        ignored |= watched and simulations > 0 and np.array_equal(source.words, ahead.streams[0])
+        ignored |= watched and simulations > 0 and np.array_equal(words, ahead.streams[0])
         step += size
     after = {
         "theta": now.theta.T.copy(), "log_prior": now.log_prior, "log_estimate": now.log_estimate,
@@ -271,16 +256,16 @@ class _Record(NamedTuple):
         return np.column_stack([self.batch(after - 1 + begin), np.where(after % self.thin == 0, place, -1)])
 
 
-def _taken(loop: ChainLoop, source: _Source, ahead: _Ahead, now: _Now, step: int, record: _Record) -> list[_Group]:
+def _taken(loop: ChainLoop, words: Array, ahead: _Ahead, now: _Now, step: int, record: _Record) -> list[_Group]:
     """Take the steps of a group; if something is raised, one by one, and that one guarded."""
     try:
-        return [_group(loop, source, ahead, now, step, record, None)]
+        return [_group(loop, words, ahead, now, step, record, None)]
     except _RaisedInLoop as raised:
         if len(ahead.streams) == 1:
-            return [_group(loop, source, ahead, now, step, record, raised.error)]
+            return [_group(loop, words, ahead, now, step, record, raised.error)]
     groups: list[_Group] = []
     for one in range(len(ahead.streams)):
-        groups += _taken(loop, source, ahead.step(one), now, step + one, record)
+        groups += _taken(loop, words, ahead.step(one), now, step + one, record)
         now = groups[-1].now
     return groups
 
@@ -294,7 +279,7 @@ class _RaisedInLoop(Exception):
 
 
 def _group(
-    loop: ChainLoop, source: _Source, ahead: _Ahead, now: _Now, step: int, record: _Record, raised: Exception | None
+    loop: ChainLoop, words: Array, ahead: _Ahead, now: _Now, step: int, record: _Record, raised: Exception | None
 ) -> _Group:
     """Take the steps of a group; guarded if it is known what they raise."""
     model, kernel, draws = loop.model, loop.kernel, loop.draws
@@ -309,9 +294,9 @@ def _group(
     events, places = np.zeros((FAILURES_KEPT, 4), np.int64), np.empty((FAILURES_KEPT, dim))
     try:
         run(
-            source.generator, fixed(proposed), draws, fixed(model.observed_row), extra, PROFILES.index(kernel.formula),
+            words, fixed(proposed), draws, fixed(model.observed_row), extra, PROFILES.index(kernel.formula),
             kernel.indicator, float(kernel.eps), float(kernel.support), np.empty((min(width, 1), width)), NO_ROWS,
-            np.empty(model.recipe.layout.size), noted, source.words, *ahead, proposed, np.empty(n), np.empty(n),
+            np.empty(model.recipe.layout.size), noted, *ahead, proposed, np.empty(n), np.empty(n),
             loop.kind, loop.carried, most, loop.prior, loop.other, *now, record.marks(step, len(ahead.streams)),
             record.theta, record.distances, totals, events, places, 0,
         )  # fmt: skip
@@ -336,17 +321,19 @@ def _steps_loop(loop: ChainLoop, careful: bool) -> Any:
 
 def _new_steps_loop(numba: Any, recipe: Any, formula: str, own: Any, careful: bool) -> Any:
     """The loop over steps and chains."""
+    from onedraw.engines.numba_streams import stream
+
     average = row_average(recipe, formula, own, careful)
-    log_density = _ready(_log_density)
+    log_density = _density()
     dim, users, infinity = recipe.prior.dim, own is not None, math.inf
 
     def steps(  # type: ignore[no-untyped-def]
-        rng, shown, draws, observed, extra, profile, indicator, eps, support, apart, rows, row, noted,
-        words, streams, moves, held, exponentials, proposed, needed, there, kind, carried, most, prior, other,
+        words, shown, draws, observed, extra, profile, indicator, eps, support, apart, rows, row, noted,
+        streams, moves, held, exponentials, proposed, needed, there, kind, carried, most, prior, other,
         theta, log_prior, log_estimate, distances, accepted, proposals, marks, kept, kept_distances,
         totals, events, places, here,
     ):  # fmt: skip
-        n, width = theta.shape[1], distances.shape[1]
+        rng, n, width = stream(words), theta.shape[1], distances.shape[1]
         holds, walks, from_prior = held.size > 0, kind == WALK, kind == FROM_PRIOR
         for s in range(len(streams)):
             batch, place = marks[s, 0], marks[s, 1]
@@ -412,7 +399,7 @@ def _new_steps_loop(numba: Any, recipe: Any, formula: str, own: Any, careful: bo
     one, two, three, fixed_two = number[::1], number[:, ::1], number[:, :, ::1], array_type(numba, 2)
     return compiled_loop(
         numba, steps, whole, array_type(numba, 1), fixed_two, whole, numba.boolean, number, number, two, three, one,
-        whole[::1], word[::1], word[:, ::1], three, numba.boolean[:, ::1], two, two, one, one, whole, numba.boolean,
+        whole[::1], word[:, ::1], three, numba.boolean[:, ::1], two, two, one, one, whole, numba.boolean,
         number, fixed_two, fixed_two, two, one, one, two, whole[:, ::1], whole[:, ::1], whole[:, ::1], three, three,
         whole[::1], whole[:, ::1], two, whole, _nrt=False,
     )  # fmt: skip
@@ -459,56 +446,8 @@ def _log_density(table: Array, theta: Array, i: int) -> float:
     return total
 
 
-# Loops over the streams of several steps.
-
-
-def _philox(states: Array, seed: Any, key: Any, first: Any, step: Any) -> None:
-    """States (S, 5) for SFC64: four words of Philox4x64-10, of the stream with these names at S steps.
-
-    Numbers are unsigned words, products of two of them are made of halves.
-    """
-    low = np.uint64(0xFFFFFFFF)
-    half, one = np.uint64(32), np.uint64(1)
-    for s in range(len(states)):
-        x0, x1, x2, x3 = one, np.uint64(0), step + np.uint64(s), first
-        k0, k1 = seed, key
-        for _ in range(10):
-            y0, y1, y2, y3 = x0, x1, x2, x3
-            for turn in range(2):
-                a = y0 if turn == 0 else y2
-                b = np.uint64(0xD2E7470EE14C6C93) if turn == 0 else np.uint64(0xCA5A826395121157)
-                a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
-                middle = a1 * b0 + ((a0 * b0) >> half)
-                other = a0 * b1 + (middle & low)
-                upper = a1 * b1 + (middle >> half) + (other >> half)
-                if turn == 0:
-                    x2, x3 = upper ^ y3 ^ k1, a * b
-                else:
-                    x0, x1 = upper ^ y1 ^ k0, a * b
-            k0 += np.uint64(0x9E3779B97F4A7C15)
-            k1 += np.uint64(0xBB67AE8584CAA73B)
-        states[s, 0], states[s, 1], states[s, 2], states[s, 3] = x0, x1, x2, x3
-        states[s, 4] = np.uint64(0)
-
-
-def _common_draws(rng: Any, words: Array, states: Array, family: int, values: Array) -> None:
-    """Fill a row of values for each step from its stream, and leave the stream where the next draws begin."""
-    for s in range(len(states)):
-        for w in range(5):
-            words[w] = states[s, w]
-        if family == NORM:
-            for j in range(values.shape[1]):
-                values[s, j] = rng.standard_normal()
-        elif family == EXPON:
-            for j in range(values.shape[1]):
-                values[s, j] = rng.standard_exponential()
-        else:
-            for j in range(values.shape[1]):
-                values[s, j] = rng.random()
-        for w in range(5):
-            states[s, w] = words[w]
-
-
+COMMON = {NORM: "normals", UNIFORM: "uniforms", EXPON: "exponentials"}
+"""Which function of `numba_streams` draws a family."""
 DRAWS = {
     GAMMA: lambda rng, a, b: rng.standard_gamma(a),
     BETA: lambda rng, a, b: rng.beta(a, b),
@@ -521,38 +460,33 @@ DRAWS = {
 
 
 @cache
-def _other_draws(family: int) -> Any:
-    """The loop of `_common_draws` for another family."""
-    numba = numba_module()
+def _draws(family: int) -> Any:
+    """(states, a, b, values): draws of a family, a row of values from the stream of each step.
+
+    Streams are left where the next draws begin.
+    """
+    from onedraw.engines import numba_streams as streams
+
+    if family in COMMON:
+        common = streams.kept_on_disk(getattr(streams, COMMON[family]))
+        return lambda states, a, b, values: common(states, values)
+    numba, stream = numba_module(), streams.stream
     draw = numba.njit(error_model="numpy")(DRAWS[family])
 
-    def fill(rng, words, states, a, b, values):  # type: ignore[no-untyped-def]
+    def fill(states, a, b, values):  # type: ignore[no-untyped-def]
         for s in range(len(states)):
-            for w in range(5):
-                words[w] = states[s, w]
+            rng = stream(states[s])
             for j in range(values.shape[1]):
                 values[s, j] = draw(rng, a, b)
-            for w in range(5):
-                states[s, w] = words[w]
 
     number, word = numba.float64, numba.uint64
-    given = numba.typeof(_source().generator), word[::1], word[:, ::1], number, number, number[:, ::1]
-    return numba.njit(given, nogil=True, error_model="numpy")(fill)
+    return numba.njit((word[:, ::1], number, number, number[:, ::1]), nogil=True, error_model="numpy")(fill)
 
 
 @cache
-def _ready(function: Callable[..., Any]) -> Any:
-    """A function of this module that does not depend on the simulator: compiled once, and kept on disk if it may be."""
+def _density() -> Any:
+    """`_log_density`, compiled."""
+    from onedraw.engines.numba_streams import kept_on_disk
+
     numba = numba_module()
-    number, whole, word = numba.float64, numba.int64, numba.uint64
-    generator = numba.typeof(_source().generator)
-    given = {
-        _philox: (word[:, ::1], word, word, word, word),
-        _common_draws: (generator, word[::1], word[:, ::1], whole, number[:, ::1]),
-        _log_density: (array_type(numba, 2), number[:, ::1], whole),
-    }[function]
-    try:
-        return numba.njit(given, nogil=True, error_model="numpy", cache=True)(function)
-    except RuntimeError:
-        # There is no folder to keep it in.
-        return numba.njit(given, nogil=True, error_model="numpy")(function)
+    return kept_on_disk(_log_density, array_type(numba, 2), numba.float64[:, ::1], numba.int64)

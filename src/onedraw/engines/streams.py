@@ -45,6 +45,19 @@ def state_is_in_words() -> bool:
     return bool(state["state"]["state"].tolist() == [1, 2, 3, 4] and (state["has_uint32"], state["uinteger"]) == (1, 7))
 
 
+@contextmanager
+def words_of(generator: np.random.Generator) -> Iterator[Any]:
+    """The state of an SFC64 generator as `state_words`, while compiled code draws from it."""
+    if state_is_in_words():
+        yield state_words(generator)
+        return
+    state: Any = generator.bit_generator.state
+    words = np.array([*state["state"]["state"], state["has_uint32"] | state["uinteger"] << 32], np.uint64)
+    yield words
+    state["state"]["state"], (last,) = words[:4], words[4:].tolist()
+    generator.bit_generator.state = {**state, "has_uint32": last & 1, "uinteger": last >> 32}
+
+
 def derived_seed(seed: int, *part: int) -> int:
     """A seed for one part of a larger computation.
 
@@ -109,6 +122,13 @@ class Rng:
         self._name["counter"] = (0, c, b, a)
         self._name["key"] = (self.seed, (self.phase << 8) | purpose)
         self._philox.state = self._state
+
+    def words(self, purpose: int, chunk: int = 0) -> Any:
+        """The state that `bulk` gives its generator, (5,) uint64 as in `state_words`, for compiled code."""
+        self._position(purpose, self.first, self.step, chunk)
+        words = np.zeros(5, np.uint64)
+        words[:4] = self._philox.random_raw(4)
+        return words
 
     def bulk(self, purpose: int, chunk: int = 0) -> np.random.Generator:
         """The stream for a whole batch of rows: (first, step, chunk).
