@@ -74,14 +74,14 @@ def run(name: str, seed: int, budget: int | None = None) -> Repetition:
     return Repetition(name, seed, budget, found.route, exact[last], one.probability, one.low, one.high, z, bounded)
 
 
-def repetitions(names: Sequence[str], runs: int, budget: int | None, out: Path | None) -> list[Repetition]:
+def repetitions(names: Sequence[str], seeds: range, budget: int | None, out: Path | None) -> list[Repetition]:
     """Of all problems in turn; those that a file holds are not made again, and new ones are added to it."""
     known: dict[tuple[str, int, int], Repetition] = {}
     if out is not None and out.exists():
         every = (Repetition(**json.loads(line)) for line in out.read_text().splitlines())
         known = {(one.problem, one.seed, one.budget): one for one in every}
     found = []
-    for seed, name in itertools.product(range(runs), names):
+    for seed, name in itertools.product(seeds, names):
         key = name, seed, budget or PROBLEMS[name].budget
         if key not in known:
             known[key] = run(name, seed, budget)
@@ -131,13 +131,14 @@ def main(options: Sequence[str] = ()) -> bool:
     """Both parts; whether what was promised is reached."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks compare")
     parser.add_argument("--runs", type=int, default=200, help="data sets of each problem")
+    parser.add_argument("--first", type=int, default=0, help="number of the first data set")
     parser.add_argument("--beside", type=int, default=20, help="data sets beside pyABC")
     parser.add_argument("--budget", type=int, help="simulations of one comparison, instead of the problem's own")
     parser.add_argument("--problems", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
     parser.add_argument("--out", type=Path, help="file of repetitions (JSON lines), which is continued")
     given = parser.parse_args(list(options))
     rows: list[tuple[str, str, str, bool | None]] = []
-    every = repetitions(given.problems, given.runs, given.budget, given.out)
+    every = repetitions(given.problems, range(given.first, given.first + given.runs), given.budget, given.out)
     for name in given.problems if given.runs else ():
         some = [one for one in every if one.problem == name]
         routes = sorted({one.route for one in some})
@@ -147,6 +148,11 @@ def main(options: Sequence[str] = ()) -> bool:
             number = sum(one.route == route for one in some)
             what = f"{name}, {route}: 90 % intervals that hold, of {number}"
             rows.append((what, f"{100 * share:.1f} ± {100 * se:.1f} %{of_z}", "86 to 94 %", good))
+    if len(every) > given.runs:
+        share, se, of_z = told(every)
+        good = LOW - 2 * se <= share <= HIGH + 2 * se
+        what = f"all problems: 90 % intervals that hold, of {len(every)}"
+        rows.append((what, f"{100 * share:.1f} ± {100 * se:.1f} %{of_z}", "86 to 94 %", good))
     for name in BESIDE if given.beside else ():
         found = beside(name, given.beside)
         if isinstance(found, str):

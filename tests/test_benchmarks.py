@@ -315,9 +315,9 @@ def test_repetitions_of_comparisons_continue_in_their_file(tmp_path, monkeypatch
         return compare.Repetition(name, seed, budget, "classifier", 0.5, 0.4, 0.3, 0.45 + 0.1 * seed, -1.0, False)
 
     monkeypatch.setattr(compare, "run", run)
-    some = ["normal", "rare"], 2, 500, tmp_path / "runs.jsonl"
+    some = ["normal", "rare"], range(2), 500, tmp_path / "runs.jsonl"
     first = compare.repetitions(*some)
     assert compare.repetitions(*some) == first and len(made) == 4
-    assert compare.repetitions(["normal"], 3, 500, some[3])[:2] == first[::2] and len(made) == 5
+    assert compare.repetitions(["normal"], range(3), 500, some[3])[:2] == first[::2] and len(made) == 5
     share, error, of_z = compare.told(first)
     assert share == 0.5 and error == pytest.approx(0.25) and of_z == "; z: mean -1.00, rms 1.00"

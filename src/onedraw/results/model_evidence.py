@@ -17,11 +17,11 @@ from onedraw.surrogate.validation import evidence_ratio
 RUNS, PARTICLES = 4, 5000
 """Runs of the sequential sampler, and draws of each; their spread is the Monte Carlo error."""
 GROUPS, HALVES = 16, 15
-"""Groups of simulations, and halves made of them, from which everything is learnt again."""
+"""Groups of simulations, and halves made of them, to which the surrogate is fitted again."""
 FREEDOM = HALVES
 """Degrees of freedom of the error."""
-FEWEST_HALVES = 8
-"""Halves that must learn a density of the same summaries."""
+CHOICES, FEWEST_CHOICES = 4, 2
+"""Halves that choose what the surrogate is made of again, and how many of them must choose the same summaries."""
 RIDGE = 0.1
 """Penalty on coefficients."""
 FREE = 3000
@@ -87,19 +87,26 @@ def balanced_halves(n: int) -> Array:
     return found
 
 
-def learnt_again(learnt: LearntLikelihood, pairs: SimulatedPairs) -> list[Surrogate]:
-    """Densities of the same summaries, each learnt from half of the simulations, the choice of the form included."""
-    own, found = learnt.surrogate.form, []
+def fitted_again(learnt: LearntLikelihood, pairs: SimulatedPairs) -> list[Surrogate]:
+    """Densities of the same form, each fitted to half of the simulations."""
+    form, found = learnt.surrogate.form, []
     parts = zip(
         *(balanced_halves(len(some)) for some in (learnt.training.rows, pairs.theta, pairs.failed)), strict=True
     )
     for half, good, bad in parts:
-        some = learnt.training.some(half)
-        form = choose_form(own.coordinates.support, some, learnt.observed, thorough=True)
-        if form is None or not np.array_equal(form.transform.kept, own.transform.kept):
-            continue
-        half_pairs = pairs._replace(theta=pairs.theta[good], rows=pairs.rows[good], failed=pairs.failed[bad])
-        found.append(density(form, some, success_of(half_pairs, form)))
+        some = pairs._replace(theta=pairs.theta[good], rows=pairs.rows[good], failed=pairs.failed[bad])
+        found.append(density(form, learnt.training.some(half), success_of(some, form)))
+    return found
+
+
+def chosen_again(learnt: LearntLikelihood, pairs: SimulatedPairs) -> list[Surrogate]:
+    """Densities of the same summaries, of forms that halves of the simulations choose, fitted to all simulations."""
+    own, found = learnt.surrogate.form, []
+    halves = balanced_halves(len(learnt.training.rows))[: CHOICES // 2]
+    for half in (*halves, *~halves):
+        form = choose_form(own.coordinates.support, learnt.training.some(half), learnt.observed, thorough=True)
+        if form is not None and np.array_equal(form.transform.kept, own.transform.kept):
+            found.append(density(form, learnt.training, success_of(pairs, form)))
     return found
 
 
@@ -107,7 +114,8 @@ def learnt_evidence(learnt: LearntLikelihood, pairs: SimulatedPairs, rng: np.ran
     """The log evidence at the data by sequential Monte Carlo from the prior, with the error of everything behind it.
 
     The evidence from half of the simulations differs from that of all by as much as that differs from the truth: the
-    variance of both is that of the one from all. To this the variance of the sampler is added.
+    variance of both is that of the one from all. Halves are fitted again, and choose the form again; the variances of
+    both, and that of the sampler, are added.
     """
     surrogate, observed = density(learnt.surrogate.form, learnt.training, learnt.surrogate.success), learnt.observed
     runs = [
@@ -122,10 +130,13 @@ def learnt_evidence(learnt: LearntLikelihood, pairs: SimulatedPairs, rng: np.ran
         return NO_EVIDENCE
     top = float(logs.max())
     value = top + math.log(float(np.exp(logs - top).mean()))
-    away = np.array([evidence_ratio(surrogate, one, observed, runs[0].draws) for one in learnt_again(learnt, pairs)])
-    if len(away) < FEWEST_HALVES:
+    variance, others = float(logs.var(ddof=1)) / RUNS, chosen_again(learnt, pairs)
+    if len(others) < FEWEST_CHOICES:
         return LearntEvidence(value, math.inf)
-    return LearntEvidence(value, float(np.square(away).mean()) + float(logs.var(ddof=1)) / RUNS)
+    for some in (others, fitted_again(learnt, pairs)):
+        away = [evidence_ratio(surrogate, one, observed, runs[0].draws) for one in some]
+        variance += float(np.square(away).mean())
+    return LearntEvidence(value, variance)
 
 
 def held_out_evidence(
