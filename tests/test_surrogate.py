@@ -4,6 +4,8 @@ import itertools
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from scipy import integrate, optimize, stats
 from onedraw.estimators.weights import effective, systematic
 from onedraw.model.coordinates import Support
 from onedraw.surrogate import residuals as residual_laws
-from onedraw.surrogate import tempering
+from onedraw.surrogate import tempering, validation
 from onedraw.surrogate.choice import (
     BREADTH,
     BROAD,
@@ -24,7 +26,7 @@ from onedraw.surrogate.choice import (
     coefficient_count,
 )
 from onedraw.surrogate.features import BEYOND, count, features_of
-from onedraw.surrogate.likelihood import ALL, HALF_LOG_2PI, LARGEST_SQUARE, ROOM, Terms, better, fit_factor
+from onedraw.surrogate.likelihood import ALL, HALF_LOG_2PI, LARGEST_SQUARE, ROOM, Terms, better, design, fit_factor
 from onedraw.surrogate.residuals import (
     LEAST,
     WIDE,
@@ -37,7 +39,7 @@ from onedraw.surrogate.residuals import (
     fit_skewed,
 )
 from onedraw.surrogate.success import RIDGE, fit_success
-from onedraw.surrogate.surrogate import fit_surrogate
+from onedraw.surrogate.surrogate import fit_surrogate, leverages_of
 from onedraw.surrogate.tempering import KEEP, next_power, proposals, tempered_draws
 from onedraw.surrogate.training import Training, training_of
 from onedraw.surrogate.transforms import LEAST_VARIED, Transform, Warp, choose_transform
@@ -160,10 +162,21 @@ def regression(n, seed, dim=2, summaries=1, most=6):
     return columns, rows, features.sets(), rng
 
 
-def without_each(fit):
-    """The log scale and the residual, not standardised, that the fit without each simulation has there."""
-    log_scale = -fit.scores - 0.5 * np.square(fit.residuals) - HALF_LOG_2PI
-    return log_scale, fit.residuals * np.exp(log_scale)
+def own_leverages(fit, columns, rows, weights, k, terms, sets):
+    """How far the fitted mean of each simulation follows its own datum."""
+    x = design(columns, rows, k, terms, sets)
+    log_scale = np.clip(columns @ fit.factor.scale, fit.factor.low, fit.factor.high)
+    inner = weights * np.exp(-2 * log_scale)
+    return inner * np.einsum("ij,jk,ik->i", x, np.linalg.inv((x * inner[:, None]).T @ x), x)
+
+
+def without_each(fit, leverage):
+    """The log scale and the residual, not standardised, that the fit without each simulation has there.
+
+    Scores have the variance of the mean, too, which is leverage / (1 - leverage) in variances of a residual.
+    """
+    spread = -fit.scores - 0.5 * np.square(fit.residuals) - HALF_LOG_2PI
+    return spread + 0.5 * np.log1p(-leverage), fit.residuals * np.exp(spread)
 
 
 def refits(columns, rows, weights, k, terms, sets):
@@ -246,7 +259,8 @@ class TestRegression:
     def test_residuals_are_those_of_fits_without_each_simulation(self, terms):
         columns, rows, sets, rng = regression(60, 3, summaries=2)
         weights = rng.uniform(0.2, 2.0, 60)
-        _, residuals = without_each(fit_factor(columns, rows, weights, 1, terms, sets))
+        fit = fit_factor(columns, rows, weights, 1, terms, sets)
+        _, residuals = without_each(fit, own_leverages(fit, columns, rows, weights, 1, terms, sets))
         assert residuals == pytest.approx(refits(columns, rows, weights, 1, terms, sets)[1], abs=1e-6)
 
     @pytest.mark.parametrize("scale", ["0", "1", "2"])
@@ -254,11 +268,9 @@ class TestRegression:
         columns, rows, sets, rng = regression(60, 4)
         weights, terms = rng.uniform(0.2, 2.0, 60), Terms("1", "", scale, TINY)
         fit = fit_factor(columns, rows, weights, 0, terms, sets)
-        found, residuals = without_each(fit)
-        x, z = columns[:, sets["1"]], columns[:, sets[scale]]
+        leverage, z = own_leverages(fit, columns, rows, weights, 0, terms, sets), columns[:, sets[scale]]
+        found, residuals = without_each(fit, leverage)
         log_scale = np.clip(columns @ fit.factor.scale, fit.factor.low, fit.factor.high)
-        inner = weights * np.exp(-2 * log_scale)
-        leverage = inner * np.einsum("ij,jk,ik->i", x, np.linalg.inv((x * inner[:, None]).T @ x), x)
         ratio = np.square(residuals) * (1 - leverage) * np.exp(-2 * log_scale)
         assert ratio.max() > LARGEST_SQUARE
         # A constant scale is the mean of all squares, as they are.
@@ -282,8 +294,10 @@ class TestRegression:
                 log_scale, residuals = refits(columns, rows, np.ones(n), 0, terms, sets)
                 full = np.clip(columns @ fit.factor.scale, fit.factor.low, fit.factor.high)
                 change.append(log_scale - full)
-                away.append(without_each(fit)[0] - log_scale)
-                score.append(fit.scores + 0.5 * np.square(residuals * np.exp(-log_scale)) + log_scale + HALF_LOG_2PI)
+                leverage = own_leverages(fit, columns, rows, np.ones(n), 0, terms, sets)
+                away.append(without_each(fit, leverage)[0] - log_scale)
+                spread = log_scale - 0.5 * np.log1p(-leverage)
+                score.append(fit.scores + 0.5 * np.square(residuals * np.exp(-spread)) + spread + HALF_LOG_2PI)
             missed[n] = np.abs(away).mean() / np.abs(change).mean()
             scores[n] = abs(np.mean(score))
         assert missed[200] < 0.25
@@ -428,7 +442,7 @@ class TestSurrogate:
         rows[:, 2] += rows[:, 0] * theta[:, 1]
         law = ResidualLaw("skewed", (Normal(1), Skewed(0, 0.1, -0.1, 0.2, 0.1), Normal(2)))
         form = plain_recipe(theta, rows, Terms("2", "1", "1"), law)
-        surrogate = fit_surrogate(form, training(theta, rows), None)._replace(power=0.7)
+        surrogate = fit_surrogate(form, training(theta, rows), None)._replace(power=0.7, leverages=None)
         columns = surrogate.form.columns(3 * rng.normal(size=(50, 2)))
         first = surrogate.factors[0]
         assert 0 < np.mean((columns @ first.scale < first.low) | (columns @ first.scale > first.high)) < 1
@@ -442,6 +456,51 @@ class TestSurrogate:
             expected += part.log_density(np.tile(residual[:, None], 3)) - log_scale
         found = surrogate.log_likelihood(columns, surrogate.at(rows[7:8])[0])
         assert found == pytest.approx(0.7 * expected, rel=1e-10)
+
+    def test_the_density_of_a_new_row_has_the_uncertainty_of_the_coefficients(self):
+        """Distribution functions of new rows are uniform, at 24 simulations and up to five coefficients of a mean."""
+        places, plain = [], []
+        for seed in range(1500):
+            theta, rows = LinearNormal().simulate(25, seed)
+            form = plain_recipe(theta[:24], rows[:24], Terms("1", "0", "0", TINY))
+            surrogate = fit_surrogate(form, training(theta[:24], rows[:24]), None)
+            columns, given = form.columns(theta[24:]), surrogate.at(rows[24:])[0]
+            log_scale = np.array([factor.scale[0] for factor in surrogate.factors])
+            residuals = (given.row - columns @ given.mean) * np.exp(-log_scale)
+            variances, freedom = surrogate.leverages.spread(surrogate.uncertain(columns), residuals)
+            places.append(stats.t(freedom).cdf(residuals / np.sqrt(variances))[0])
+            plain.append(stats.norm.cdf(residuals)[0])
+            density = stats.t(freedom).logpdf(residuals / np.sqrt(variances)) - 0.5 * np.log(variances) - log_scale
+            found = surrogate.log_likelihood(columns, given)[0]
+            assert found == pytest.approx(density.sum(), abs=3 * 0.002)
+        outer = np.mean(np.abs(np.array(places) - 0.5) > 0.45, axis=0)
+        assert (np.abs(outer - 0.1) < 4 * math.sqrt(0.09 / 1500)).all()
+        assert (np.mean(np.abs(np.array(plain) - 0.5) > 0.45, axis=0) > 0.12).all()
+
+    def test_the_variance_of_a_mean_is_that_of_least_squares(self):
+        columns, _, sets, rng = regression(200, 40)
+        weights = rng.uniform(0.2, 1.0, 200)
+        terms = (Terms("2", "", "1", TINY), Terms("1", "0", "0", TINY), Terms("1", "0", "0", TINY, 1))
+        found = leverages_of(terms, columns, weights, sets)
+        at, residuals = found.at(columns), rng.normal(size=(200, 3))
+        variances, freedom = found.spread(at, residuals)
+        exact = {
+            name: np.einsum("ij,jk,ik->i", x, np.linalg.inv((x * weights[:, None]).T @ x), x)
+            for name, x in ((name, columns[:, sets[name]]) for name in ("0", "1", "2"))
+        }
+        assert variances[:, 0] == pytest.approx(1 + exact["2"], rel=1e-6)
+        # Of the simulations, three coefficients and that of one summary before leave this share.
+        added, left = exact["0"] * np.square(residuals).T, 1 - 4 / weights.sum()
+        assert variances[:, 1] == pytest.approx(1 + exact["1"] + added[0] / left, rel=1e-6)
+        # With one lag the first summary does not count.
+        assert variances[:, 2] == pytest.approx(1 + exact["1"] + added[1] / left, rel=1e-6)
+        assert freedom[:, 0] == pytest.approx(np.maximum((1 - 6 / weights.sum()) / exact["1"], 3.0), rel=1e-6)
+        assert freedom[:, 1] == pytest.approx(weights.sum() - 4, rel=1e-6)
+
+    def test_coefficients_of_many_simulations_count_as_known(self):
+        columns, _, sets, _ = regression(2000, 41)
+        assert leverages_of((Terms("1", "", "0"),), columns, np.ones(2000), sets) is None
+        assert leverages_of((Terms("1", "", "0"),), columns, np.full(2000, 0.1), sets) is not None
 
     def test_its_density_is_one_of_the_summaries_themselves(self):
         """Also if the summary is transformed: the integral over the summary is 1 at every parameter."""
@@ -516,7 +575,7 @@ class TestSurrogate:
     def test_bounded_scores_are_those_of_a_mixture_with_a_wide_normal(self):
         columns, rows, sets, _ = regression(50, 9)
         fit = fit_factor(columns, rows, np.ones(50), 0, Terms(), sets)
-        log_scale, _ = without_each(fit)
+        log_scale, _ = without_each(fit, 0.0)
         narrow, wide = stats.norm(0, 1).pdf(fit.residuals), stats.norm(0, BREADTH).pdf(fit.residuals)
         assert bounded_scores(fit) == pytest.approx(np.log((1 - BROAD) * narrow + BROAD * wide) - log_scale, rel=1e-9)
 
@@ -1219,6 +1278,24 @@ class TestValidation:
             errors.append(jackknife_error(surrogate, given, observed, draws, 8))
         spread = np.std(means, ddof=1)
         assert math.sqrt(np.mean(np.square(errors))) == pytest.approx(spread, rel=0.25)
+
+    @pytest.mark.parametrize("slope", [0.5, 8.0, -20.0])
+    def test_the_mean_if_another_likelihood_says_so_much_else(self, slope):
+        """A ratio exp(slope theta) moves the mean of a standard normal by the slope, also beyond all draws."""
+
+        class Tilted(NamedTuple):
+            slope: float
+            form: Any = SimpleNamespace(columns=lambda draws: draws)
+
+            def at(self, rows):
+                return rows
+
+            def log_likelihood(self, columns, given):
+                return self.slope * columns[:, 0]
+
+        draws = stats.norm.ppf((np.arange(4000) + 0.5) / 4000)[:, None]
+        found = validation._reweighted_means(Tilted(0.0), [Tilted(slope)], np.zeros(1), draws)
+        assert found[0, 0] == pytest.approx(slope, rel=0.1)
 
     def test_the_error_of_the_choice_is_half_of_what_other_forms_differ_by(self, monkeypatch):
         """Forms that make the posterior of a normal mean twice as wide and half as wide, by exact normal posteriors."""

@@ -34,6 +34,9 @@ BESIDE: dict[str, dict[Any, tuple[Any, ...]]] = {
 """What is tried in place of what a factor has."""
 PER_COEFFICIENT = 3.0
 """Simulations per coefficient that a factor needs to be tried."""
+LEAST_ERRORS = 1.0
+"""Gain in the mean log score, in its standard errors, for which a factor has richer features: many are tried, and the
+best by chance are too sure."""
 BROAD, BREADTH = 0.01, 5.0
 """Share and width of the wide normal that bounds a score."""
 CHOSEN_FROM, BRIEFLY_FROM = 3000, 1000
@@ -172,8 +175,8 @@ def choose_terms(columns: Array, rows: Array, weights: Array, sets: Sets, k: int
     def preferred(terms: Terms, over: Terms) -> bool:
         """Whether other terms are better: the simpler of two unless the richer gains."""
         if _richness(terms, k, sets) > _richness(over, k, sets):
-            return better(scores(terms), scores(over), share)
-        return not better(scores(over), scores(terms), share)
+            return better(scores(terms), scores(over), share, LEAST_ERRORS)
+        return not better(scores(over), scores(terms), share, LEAST_ERRORS)
 
     start = next((terms for terms in (first, Terms(), Terms("1", "", "0")) if allowed(terms)), Terms("0", "", "0"))
     found = _climb(start, allowed, preferred, [axis for axis in BESIDE if k or axis != "earlier"])

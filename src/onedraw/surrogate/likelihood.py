@@ -127,7 +127,7 @@ def _fitted(
     """The factor with its mean and its scale; whether the leverages of the mean are each simulation's own."""
     look()
     x, y, z = design(columns, rows, k, terms, sets), rows[:, k], columns[:, sets[terms.scale]]
-    inverse = np.linalg.inv(2.0 * _gram(z, np.sqrt(weights)) + np.diag(_penalty(z.shape[1], terms.ridge)))
+    inverse = np.linalg.inv(2.0 * gram(z, np.sqrt(weights)) + np.diag(penalty(z.shape[1], terms.ridge)))
     scale, constant = np.zeros(z.shape[1]), z.shape[1] == 1
     fit = _fit_mean(x, y, weights, terms.ridge, leverage=constant)
     scale[0] = _log_deviation(_squares(fit), weights)
@@ -160,13 +160,14 @@ def better(scores: Array, others: Array, share: Array, errors: float = 0.0) -> b
     return mean > (max(LEAST_GAIN, errors * error) if math.isfinite(mean) else 0.0)
 
 
-def _penalty(size: int, ridge: float) -> Array:
+def penalty(size: int, ridge: float) -> Array:
+    """On the squares of so many coefficients, the first that of the constant."""
     found = np.full(size, ridge)
     found[0] = 1e-8
     return found
 
 
-def _gram(x: Array, root_weights: Array) -> Array:
+def gram(x: Array, root_weights: Array) -> Array:
     """Sums (q, q) of products of columns (n, q) over simulations with weights, given their roots."""
     weighted = x * root_weights[:, None]
     found: Array = weighted.T @ weighted
@@ -174,7 +175,7 @@ def _gram(x: Array, root_weights: Array) -> Array:
 
 
 def _fit_mean(x: Array, y: Array, weights: Array, ridge: float, leverage: bool) -> MeanFit:
-    root = np.linalg.cholesky(_gram(x, np.sqrt(weights)) + np.diag(_penalty(x.shape[1], ridge)))
+    root = np.linalg.cholesky(gram(x, np.sqrt(weights)) + np.diag(penalty(x.shape[1], ridge)))
     inverse = np.linalg.inv(root)
     coefficients = inverse.T @ (inverse @ (x.T @ (weights * y)))
     if not leverage:
@@ -199,7 +200,7 @@ def _fit_scale(z: Array, squares: Array, weights: Array, scale: Array, inverse: 
     log_scale = z @ scale
     for _ in range(STEPS):
         ratio = np.minimum(squares * np.exp(-2.0 * log_scale), LARGEST_SQUARE)
-        gradient = z.T @ (weights * (ratio - 1.0)) - _penalty(len(scale), ridge) * scale
+        gradient = z.T @ (weights * (ratio - 1.0)) - penalty(len(scale), ridge) * scale
         step = inverse @ gradient
         change = z @ step
         length = min(1.0, LARGEST_STEP / (float(np.abs(change).max()) + 1e-12))
@@ -233,5 +234,7 @@ def _left_out(factor: Factor, fit: MeanFit, scale: ScaleFit, weights: Array) -> 
     # The information has each simulation twice its weight.
     own = np.minimum(2.0 * weights * np.einsum("ij,ij->i", z, z @ scale.inverse), LARGEST_LEVERAGE)
     without = log_scale - 0.5 * own * (ratio - 1.0) / (1.0 - own)
-    residuals = fit.residuals / (1.0 - fit.leverage) * np.exp(-without)
-    return Fit(factor, residuals, -0.5 * np.square(residuals) - without - HALF_LOG_2PI)
+    # The mean without it is uncertain, too: the variance of what is left out is 1 / (1 - leverage) that of a residual.
+    spread = without - 0.5 * np.log1p(-fit.leverage)
+    residuals = fit.residuals / (1.0 - fit.leverage) * np.exp(-spread)
+    return Fit(factor, residuals, -0.5 * np.square(residuals) - spread - HALF_LOG_2PI)

@@ -1,7 +1,7 @@
 """Draws from a posterior whose density is known: sequential Monte Carlo from the prior, by powers of the likelihood.
 
-Moves along differences of particles follow the shape of a posterior, and particles that are drawn anew forget where they
-were: with ten parameters, moves of the first kind alone leave draws worth a seventh of as many independent ones.
+Moves along differences of particles follow the shape of a posterior, and particles that are drawn anew forget where
+they were: with ten parameters, moves of the first kind alone leave draws worth a seventh of as many independent ones.
 
 Reference: Del Moral, Doucet and Jasra (2006); ter Braak (2006) for moves along differences of particles.
 """
@@ -37,8 +37,8 @@ class Tempered(NamedTuple):
     """Log of the prior mean of the likelihood."""
 
 
-def next_power(log_likelihood: Array, power: float) -> float:
-    """The power at which half of the particles, by weight, are left.
+def next_power(log_likelihood: Array, power: float, keep: float = KEEP) -> float:
+    """The power at which this share of the particles, by weight, is left.
 
     >>> next_power(np.zeros(10), 0.3)
     1.0
@@ -48,12 +48,12 @@ def next_power(log_likelihood: Array, power: float) -> float:
         weights = np.exp(more * (log_likelihood - log_likelihood.max()))
         return effective(weights) / len(weights)
 
-    if left(1.0 - power) >= KEEP:
+    if left(1.0 - power) >= keep:
         return 1.0
     low, high = 0.0, 1.0 - power
     for _ in range(40):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if left(middle) >= KEEP else (low, middle)
+        low, high = (middle, high) if left(middle) >= keep else (low, middle)
     return power + max(low, 1e-9)
 
 

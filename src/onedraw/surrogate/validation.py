@@ -20,6 +20,7 @@ from onedraw.surrogate.choice import Form, choose_form
 from onedraw.surrogate.likelihood import better
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
+from onedraw.surrogate.tempering import next_power
 from onedraw.surrogate.training import Training
 
 POWERS = (1.0, 0.85, 0.7, 0.5)
@@ -28,6 +29,8 @@ OF_PRIOR = 0.02
 """Share of the prior in the posteriors by which powers and surrogates are compared."""
 FOLDS = ((4000, 1), (800, 2), (0, 4))
 """Simulations from which held-out ones are left out of this many fits, each time a part of them."""
+FEWEST_LEFT = 100.0
+"""Effective draws that must be left when draws are reweighted."""
 
 
 class FreeDraws(NamedTuple):
@@ -113,10 +116,11 @@ def held_out_likelihoods(
         kept = np.ones(len(training.rows), dtype=bool)
         kept[held_out[part]] = False
         surrogate, some = fit_surrogate(form, training.some(kept), success), training.some(held_out[part])
+        uncertain = surrogate.uncertain(of_free)
         for place, given in zip(part, surrogate.at(some.rows, some.places), strict=True):
             look()
             at_known[place] = surrogate.log_likelihood(columns[place : place + 1], given)[0]
-            at_draws[place] = surrogate.log_likelihood(of_free, given)
+            at_draws[place] = surrogate.log_likelihood(of_free, given, uncertain)
     return HeldOut(at_known, at_draws)
 
 
@@ -158,11 +162,16 @@ def _fitted_as(surrogate: Surrogate, form: Form, training: Training) -> Surrogat
 
 
 def _reweighted_means(surrogate: Surrogate, others: Iterable[Surrogate], observed: Array, draws: Array) -> Array:
-    """Means (m, dim) of draws from the posterior of a surrogate, reweighted by what others say."""
+    """Means (m, dim) of draws from the posterior of a surrogate, reweighted by what others say.
+
+    If another says so much else that few draws would keep their weight, they are reweighted by a power of it, and the
+    change of the mean is extrapolated in proportion.
+    """
     before = surrogate.log_likelihood(surrogate.form.columns(draws), surrogate.at(observed[None])[0])
-    means = np.empty((0, draws.shape[1]))
+    means, middle = np.empty((0, draws.shape[1])), draws.mean(axis=0)
     for other in others:
         ratio = other.log_likelihood(other.form.columns(draws), other.at(observed[None])[0]) - before
-        share = np.exp(ratio - ratio.max())
-        means = np.append(means, [share @ draws / share.sum()], axis=0)
+        power = next_power(ratio, 0.0, min(1.0, FEWEST_LEFT / len(draws)))
+        share = np.exp(power * (ratio - ratio.max()))
+        means = np.append(means, [middle + (share @ draws / share.sum() - middle) / power], axis=0)
     return means
