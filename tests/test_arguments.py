@@ -538,7 +538,7 @@ PARTS = {
         "discrete": (),
         "where": None,
     },
-    "sampler": {"shown": len, "kept": None},
+    "run.registry.sampler": {"shown": len, "kept": None},
 }  # fmt: skip
 FILES = {
     "load": {"path": None, "model": None},
