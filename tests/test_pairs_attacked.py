@@ -214,7 +214,7 @@ def test_a_rule_learnt_at_a_larger_tolerance_loses_nothing_at_the_smaller():
         rule, eps = pairs.learnt_rule(pair, kernel, seen, seen, whole)
         assert eps > kernel.eps
         assert (np.diff(rule.alpha) <= 0).all()
-        spent = pairs.effective_price(price, pairs.Moments(hit**2, (hit - near) ** 2), rule(of_cheap))
+        spent = pairs.effective_price(price, pairs.PairMoments(hit**2, (hit - near) ** 2), rule(of_cheap))
         gains.append(price[1] * float((hit**2).mean()) / spent)
     assert np.mean(gains) > 1.3
 

@@ -172,7 +172,7 @@ class WithFactors:
         return part._replace(distances=np.concatenate([part.distances, factor], axis=1))
 
 
-class Moments(NamedTuple):
+class PairMoments(NamedTuple):
     """What the second moment of an estimate is made of, for each of n simulations."""
 
     whole: Array
@@ -181,11 +181,11 @@ class Moments(NamedTuple):
     """(n,) what the second part changes: (K - R)², or |K - R|."""
 
 
-def moments(kernel: Kernel, cheap: Array, dear: Array, by_hits: bool) -> Moments:
+def moments(kernel: Kernel, cheap: Array, dear: Array, by_hits: bool) -> PairMoments:
     """Of simulations with these distances (n,); `by_hits` as rejection counts them, with 1{u < K} for K."""
     of_dear, of_cheap = (np.exp(kernel.log_weight(of)) for of in (dear, cheap))
     change = np.abs(of_dear - of_cheap)
-    return Moments(of_dear, change) if by_hits else Moments(of_dear**2, change**2)
+    return PairMoments(of_dear, change) if by_hits else PairMoments(of_dear**2, change**2)
 
 
 def learnt_rule(
@@ -208,13 +208,13 @@ def learnt_rule(
     eps, judged = kernel.eps if pair.signed else None, np.ones(len(signal))
 
     def fitted(some: Any) -> ContinuationRule:
-        rule = _fitted(pair, signal[some], Moments(whole[some], change[some]), eps)
+        rule = _fitted(pair, signal[some], PairMoments(whole[some], change[some]), eps)
         return rule if kernel.eps == asked else falling(rule)
 
     for one, other in halves(len(signal)):
         judged[other] = fitted(one)(signal[other])
     assert pair.price is not None
-    every = Moments(whole, change)
+    every = PairMoments(whole, change)
     if not effective_price(pair.price, every, judged) < LEAST_GAIN * effective_price(pair.price, every):
         return ALWAYS, kernel.eps
     return fitted(slice(None)), kernel.eps
@@ -235,7 +235,7 @@ def halves(count: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     return (half, ~half), (~half, half)
 
 
-def effective_price(price: tuple[float, float], seen: Moments, alpha: Any = 1.0) -> float:
+def effective_price(price: tuple[float, float], seen: PairMoments, alpha: Any = 1.0) -> float:
     """Mean price times second moment of simulations with these moments and alpha (n,).
 
     Divided by the squared mean of K, which is the same for every alpha, it is what an effective draw costs.
@@ -244,7 +244,7 @@ def effective_price(price: tuple[float, float], seen: Moments, alpha: Any = 1.0)
     return moment * (price[0] + price[1] * float(np.mean(alpha)))
 
 
-def _fitted(pair: Pair, signal: Array, seen: Moments, eps: float | None) -> ContinuationRule:
+def _fitted(pair: Pair, signal: Array, seen: PairMoments, eps: float | None) -> ContinuationRule:
     """The best rule for simulations with these signals (n,) and moments."""
     change = seen.change
     edges = rule_edges(signal, change, eps)
