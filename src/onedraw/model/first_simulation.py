@@ -1,7 +1,8 @@
 """The first simulation of a run, inspected before the others are run.
 
 It is one of the run's own simulations, so it costs nothing and changes no number. The run ends here if the code cannot
-run at any parameters, or if the data of the first two simulations do not have the form of those observed. A listener
+run at any parameters, or if the first two simulations do not have the form of the data or raise a TypeError or
+AttributeError. A listener
 (`listening`) is told how long it took and, in this process, whether the same random stream gives the same data: a quick
 simulation is repeated for that.
 """
@@ -17,6 +18,8 @@ from onedraw.model.layout import WrongForm
 
 HOPELESS = (NameError, ImportError)
 """Errors that a simulator raises whatever the parameters are."""
+MISTAKES = (TypeError, AttributeError)
+"""Errors that it most probably raises whatever the parameters are: two of them in a row end the run."""
 LOOKS = 2
 """Simulations, at different parameters if there are several, whose form is checked."""
 QUICK = 10.0
@@ -100,8 +103,8 @@ def listener() -> Listener | None:
 def left_to_look_at(left: int, error: BaseException | None, theta: dict[str, float | int], word: str) -> int:
     """How many simulations are still to be inspected, after one that has raised `error` or nothing.
 
-    A SimulationError if every other simulation would fail as well. If the form of the data is wrong, the next one
-    decides: it may be wrong at some parameters only.
+    A SimulationError if every other simulation would fail as well. If the form of the data is wrong, or there is
+    one of the MISTAKES, the next one decides: it may be so at some parameters only.
     """
     if isinstance(error, WrongForm):
         if left == 1:
@@ -110,6 +113,8 @@ def left_to_look_at(left: int, error: BaseException | None, theta: dict[str, flo
                 "as the observed data, or NaN in place of numbers that cannot be simulated"
             ) from error
         return left - 1
-    if isinstance(error, HOPELESS):
+    if isinstance(error, MISTAKES) and left > 1:
+        return left - 1
+    if isinstance(error, HOPELESS + MISTAKES):
         raise SimulationError(f"the first simulation failed at {in_words(theta)}: {told(error)}") from error
     return 0
