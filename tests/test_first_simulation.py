@@ -84,6 +84,21 @@ def test_what_is_wrong_everywhere_ends_the_run(wrong, words):
     assert simulate.calls == (1 if "Error" in words else 2)
 
 
+@pytest.mark.parametrize("wrong", [lambda: len(3), lambda: [].mean()])
+def test_mistakes_at_two_parameter_values_end_the_run_and_one_alone_does_not(wrong):
+    simulate = Counting(wrong)
+    with pytest.raises(od.SimulationError, match=r"the first simulation failed at mu = .*(TypeError|AttributeError)"):
+        od.infer(model_of(simulate), budget=200, seed=1)
+    assert simulate.calls == 2
+    calls = []
+
+    def once(rng, mu):
+        calls.append(mu)
+        return wrong() if len(calls) == 1 else rng.normal(mu, 1.0, 5)
+
+    assert od.rejection(model_of(once), od.uniform(9.0), budget=20, seed=1).cost.failed == 1
+
+
 def test_other_kinds_of_simulators():
     calls = []
 

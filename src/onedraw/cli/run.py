@@ -78,7 +78,7 @@ def run(
     if any(Path(one).resolve() == Path(file).resolve() for one in bank):
         raise click.UsageError(f"--bank {file} is the file that this run is kept in: give --out another name")
     make_way(file, overwrite)
-    heard = _first_told(given.get("budget"), json_wanted)
+    heard = _first_told(given.get("budget"), json_wanted, learns=sampler.__name__ == "infer")
     with plain_warnings(), cluster(dask) as there, listening(heard):
         try:
             post = sampler(value, **given, **there)
@@ -184,12 +184,13 @@ def resume(file: str, model: str, dask: str | None, json_wanted: bool, bank: tup
     finish(post, file, model, json_wanted)
 
 
-def _first_told(budget: int | None, json_wanted: bool) -> Callable[[Any], None]:
-    """What is said of the first simulation of a run."""
+def _first_told(budget: int | None, json_wanted: bool, learns: bool) -> Callable[[Any], None]:
+    """What is said of the first simulation of a run; `learns` if it then fits the posterior to its simulations."""
+    more = " Learning the posterior from them takes seconds to minutes more." if learns else ""
 
     def tell(first: Any) -> None:
         # Not click.echo: a bar that is being shown makes room for what is printed.
-        for line in [*concerns(first), *([] if json_wanted else [takes(first.seconds, budget, first.workers)])]:
+        for line in [*concerns(first), *([] if json_wanted else [takes(first.seconds, budget, first.workers) + more])]:
             print(printable(line), file=sys.stderr, flush=True)
 
     return tell

@@ -1,9 +1,10 @@
-"""The first simulation of a run, which is looked at before the others are made.
+"""The first simulation of a run, inspected before the others are run.
 
-It is one of the run's own simulations, so it costs nothing and changes no number. Code that cannot run anywhere ends
-the run here, and so do data in another form than those observed, if those at a second parameter value are, too: a
-hundred more simulations would say the same. Whoever asks (`listening`) is told how long it took. In this process also
-whether the same random stream gives the same data, for which a quick simulation is made a second time.
+It is one of the run's own simulations, so it costs nothing and changes no number. The run ends here if the code cannot
+run at any parameters, or if the first two simulations do not have the form of the data or raise a TypeError or
+AttributeError. A listener
+(`listening`) is told how long it took and, in this process, whether the same random stream gives the same data: a quick
+simulation is repeated for that.
 """
 
 import threading
@@ -16,11 +17,13 @@ from onedraw.failures import SimulationError, in_words, told
 from onedraw.model.layout import WrongForm
 
 HOPELESS = (NameError, ImportError)
-"""What a simulator raises at all parameters alike."""
+"""Errors that a simulator raises whatever the parameters are."""
+MISTAKES = (TypeError, AttributeError)
+"""Errors that it most probably raises whatever the parameters are: two of them in a row end the run."""
 LOOKS = 2
-"""Simulations, at different parameters if there are several, of which the form is looked at."""
+"""Simulations, at different parameters if there are several, whose form is checked."""
 QUICK = 10.0
-"""Seconds that a simulation may take to be made a second time."""
+"""Simulations that take longer, in seconds, are not repeated."""
 _of_thread = threading.local()
 
 
@@ -42,7 +45,7 @@ class FirstSimulation(NamedTuple):
 
 
 class Listener(NamedTuple):
-    """Who is told of the first simulation, and how many simulations may be made again for it."""
+    """The function to call with the first simulation, and how many simulations may be repeated for it."""
 
     tell: Callable[[FirstSimulation], None]
     repeat: int = 1
@@ -61,9 +64,9 @@ def listening(tell: Callable[[FirstSimulation], None], repeat: int = 1) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class LooksAtFirst:
-    """The task of a run's first round: the first simulation of its first item is looked at.
+    """The task of a run's first round, in which the first simulation of the first item is inspected.
 
-    With `workers`, it is made by one of them, and what it has shown comes back with its outcome.
+    With `workers`, one of them runs it, and what it has shown comes back with its outcome.
     """
 
     task: Callable[[Any], Any]
@@ -92,16 +95,16 @@ def is_first() -> bool:
 
 
 def listener() -> Listener | None:
-    """Who is listening."""
+    """The listener of this thread."""
     found: Listener | None = getattr(_of_thread, "listener", None)
     return found
 
 
 def left_to_look_at(left: int, error: BaseException | None, theta: dict[str, float | int], word: str) -> int:
-    """How many simulations are still looked at, after one that has raised `error` or nothing.
+    """How many simulations are still to be inspected, after one that has raised `error` or nothing.
 
-    A SimulationError if it has failed as every other would. If the form of the data is wrong, the next one decides: it
-    may be wrong at some parameters alone.
+    A SimulationError if every other simulation would fail as well. If the form of the data is wrong, or there is
+    one of the MISTAKES, the next one decides: it may be so at some parameters only.
     """
     if isinstance(error, WrongForm):
         if left == 1:
@@ -110,6 +113,8 @@ def left_to_look_at(left: int, error: BaseException | None, theta: dict[str, flo
                 "as the observed data, or NaN in place of numbers that cannot be simulated"
             ) from error
         return left - 1
-    if isinstance(error, HOPELESS):
+    if isinstance(error, MISTAKES) and left > 1:
+        return left - 1
+    if isinstance(error, HOPELESS + MISTAKES):
         raise SimulationError(f"the first simulation failed at {in_words(theta)}: {told(error)}") from error
     return 0

@@ -223,7 +223,7 @@ def simulate_rows(
 def _with_first(
     recipe: Recipe, rng: Rng, theta: Array, index: Array | None, found: Simulated, began: float
 ) -> Simulated:
-    """The first simulations of a run, made together, after whoever listens was told of them."""
+    """The first simulations of a run, made together, after the listener was told of them."""
     seconds = time.perf_counter() - began
     surplus = _tell_of_first(recipe, rng, theta, index, found.rows, seconds, not found.ignored_rng, found.failures)
     return found._replace(cost=found.cost._replace(surplus=found.cost.surplus + surplus))
@@ -239,7 +239,7 @@ def _tell_of_first(
     used: bool,
     failures: Sequence[Failure],
 ) -> int:
-    """Tell whoever listens of the first simulations (n, M, s) of a run; how many were made again for that."""
+    """Tell the listener of the first simulations (n, M, s) of a run; how many were repeated for that."""
     ears, (n, draws, _) = listener(), rows.shape
     if ears is None:
         return 0
