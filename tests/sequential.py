@@ -65,7 +65,7 @@ class Ordered:
 
     prior = od.Prior(a=stats.uniform(0, 3), b=stats.uniform(0, 3), where=lambda a, b: a < b)
     model = od.Model(prior, simulate_sum, observed=1.5)
-    _axis = (np.arange(600) + 0.5) / 200
+    _axis = (np.arange(300) + 0.5) / 100
     _a, _b = (part.ravel() for part in np.meshgrid(_axis, _axis))
     grid: ClassVar[dict[str, Any]] = {"a": _a, "b": _b}
 
@@ -85,7 +85,7 @@ class Counted:
     """k ~ Poisson(2), mu ~ N(0, 1), y = (k, mu + k) + noise: a whole number beside a real one, by enumeration."""
 
     model = od.Model(od.Prior(k=stats.poisson(2), mu=stats.norm(0, 1)), simulate_counted, observed=[3.0, 4.0],
-                     distance=lambda y, observed: float(np.abs(y - observed).max()))  # fmt: skip
+                     distance=od.batched(lambda y, observed: np.abs(y - observed).max(axis=1)))  # fmt: skip
     _k, _mu = (part.ravel() for part in np.meshgrid(np.arange(16.0), np.linspace(-5, 5, 501)))
     grid: ClassVar[dict[str, Any]] = {"k": _k, "mu": _mu}
 

@@ -94,8 +94,14 @@ def test_the_budget_is_a_hard_limit_and_the_seed_counts(toy_advice):
     assert again[0].cost.simulations == again[1].cost.simulations
 
 
-@pytest.mark.parametrize("budget", [40, 300, 1000, 2500])
-@pytest.mark.parametrize("kind", ["plain", "batched", "staged"])
+@pytest.mark.parametrize(
+    ("kind", "budget"),
+    [
+        *(("plain", budget) for budget in (40, 300, 1000, 2500)),
+        *((kind, 1000) for kind in ("batched", "staged")),
+        *(pytest.param(kind, n, marks=pytest.mark.slow) for kind in ("batched", "staged") for n in (40, 300, 2500)),
+    ],
+)
 def test_no_budget_is_passed(kind, budget):
     calls = 0
 

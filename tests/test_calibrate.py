@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from scipy import stats
+from scipy.signal import lfilter
 
 import onedraw as od
 from onedraw.cli.main import main
@@ -209,12 +210,9 @@ def weighted(rng):
 
 def chains(rng):
     """Four stationary chains of an autoregression."""
-    draws = np.empty((4, 300))
-    draws[:, 0] = rng.normal(size=4)
-    noise = rng.normal(0, math.sqrt(1 - 0.9**2), size=(4, 300))
-    for step in range(1, 300):
-        draws[:, step] = 0.9 * draws[:, step - 1] + noise[:, step]
-    return posterior(draws)
+    first, noise = rng.normal(size=4), rng.normal(0, math.sqrt(1 - 0.9**2), size=(4, 300))
+    noise[:, 0] = first
+    return posterior(lfilter([1.0], [1.0, -0.9], noise))
 
 
 @pytest.mark.parametrize("make", [weighted, chains])

@@ -53,8 +53,16 @@ def agrees(post, exact):
     assert abs(spreads.mean() - exact.sd**2) < 4 * spreads.std() / np.sqrt(chains)
 
 
-@pytest.mark.parametrize("proposal", PROPOSALS)
-@pytest.mark.parametrize("pseudo_samples", [1, 4, 16])
+def with_drift(*numbers):
+    """Every proposal with the first number, and the drifting walk with the others; the rest is for the slow tests."""
+    return [
+        pytest.param(number, name, marks=() if number == numbers[0] or name == "drift" else pytest.mark.slow)
+        for number in numbers
+        for name in PROPOSALS
+    ]
+
+
+@pytest.mark.parametrize(("pseudo_samples", "proposal"), with_drift(1, 4, 16))
 @pytest.mark.parametrize("kernel", [UNIFORM, GAUSSIAN], ids=lambda kernel: kernel.name)
 def test_pseudo_marginal_is_exact(kernel, pseudo_samples, proposal):
     chains = 8192 if pseudo_samples < 16 else 4096
@@ -71,8 +79,7 @@ def test_wilkinson_is_exact(kernel, proposal):
     agrees(post, Exact(kernel))
 
 
-@pytest.mark.parametrize("proposal", PROPOSALS)
-@pytest.mark.parametrize("hits", [1, 2, 3])
+@pytest.mark.parametrize(("hits", "proposal"), with_drift(1, 2, 3))
 def test_r_hit_is_exact(hits, proposal):
     kernel = od.uniform(1.2)
     post = od.r_hit(toy(), kernel, hits=hits, draws=8, chains=2048, proposal=PROPOSALS[proposal], seed=23)
@@ -125,8 +132,14 @@ def test_the_default_walk_of_few_chains_is_not_as_wide_as_the_prior():
 # Acceptance rates
 
 
-@pytest.mark.parametrize("pseudo_samples", [1, 2, 8, 64])
-@pytest.mark.parametrize("eps", [0.25, 0.0625])
+@pytest.mark.parametrize(
+    ("eps", "pseudo_samples"),
+    [
+        *((0.25, number) for number in (1, 2, 8)),
+        *((0.0625, number) for number in (1, 64)),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0.25, 64), (0.0625, 2), (0.0625, 8))),
+    ],
+)
 def test_acceptance_rates_of_the_study(eps, pseudo_samples):
     """The study's own chain: proposals from the prior, uniform kernel (docs/study.md)."""
     post = od.pseudo_marginal(

@@ -17,7 +17,8 @@ from tests.deadlines import LONG, up_after
 from tests.reference import Exact, toy
 
 SAMPLERS = samplers()
-KERNEL = od.uniform(0.8)
+KERNEL = od.uniform(1.5)
+"""Wide: most demands here are about runs, whatever their tolerance."""
 WITH_KERNEL = ("rejection", "pseudo_marginal", "wilkinson", "r_hit")
 CHAINS = {
     "pseudo_marginal": od.pseudo_marginal,
@@ -80,8 +81,9 @@ def test_same_seed_same_bytes(name, kind):
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_mean_is_right(name):
-    post = run(name, toy(), draws=300 if name in CHAINS else 4000, **({"chains": 64} if name in CHAINS else {}))
-    exact, row = Exact(KERNEL), post.summary()["theta"]
+    kernel, each = od.uniform(0.8), 100 if "hit" in name else 300
+    given = {"draws": each, "chains": 64} if name in CHAINS else {"draws": 4000}
+    exact, row = Exact(kernel), run(name, toy(), kernel, **given).summary()["theta"]
     assert abs(row.mean - exact.mean) < 4.5 * row.mcse
     assert row.mcse < 0.1 * exact.sd
 
@@ -156,12 +158,12 @@ def test_thinning_keeps_every_so_many_steps(name):
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_held_steps_are_not_proposals(name):
-    post = run(name, toy("plain"), draws=100, proposal=od.lazy(od.random_walk(0.5), hold=0.7))
-    awake = run(name, toy("plain"), draws=100, proposal=od.random_walk(0.5))
+    post = run(name, toy("plain"), draws=50, proposal=od.lazy(od.random_walk(0.5), hold=0.7))
+    awake = run(name, toy("plain"), draws=50, proposal=od.random_walk(0.5))
     share = post.cost.proposals / awake.cost.proposals
     start = run(name, toy("plain"), draws=1).cost.proposals - 12
-    held = 1 - (post.cost.proposals - start) / 1200
-    assert abs(held - 0.7) < 4 * np.sqrt(0.21 / 1200)
+    held = 1 - (post.cost.proposals - start) / 600
+    assert abs(held - 0.7) < 4 * np.sqrt(0.21 / 600)
     assert share < 1
 
 
@@ -186,7 +188,7 @@ def test_failures_are_counted_rejections(name):
 def test_ctrl_c_returns_whole_draws(name):
     class Interrupted(Counter):
         def __call__(self, rng, theta):
-            if self.calls == 3000:
+            if self.calls == 1500:
                 self.calls += 1
                 raise KeyboardInterrupt
             return super().__call__(rng, theta)
@@ -195,7 +197,7 @@ def test_ctrl_c_returns_whole_draws(name):
     post = run(name, model, draws=100_000)
     whole = run(name, toy("plain"), draws=max(post.shape[1], 1))
     assert post.status.reason == "interrupted"
-    assert 0 < post.shape[1] < 3000
+    assert 0 < post.shape[1] < 1500
     assert np.array_equal(post.draws["theta"], whole.draws["theta"])
 
 
@@ -459,13 +461,14 @@ def test_sequential_weights_are_used_everywhere(name):
 # --- a budget in, a posterior out -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["batched", "plain", "staged", "compiled"])
+@pytest.mark.parametrize("kind", ["batched", "plain", "staged", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_infer_gives_the_same_bytes_with_and_without_a_file(kind, tmp_path, quick):
     first, stored, other = (
         od.infer(toy(kind), budget=300, draws=500, seed=seed, store=store, segment=1e-9)
         for seed, store in ((1, None), (1, tmp_path / "run.db"), (2, None))
     )
     assert bytes_of(first) == bytes_of(stored) == bytes_of(od.load(tmp_path / "run.db")) != bytes_of(other)
+    assert first.settings == stored.settings and first.notes == stored.notes
 
 
 @pytest.mark.parametrize("budget", [10, 100, 1500])

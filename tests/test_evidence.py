@@ -36,8 +36,15 @@ def assert_errors_are_right(z):
     assert 1 - 1 / 6 - 4 / math.sqrt(2 * n) < z.std() < 1 + 1 / 6 + 4 / math.sqrt(2 * n)
 
 
-@pytest.mark.parametrize("kernel", [od.uniform(0.4), od.gaussian(0.3)])
-@pytest.mark.parametrize("pseudo_samples", [1, 3])
+@pytest.mark.parametrize(
+    ("kernel", "pseudo_samples"),
+    [
+        (od.uniform(0.4), 1),
+        (od.gaussian(0.3), 3),
+        pytest.param(od.gaussian(0.3), 1, marks=pytest.mark.slow),
+        pytest.param(od.uniform(0.4), 3, marks=pytest.mark.slow),
+    ],
+)
 def test_of_rejection(kernel, pseudo_samples):
     def make(seed):
         return od.rejection(toy(), kernel, budget=6000, seed=seed, pseudo_samples=pseudo_samples)
@@ -45,12 +52,16 @@ def test_of_rejection(kernel, pseudo_samples):
     assert_errors_are_right(scores(make, range(60)))
 
 
-@pytest.mark.parametrize("kernel", [None, od.uniform(0.1), od.gaussian(0.1)])
+FOUND_OR_GIVEN = [None, od.gaussian(0.1), pytest.param(od.uniform(0.1), marks=pytest.mark.slow)]
+"""Kernels of samplers that find their tolerance if none is given."""
+
+
+@pytest.mark.parametrize("kernel", FOUND_OR_GIVEN)
 def test_of_importance(kernel):
     assert_errors_are_right(scores(lambda seed: od.importance(toy(), budget=2000, kernel=kernel, seed=seed), range(60)))
 
 
-@pytest.mark.parametrize("kernel", [None, od.uniform(0.1), od.gaussian(0.1)])
+@pytest.mark.parametrize("kernel", FOUND_OR_GIVEN)
 def test_of_smc(kernel):
     assert_errors_are_right(scores(lambda seed: od.smc(toy(), budget=6000, kernel=kernel, seed=seed), range(60)))
 
@@ -84,14 +95,17 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+ONE_OF_THE_KERNELS = [name if name == "triangular" else pytest.param(name, marks=pytest.mark.slow) for name in KERNELS]
+
+
+@pytest.mark.parametrize("kernel", ONE_OF_THE_KERNELS)
 @pytest.mark.parametrize("sampler", PARTS)
 def test_of_simulators_in_stages(sampler, kernel):
     """Some simulations are given up, and the others count more for it."""
     assert_errors_are_right(of_parts(lambda seed: PARTS[sampler](staged_model(0.4), KERNELS[kernel], seed), range(40)))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ONE_OF_THE_KERNELS)
 @pytest.mark.parametrize("sampler", ["rejection", "importance"])
 def test_of_two_models_whose_weights_may_be_negative(sampler, kernel):
     assert_errors_are_right(of_parts(lambda seed: PARTS[sampler](two_models(0.4), KERNELS[kernel], seed), range(40)))

@@ -106,8 +106,23 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_every_sampler_gives_the_same_bytes_everywhere(name, kind, where, quick):
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
+def test_every_sampler_gives_the_same_bytes_everywhere(name, where, quick):
+    same_bytes(name, "plain", where)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [one for one in KINDS if one[1] != "plain"])
+def test_every_kind_of_simulator_gives_the_same_bytes_everywhere(name, kind, where, quick):
+    same_bytes(name, kind, where)
+
+
+@pytest.mark.parametrize(("name", "kind"), [one for one in KINDS if one[1] != "plain"])
+def test_every_kind_of_simulator_gives_the_same_bytes_with_workers(name, kind, quick):
+    same_bytes(name, kind, {"workers": 2})
+
+
+def same_bytes(name, kind, where):
     if (name, kind) not in serial:
         serial[name, kind] = same(one_run(name, kind))
     assert same(one_run(name, kind, **where)) == serial[name, kind]
@@ -836,9 +851,11 @@ if __name__ == "__main__":
 
 def alive(folder):
     """Processes that have left their number in a folder and are still there."""
-    found = [int(one.name) for one in folder.iterdir()]
-    states = {one.pid: one.info["status"] for one in psutil.process_iter(["status"]) if one.pid in found}
-    return [pid for pid, status in states.items() if status != psutil.STATUS_ZOMBIE]
+    left = []
+    for pid in (int(one.name) for one in folder.iterdir()):
+        with suppress(psutil.NoSuchProcess):
+            left += [pid] * (psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return left
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
@@ -852,13 +869,13 @@ def alive(folder):
         ("timeout, locked", signal.SIGKILL, 1),
         ("both", signal.SIGHUP, 4),
         ("command", signal.SIGKILL, 1),
-        ("stubborn command", signal.SIGKILL, 2),
-        ("command in workers", signal.SIGTERM, 2),
         ("stubborn command in workers", signal.SIGKILL, 4),
-        ("persistent command", signal.SIGKILL, 1),
         ("stubborn persistent command", signal.SIGKILL, 2),
         ("fork pool", signal.SIGKILL, 2),
         ("spawn pool, locked", signal.SIGKILL, 2),
+        pytest.param("stubborn command", signal.SIGKILL, 2, marks=pytest.mark.slow),
+        pytest.param("command in workers", signal.SIGTERM, 2, marks=pytest.mark.slow),
+        pytest.param("persistent command", signal.SIGKILL, 1, marks=pytest.mark.slow),
         pytest.param("forkserver pool", signal.SIGKILL, 2, marks=pytest.mark.slow),
         pytest.param("fork pool with stubborn command", signal.SIGKILL, 4, marks=pytest.mark.slow),
         pytest.param("stubborn persistent command in workers", signal.SIGKILL, 4, marks=pytest.mark.slow),

@@ -93,7 +93,9 @@ def at_once(folder, shards, *, kills, draw, pause=0.001):
 # The same bytes
 
 
-@pytest.mark.parametrize("name", ["rejection", "pseudo_marginal", "smc", "importance"])
+@pytest.mark.parametrize(
+    "name", ["rejection", "smc", "importance", pytest.param("pseudo_marginal", marks=pytest.mark.slow)]
+)
 def test_shards_in_any_order_give_the_bytes_of_one_process(name, tmp_path):
     draw = random.Random(1)
     done = driven(tmp_path, functools.partial(call, name), lambda folder, some: backwards(folder, some, draw))

@@ -104,9 +104,15 @@ def agrees(post, kernel, largest=0.025):
 
 # --- exact posteriors ---------------------------------------------------------------------------------------
 
+# Every rule with one kernel and every kernel with one rule; the whole product is for the slow tests.
+RULES = [
+    pytest.param(kernel, rule, marks=() if kernel == "uniform" or rule == "extreme" else pytest.mark.slow)
+    for kernel in KERNELS
+    for rule in CONTINUATIONS
+]
 
-@pytest.mark.parametrize("continuation", CONTINUATIONS)
-@pytest.mark.parametrize("kernel", KERNELS)
+
+@pytest.mark.parametrize(("kernel", "continuation"), RULES)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_stages_leave_the_posterior_as_it_is(name, kernel, continuation):
     model = staged_model(CONTINUATIONS[continuation])
@@ -115,8 +121,7 @@ def test_stages_leave_the_posterior_as_it_is(name, kernel, continuation):
     agrees(SAMPLERS[name](model, KERNELS[kernel], seed=1), KERNELS[kernel], largest)
 
 
-@pytest.mark.parametrize("continuation", CONTINUATIONS)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "continuation"), RULES)
 @pytest.mark.parametrize("name", SIGNED)
 def test_a_bad_cheap_model_leaves_the_posterior_as_it_is(name, kernel, continuation):
     model = two_models(CONTINUATIONS[continuation], price=(1, 4))
