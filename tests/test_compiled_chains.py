@@ -206,6 +206,38 @@ def test_groups_segments_and_workers_change_nothing(monkeypatch):
     assert bytes_of(many)[:4] == bytes_of(whole)[:4] and many.cost.simulations == whole.cost.simulations
 
 
+@pytest.mark.parametrize("kind", ["plain", "batched", "compiled"])
+def test_draws_written_in_place_are_those_that_are_handed_on(kind, monkeypatch):
+    """A run has room for all draws from the first, or makes it as they come."""
+
+    def run():
+        return od.pseudo_marginal(toy(kind), KERNELS[0], draws=7, chains=5 if kind == "plain" else 600, thin=2,
+                                  proposal=od.independence(), seed=5)  # fmt: skip
+
+    monkeypatch.setattr(chain_blocks, "LOOK_SECONDS", 0.0)
+    whole = run()
+    assert np.isfinite(whole.draws["theta"]).all() and len(np.unique(whole.draws["theta"])) > 5
+    monkeypatch.setattr(chain_blocks, "FIRST_ROOM", 0)
+    assert_same(run(), whole)
+
+
+def test_uniforms_that_decide_nothing_are_not_drawn(monkeypatch):
+    """One pseudo-sample with a uniform kernel, proposed from the prior; several, or another kernel, need them."""
+
+    def run(sampler=od.pseudo_marginal, kernel=KERNELS[0], **more):
+        compared(
+            monkeypatch,
+            lambda: sampler(toy("compiled"), kernel, draws=9, chains=300, seed=6,
+                            proposal=od.lazy(od.independence(), 0.3), **more),
+        )  # fmt: skip
+
+    assert KERNELS[0].indicator and not KERNELS[1].indicator
+    for sampler, early in itertools.product((od.pseudo_marginal, od.wilkinson), (True, False)):
+        run(sampler, early=early)
+    run(pseudo_samples=4)
+    run(kernel=KERNELS[1])
+
+
 def test_a_stopped_run_goes_on_with_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(chain_blocks, "LOOK_SECONDS", 0.0)
     problem = od.Model(TWO, SIMULATE, OBSERVED, summary=SUMMARY, distance=DISTANCE)

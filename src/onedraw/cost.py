@@ -1,5 +1,6 @@
 """What a run has spent, as a value that adds."""
 
+import operator
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ class Cost(NamedTuple):
 
     def plus(self, other: "Cost") -> "Cost":
         """The two costs added."""
-        return Cost(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
+        return Cost(*map(operator.add, self, other))
 
     @staticmethod
     def total(costs: Iterable["Cost"]) -> "Cost":

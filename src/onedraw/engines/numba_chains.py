@@ -132,7 +132,7 @@ class _Ahead(NamedTuple):
     held: Array
     """(S, n), or (0, 0) if no chain is ever held."""
     exponentials: Array
-    """(S, n): -log u."""
+    """(S, n): -log u, or 0 if it decides nothing."""
 
     def step(self, one: int) -> "_Ahead":
         """Only one of the steps."""
@@ -162,7 +162,9 @@ def _drawn_ahead(loop: ChainLoop, rng: Rng, step: int, steps: int, n: int) -> _A
             if (loc, scale) != (0.0, 1.0):
                 columns[k] = columns[k] * scale + loc
         moves = columns[0][:, :, None] if dim == 1 else np.stack(columns, axis=2)
-    return _Ahead(streams[1], moves, held, filled(EXPON, n))
+    # With one pseudo-sample, proposed from the prior, a hit is accepted and a miss is not, whatever u is.
+    decided = loop.kind == FROM_PRIOR and loop.draws == 1 and loop.kernel.indicator
+    return _Ahead(streams[1], moves, held, np.zeros((steps, n)) if decided else filled(EXPON, n))
 
 
 def _named(rng: Rng, purpose: int, step: int, steps: int) -> Array:
@@ -205,7 +207,8 @@ def advance(
     log_estimate = state.log_estimate if loop.carried else np.zeros(n)
     counts = np.zeros((batches, n), dtype=np.int64)
     now = _Now(np.ascontiguousarray(state.theta.T), state.log_prior, log_estimate, state.distances, counts, counts)
-    record = _Record(theta, np.empty((0, 0, 0)) if distances is None else distances, thin, batches, stretch, rng.step)
+    marks = _marks(rng.step, steps, thin, batches, stretch)
+    record = _Record(theta, np.empty((0, 0, 0)) if distances is None else distances, marks, rng.step)
     words, simulations, failed, ignored = np.empty(5, np.uint64), 0, 0, False
     failures: list[FailedStep] = []
     first, last = rng.step, rng.step + steps
@@ -227,7 +230,7 @@ def advance(
     }  # fmt: skip
     proposals = now.proposals
     if loop.hold < 0.0:
-        proposals = proposals + np.bincount(record.batch(np.arange(first, last)), minlength=batches)[:, None]
+        proposals = proposals + np.bincount(marks[:, 0], minlength=batches)[:, None]
     return Advanced(after, now.accepted, proposals, simulations, failed, failures, bool(ignored))
 
 
@@ -237,23 +240,18 @@ class _Record(NamedTuple):
     theta: Array
     distances: Array
     """(kept, n, M), or (0, 0, 0) if they are not kept."""
-    thin: int
-    batches: int
-    stretch: tuple[int, int]
+    marks: Array
+    """(steps, 2): the batch of each step, and the place of the draw that is kept of it, -1 if none is."""
     first: int
     """The segment's first step."""
 
-    def batch(self, step: Array) -> Array:
-        """The part of the stretch in which moves at these steps are counted."""
-        begin, end = self.stretch
-        return (step - begin) * self.batches // (end - begin)
 
-    def marks(self, step: int, steps: int) -> Array:
-        """(S, 2): the batch of each step, and the place of the draw that is kept of it, -1 if none is."""
-        begin = self.stretch[0]
-        after = np.arange(step, step + steps) + 1 - begin
-        place = after // self.thin - 1 - (self.first - begin) // self.thin
-        return np.column_stack([self.batch(after - 1 + begin), np.where(after % self.thin == 0, place, -1)])
+def _marks(first: int, steps: int, thin: int, batches: int, stretch: tuple[int, int]) -> Array:
+    """The marks of a record: moves are counted in equal parts of a stretch, of which every thin-th step is kept."""
+    begin, end = stretch
+    after = np.arange(first, first + steps) + 1 - begin
+    place = after // thin - 1 - (first - begin) // thin
+    return np.column_stack([(after - 1) * batches // (end - begin), np.where(after % thin == 0, place, -1)])
 
 
 def _taken(loop: ChainLoop, words: Array, ahead: _Ahead, now: _Now, step: int, record: _Record) -> list[_Group]:
@@ -287,7 +285,7 @@ def _group(
     run = _steps_loop(loop, careful=raised is not None)
     _, own, extra = distance_in_loops(model)
     now = _Now(*(part.copy() for part in now))
-    n = now.theta.shape[1]
+    n, marks = now.theta.shape[1], record.marks[step - record.first :][: len(ahead.streams)]
     proposed, noted, totals = np.empty((dim, n)), np.zeros(4, np.int64), np.zeros(3, np.int64)
     # Beyond this no estimate is accepted, or none is wanted.
     most = 0.0 if loop.early else sys.float_info.max
@@ -297,7 +295,7 @@ def _group(
             words, fixed(proposed), draws, fixed(model.observed_row), extra, PROFILES.index(kernel.formula),
             kernel.indicator, float(kernel.eps), float(kernel.support), np.empty((min(width, 1), width)), NO_ROWS,
             np.empty(model.recipe.layout.size), noted, *ahead, proposed, np.empty(n), np.empty(n),
-            loop.kind, loop.carried, most, loop.prior, loop.other, *now, record.marks(step, len(ahead.streams)),
+            loop.kind, loop.carried, most, loop.prior, loop.other, *now, marks,
             record.theta, record.distances, totals, events, places, 0,
         )  # fmt: skip
     except Exception as error:
@@ -397,10 +395,12 @@ def _new_steps_loop(numba: Any, recipe: Any, formula: str, own: Any, careful: bo
 
     number, whole, word = numba.float64, numba.int64, numba.uint64
     one, two, three, fixed_two = number[::1], number[:, ::1], number[:, :, ::1], array_type(numba, 2)
+    # Draws may belong to a part of a larger array.
+    part = number[:, :, :]
     return compiled_loop(
         numba, steps, whole, array_type(numba, 1), fixed_two, whole, numba.boolean, number, number, two, three, one,
         whole[::1], word[:, ::1], three, numba.boolean[:, ::1], two, two, one, one, whole, numba.boolean,
-        number, fixed_two, fixed_two, two, one, one, two, whole[:, ::1], whole[:, ::1], whole[:, ::1], three, three,
+        number, fixed_two, fixed_two, two, one, one, two, whole[:, ::1], whole[:, ::1], whole[:, ::1], part, part,
         whole[::1], whole[:, ::1], two, whole, _nrt=False,
     )  # fmt: skip
 

@@ -52,14 +52,14 @@ class StreamBits(types.Type):
         super().__init__("StreamBits")
 
 
-class Stream(types.NumPyRandomGeneratorType):
+class CompiledStream(types.NumPyRandomGeneratorType):
     """The generator: NumPy's to Numba, except that its bits are ours."""
 
     def __init__(self) -> None:
-        types.Type.__init__(self, "Stream")
+        types.Type.__init__(self, "CompiledStream")
 
 
-BITS, STREAM = StreamBits(), Stream()
+BITS, STREAM = StreamBits(), CompiledStream()
 
 
 @register_model(StreamBits)
@@ -68,16 +68,16 @@ class _BitsModel(models.PrimitiveModel):
         super().__init__(manager, kind, WORD.as_pointer())
 
 
-@register_model(Stream)
+@register_model(CompiledStream)
 class _StreamModel(models.StructModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, [("bit_generator", BITS)])
 
 
-make_attribute_wrapper(Stream, "bit_generator", "bit_generator")
+make_attribute_wrapper(CompiledStream, "bit_generator", "bit_generator")
 
 
-@unbox(Stream)
+@unbox(CompiledStream)
 def _never_from_python(kind: Any, given: Any, c: Any) -> Any:
     """Functions that a simulator calls may be called from Python too, but not with this generator."""
     c.pyapi.err_set_string("PyExc_TypeError", "a stream exists in compiled code only")
@@ -267,7 +267,7 @@ def _doubles(dtype: Any) -> bool:
 # The methods. Numba's own are asked first, since they refuse what is no argument.
 
 
-@overload_method(Stream, "random", jit_options=IN_PLACE)
+@overload_method(CompiledStream, "random", jit_options=IN_PLACE)
 def _random(inst, size=None, dtype=np.float64):
     theirs = numbas.NumPyRandomGeneratorType_random(inst, size, dtype)
     if not _doubles(dtype):
@@ -277,7 +277,7 @@ def _random(inst, size=None, dtype=np.float64):
     return lambda inst, size=None, dtype=np.float64: _many(inst.bit_generator, size, _unit)
 
 
-@overload_method(Stream, "standard_normal", jit_options=IN_PLACE)
+@overload_method(CompiledStream, "standard_normal", jit_options=IN_PLACE)
 def _standard_normal(inst, size=None, dtype=np.float64):
     theirs = numbas.NumPyRandomGeneratorType_standard_normal(inst, size, dtype)
     if not _doubles(dtype):
@@ -287,7 +287,7 @@ def _standard_normal(inst, size=None, dtype=np.float64):
     return lambda inst, size=None, dtype=np.float64: _many(inst.bit_generator, size, _normal)
 
 
-@overload_method(Stream, "standard_exponential", jit_options=IN_PLACE)
+@overload_method(CompiledStream, "standard_exponential", jit_options=IN_PLACE)
 def _standard_exponential(inst, size=None, dtype=np.float64, method="zig"):
     theirs = numbas.NumPyRandomGeneratorType_standard_exponential(inst, size, dtype, method)
     if not _doubles(dtype) or _given(method) != "zig":
@@ -297,7 +297,7 @@ def _standard_exponential(inst, size=None, dtype=np.float64, method="zig"):
     return lambda inst, size=None, dtype=np.float64, method="zig": _many(inst.bit_generator, size, _exponential)
 
 
-@overload_method(Stream, "normal", jit_options=IN_PLACE)
+@overload_method(CompiledStream, "normal", jit_options=IN_PLACE)
 def _scaled_normal(inst, loc=0.0, scale=1.0, size=None):
     numbas.NumPyRandomGeneratorType_normal(inst, loc, scale, size)
     if _one(size):
@@ -305,7 +305,7 @@ def _scaled_normal(inst, loc=0.0, scale=1.0, size=None):
     return lambda inst, loc=0.0, scale=1.0, size=None: _many_scaled(inst.bit_generator, size, _normal, loc, scale)
 
 
-@overload_method(Stream, "uniform", jit_options=IN_PLACE)
+@overload_method(CompiledStream, "uniform", jit_options=IN_PLACE)
 def _uniform(inst, low=0.0, high=1.0, size=None):
     numbas.NumPyRandomGeneratorType_uniform(inst, low, high, size)
     if _one(size):
@@ -313,7 +313,7 @@ def _uniform(inst, low=0.0, high=1.0, size=None):
     return lambda inst, low=0.0, high=1.0, size=None: _many_scaled(inst.bit_generator, size, _unit, low, high - low)
 
 
-@overload_method(Stream, "exponential", jit_options=IN_PLACE)
+@overload_method(CompiledStream, "exponential", jit_options=IN_PLACE)
 def _scaled_exponential(inst, scale=1.0, size=None):
     numbas.NumPyRandomGeneratorType_exponential(inst, scale, size)
     if _one(size):

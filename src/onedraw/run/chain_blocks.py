@@ -127,6 +127,8 @@ class Advancing:
         """Draws of a chain at the end of the round. There may be far fewer: time or a signal may end it."""
         self.theta, self.distances = known.theta, known.distances
         self._make_room(0)
+        self._in_place = isinstance(self.pool, InProcess) and self.task.engine is None and len(self.theta) == self._most
+        """Whether segments write their draws where they belong, instead of handing them on."""
         self.accepted, self.proposals = known.accepted, known.proposals
         self.states, self.taken = list(known.states), known.steps
         self.cost, self.capped = known.cost, known.capped
@@ -191,8 +193,16 @@ class Advancing:
         if number + 1 == len(cuts):
             cuts.append(cuts[number] + self.task.length(min(self._length, steps - cuts[number]), self.states[block]))
         state = self.states[block] if last is None else last.state
-        first = self.request.first_step + cuts[number]
-        return Segment(self.request.blocks[block], state, first, cuts[number + 1] - cuts[number], self._failure_known())
+        first, known = self.request.first_step + cuts[number], self._failure_known()
+        segment = Segment(self.request.blocks[block], state, first, cuts[number + 1] - cuts[number], known)
+        return segment._replace(room=self._places(segment)) if self._in_place else segment
+
+    def _places(self, segment: Segment) -> tuple[Array, Array | None]:
+        """Where the draws of a segment belong."""
+        block, taken = segment.block, segment.first_step - self.request.first_step
+        rows = slice(taken // self.thin, (taken + segment.steps) // self.thin)
+        columns = slice(block.first, block.first + block.size)
+        return self.theta[rows, columns], None if self.distances is None else self.distances[rows, columns]
 
     def _take(self, results: list[SegmentResult], seconds: float) -> None:
         taken, now = self.taken, self.taken + results[0].steps
@@ -200,10 +210,11 @@ class Advancing:
         if rows.stop > len(self.theta):
             self._make_room(rows.stop)
         for k, (block, one) in enumerate(zip(self.request.blocks, results, strict=True)):
-            columns = slice(block.first, block.first + block.size)
-            self.theta[rows, columns] = one.theta
-            if self.distances is not None:
-                self.distances[rows, columns] = one.distances
+            if not self._in_place:
+                columns = slice(block.first, block.first + block.size)
+                self.theta[rows, columns] = one.theta
+                if self.distances is not None:
+                    self.distances[rows, columns] = one.distances
             self.states[k] = one.state
         self._count(results, first=self.request.first_step == taken == 0)
         self.taken = now

@@ -115,6 +115,8 @@ class Segment(NamedTuple):
     steps: int
     failure_known: bool = False
     """Whether a failure of an earlier step is known: a device looks for the first one only."""
+    room: tuple[Array, Array | None] | None = None
+    """Where draws (kept, n, dim) and their distances go, in the process that asks for them."""
 
 
 class SegmentResult(NamedTuple):
@@ -165,8 +167,11 @@ class Advance:
     def _here(self, rng: Rng, segment: Segment) -> SegmentResult:
         n, before = segment.block.size, segment.first_step - self.stretch[0]
         kept = (before + segment.steps) // self.thin - before // self.thin
-        theta = np.empty((kept, n, segment.state.theta.shape[1]))
-        distances = np.empty((kept, n, segment.state.distances.shape[1])) if self.keep_distances else None
+        if segment.room is not None:
+            theta, distances = segment.room
+        else:
+            theta = np.empty((kept, n, segment.state.theta.shape[1]))
+            distances = np.empty((kept, n, segment.state.distances.shape[1])) if self.keep_distances else None
         if one_chain.alone(self.sampler, n):
             rng.step = segment.first_step
             return self._alone(rng, segment, theta, distances)
