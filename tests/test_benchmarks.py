@@ -307,6 +307,17 @@ def test_exact_evidences_of_models_belong_to_their_simulators(name, n):
     assert np.all(np.abs(ratio.mean(axis=0) - 1) < 4.5 * ratio.std(axis=0) / math.sqrt(n))
 
 
+@pytest.mark.parametrize("name", ["regression", "nested"])
+def test_intervals_of_local_routes_hold_as_often_as_they_say(name):
+    """At 60 data sets: so few hold, or errors are so far from those stated, with a probability of 1e-3 at most."""
+    every = [one for seed in range(400, 460) for one in compare.local_run(name, seed)]
+    for route in ("acceptance ratio", "classifier"):
+        some = [one for one in every if one.route == route]
+        assert len(some) > 50 and sum(one.held for one in some) >= stats.binom.ppf(1e-3, len(some), 0.9)
+        # The acceptance ratio allows for a bias that may not be there.
+        assert math.sqrt(np.mean([one.z**2 for one in some])) > 0.5
+
+
 def test_repetitions_of_comparisons_continue_in_their_file(tmp_path, monkeypatch):
     made = []
 

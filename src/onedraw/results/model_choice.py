@@ -119,6 +119,12 @@ def tolerance(pool: Pool) -> float:
     return radius(pool.distances, pool.weights, near_number(len(pool.rows), pool.rows.shape[1]))
 
 
+def wide_radius(pool: Pool) -> float:
+    """Of the neighbourhood of the classifier, which tells what the other's tolerance does to the acceptance ratio."""
+    target = min(WIDER * near_number(*pool.rows.shape), len(pool.rows) / 2)
+    return radius(pool.distances, pool.weights, target)
+
+
 def accepted(pool: Pool, eps: float) -> RouteEstimate:
     """The acceptance ratio at a tolerance."""
     total, variance = pool.evidence((pool.distances < eps).astype(float))

@@ -11,7 +11,6 @@ from onedraw.engines.arrays import Array
 from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs, fitted_to
 from onedraw.results.model_choice import (
     MOST_FITTED,
-    WIDER,
     Classifier,
     ErrorRates,
     HeldOutRows,
@@ -27,11 +26,10 @@ from onedraw.results.model_choice import (
     fit_logistic,
     held_out_near,
     local_error,
-    near_number,
     polynomial,
     prior_errors,
-    radius,
     tolerance,
+    wide_radius,
     with_tolerance_error,
     without,
 )
@@ -189,14 +187,12 @@ def decide(
     found = pooled(models, observed, scale, apart)
     pool = found.pool
     eps, exact = tolerance(pool), exact_matches(pool)
-    wide = eps if exact else radius(
-        pool.distances, pool.weights, min(WIDER * near_number(*pool.rows.shape), len(pool.rows) / 2)
-    )  # fmt: skip
+    wide = eps if exact else wide_radius(pool)
     ratio = accepted(pool, eps)
     if not exact:
         ratio = with_tolerance_error(ratio, accepted(pool, wide), eps, wide)
     near = np.bincount(pool.label[pool.distances < eps], minlength=len(models))
-    classifier = None if exact else _classifier(pool, wide)
+    classifier = None if exact else classifier_near(pool, wide)
     unavailable = _unavailable(models, apart)
     learnt = None if unavailable or exact else _learnt(models, rng)
     if learnt is None and not unavailable and not exact:
@@ -234,7 +230,8 @@ def decide(
     )  # fmt: skip
 
 
-def _classifier(pool: Pool, wide: float) -> Classifier | None:
+def classifier_near(pool: Pool, wide: float) -> Classifier | None:
+    """The classifier of the nearest simulations, few enough to be fitted fast; None if it cannot be fitted."""
     kernel = epanechnikov(pool.distances, wide)
     inside = np.flatnonzero(kernel > 0)
     if len(inside) > MOST_FITTED * len(pool.proposals):
@@ -289,7 +286,7 @@ def _at_held_out(
             columns.append(held_out_evidence(one.learnt, one.pairs, left_out, found.raw[held.number], rng))
         logs[0] = np.column_stack(columns)
     if available[1] and not exact:
-        fitted = _classifier(rest, wide)
+        fitted = classifier_near(rest, wide)
         logs[1] = None if fitted is None else fitted.log_evidence(pool.rows[held.number])
     logs[2] = accepted_at(rest, held.number, found.distances(keep))
     return logs
