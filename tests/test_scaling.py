@@ -28,7 +28,8 @@ def test_sixteen_simulated_workers_are_kept_busy(kind, quick):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "workers", "least"), [("rejection", 1024, 0.8), ("chains", 1024, 0.8), ("infer", 256, 0.8)]
+    ("kind", "workers", "least"),
+    [("rejection", 1024, 0.8), ("chains", 1024, 0.8), ("infer", 256, 0.95), ("infer", 1024, 0.8)],
 )
 def test_many_simulated_workers_are_kept_busy(kind, workers, least):
     share, _, load = scaling.simulated(kind, workers)
@@ -38,6 +39,12 @@ def test_many_simulated_workers_are_kept_busy(kind, workers, least):
 @pytest.mark.parametrize("times", [scaling.log_normal, scaling.rare])
 def test_uneven_times_keep_most_of_the_workers_busy(times):
     assert scaling.simulated("rejection", 64, times, simulations=480)[0] > 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("times", "least"), [(scaling.log_normal, 0.75), (scaling.rare, 0.82)])
+def test_stages_of_infer_do_not_wait_for_slow_simulations(times, least):
+    assert scaling.simulated("infer", 64, times)[0] > least
 
 
 def uneven(rng, theta):
