@@ -1,4 +1,4 @@
-"""Forty years of counts: how fast does a population grow, how many can its habitat sustain, and how much do years differ?
+"""Forty years of counts: how fast does a population grow, how many can its habitat hold, and how much do years differ?
 
 The counts are simulated, so the answer is known. `od.infer` uses 1,000 simulations. The figure of the README shows
 the posteriors beside the true values, and the counts that they predict.
