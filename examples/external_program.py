@@ -7,7 +7,8 @@ Failures are counted, with what the program wrote; a program that hangs is kille
 error only if every simulation fails.
 
 The total number of cases is sufficient for r, and its distribution is known (Borel and Tanner): n chains have t
-cases with probability n/t times the Poisson probability of t - n at r t. So the exact posterior is known for every tolerance.
+cases with probability n/t times the Poisson probability of t - n at r t. So the exact posterior is known for
+every tolerance.
 
 Data: measles in the United States, 1997 to 1999: 338 cases in 165 chains, of which 43 had more than one case: Gay, De
 Serres, Farrington, Redd and Papania (2004), J. Infect. Dis. 189 (Suppl. 1), S36 (numbers from the abstract).
