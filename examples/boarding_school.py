@@ -2,8 +2,8 @@
 
 A stochastic SIR model in steps of a quarter of a day: each susceptible boy is infected with probability
 1 - exp(-R0/recovery x infected/boys x step), each infected one recovers with probability 1 - exp(-step/recovery).
-Counts differ from run to run as they would from school to school, which a differential equation with noise added
-leaves out. The model is compared with the daily counts themselves, as square roots, so that no day outweighs the rest.
+Counts vary between runs as they would between schools, which a differential equation with added noise ignores.
+The model is compared with the daily counts themselves, as square roots, so that no day outweighs the rest.
 
 Data: boys in bed from 22 January to 4 February 1978, of 763: Anonymous (1978), Influenza in a boarding school, British
 Medical Journal 1, 587. The BMJ printed a figure; the numbers are those read off it by de Vries and others (2006), A

@@ -1,9 +1,9 @@
 """Where ABC began: how much a population mutates, from the number of sites at which its sequences differ.
 
 Going back in time, k lineages wait an exponential time T_k with rate k(k - 1)/2 until two of them have a common
-ancestor; mutations fall on the branches at rate theta/2 and each hits a new site. Simulating this takes a line, and
-rejection at eps < 1 on a count is exact: draws have the posterior given S, not near it. Here the exact answer is known
-too (the number of mutations while there are k lineages is geometric), so that both can be laid side by side. The
+ancestor; mutations fall on the branches at rate theta/2 and each hits a new site. One line simulates this, and
+rejection at eps < 1 on a count is exact: the draws have the posterior given S itself. The exact answer is also known
+(the number of mutations while there are k lineages is geometric), so the two can be compared. The
 times of the accepted trees are draws of the time to the common ancestor given the data.
 
 Data: 63 people of the Nuu-Chah-Nulth, 360 base pairs of the mitochondrial control region, 26 variable sites: Ward,

@@ -1,11 +1,11 @@
 """Eight schools: a hierarchical prior and a vector parameter, beside the exact posterior.
 
-In eight schools a coaching programme was tried, and in each of them its effect on test scores was estimated, with a
-known standard error (Rubin 1981). How large is the effect in each school? Taken one by one, the estimates range from -3
-to 28. Taken as one, they are all about 8. A hierarchical prior lies between: effects have a distribution of their own,
-with a mean mu and a spread tau that the data determine, too.
+Eight schools tried a coaching programme, and its effect on test scores was estimated in each, with a known standard
+error (Rubin 1981). How large is the effect in each school? Separately, the estimates range from -3 to 28. Pooled, they
+are about 8. A hierarchical prior lies in between: the effects have a distribution whose mean mu and spread tau are
+parameters too.
 
-The posterior is known here, by quadrature over tau, so that what `od.infer` finds can be compared with it.
+The exact posterior is known, by quadrature over tau, and `od.infer` is compared with it.
 
 python examples/eight_schools.py [figure.png] [--quick]
 """

@@ -2,12 +2,13 @@
 
 An imported case infects a Poisson number of others with mean r, each of these likewise, until a chain ends. The program
 reads r, the number of chains and a seed from its command line and prints cases in all, and chains with more than one
-case, as JSON. It fails where an outbreak gets out of hand (status 3, and a line on standard error), and can hang.
-Failures are counted and say what the program said; a program that hangs is killed after `timeout`. Only where every
-simulation fails, a run ends with an error.
+case, as JSON. It fails if an outbreak grows too large (status 3, and a line on standard error), and it can hang.
+Failures are counted, with what the program wrote; a program that hangs is killed after `timeout`. A run ends with an
+error only if every simulation fails.
 
-The total number of cases is sufficient for r, and its law is known (Borel and Tanner): n chains have t cases with
-probability n/t times the Poisson probability of t - n at r t. So the exact posterior is at hand for every tolerance.
+The total number of cases is sufficient for r, and its distribution is known (Borel and Tanner): n chains have t
+cases with probability n/t times the Poisson probability of t - n at r t. So the exact posterior is known for
+every tolerance.
 
 Data: measles in the United States, 1997 to 1999: 338 cases in 165 chains, of which 43 had more than one case: Gay, De
 Serres, Farrington, Redd and Papania (2004), J. Infect. Dis. 189 (Suppl. 1), S36 (numbers from the abstract).

@@ -5,7 +5,7 @@ say, income, insurance claims or image noise (Rayner and MacGillivray 2002, Stat
 Allingham, King and Mengersen 2009, Statistics and Computing 19, 189). The data are simulated with the values of the
 latter, a = 3, b = 1, g = 2, k = 0.5, and the summaries are the seven octiles of a thousand observations.
 
-What ABC should give is known here: the octiles are order statistics, whose joint density follows from the distribution
+The target of ABC is known: the octiles are order statistics, whose joint density follows from the distribution
 function, found by solving for z. Algorithm 2 with that likelihood gives the exact posterior given the octiles.
 
 python examples/g_and_k.py [figure.png] [--quick]

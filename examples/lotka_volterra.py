@@ -2,8 +2,8 @@
 
 Prey are born at rate birth x prey, prey are eaten and predators born at rate predation x prey x predators, predators
 die at rate death x predators. Every event is simulated, by Gillespie's direct method (1977, J. Phys. Chem. 81, 2340).
-Where predators die out, prey grow without end; such a run is ended after MOST events, and its NaN is a failed
-simulation, which counts as one that is far from the data.
+If predators die out, prey grow without limit. Such a simulation is stopped after MOST events and returns NaN: it has
+failed, and counts as far from the data.
 
 The data are simulated, with rates and start of Boys, Wilkinson and Kirkwood (2008), Statistics and Computing 18, 125.
 ABC for this model: Toni, Welch, Strelkowa, Ipsen and Stumpf (2009), J. R. Soc. Interface 6, 187.

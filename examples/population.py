@@ -1,7 +1,7 @@
-"""Forty years of counts: how fast does a population grow, what can its habitat carry, and how different are the years?
+"""Forty years of counts: how fast does a population grow, how many can its habitat hold, and how much do years differ?
 
-The counts are simulated, so the answer is known. `od.infer` has 1,000 simulations. The figure of the README shows the
-posteriors beside the values that made the data, and the counts that they predict.
+The counts are simulated, so the answer is known. `od.infer` uses 1,000 simulations. The figure of the README shows
+the posteriors beside the true values, and the counts that they predict.
 
 python examples/population.py [figure.png] [--quick]
 """

@@ -1,4 +1,4 @@
-"""The first simulation of a run is looked at before the others are made."""
+"""The first simulation of a run is inspected before the others are run."""
 
 import json
 import re

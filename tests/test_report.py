@@ -666,3 +666,14 @@ def test_a_file_that_is_no_run_is_refused(tmp_path):
     (tmp_path / "x.db").write_text("no")
     with pytest.raises(StoreError):
         page.source_of(tmp_path / "x.db")
+
+
+def test_the_page_of_infer_has_no_raw_records_no_zero_counts_and_no_empty_section(tmp_path):
+    model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+    post = od.infer(model, budget=60, seed=1)
+    assert isinstance(post.settings["calibration"], dict) and post.cost.setups == 0
+    page = post.report(tmp_path / "page.html", predictive=0).read_text()
+    settings = page.split("<h2>Settings</h2>")[1].split("</dl>")[0]
+    assert "<dt>budget</dt><dd>60</dd>" in settings and not set(settings) & set("{[")
+    assert "setups" not in page.split("<h2>Cost</h2>")[1].split("</table>")[0]
+    assert "Would more pseudo-samples have helped" not in page

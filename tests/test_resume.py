@@ -270,7 +270,7 @@ def test_another_version_is_warned_of(tmp_path, monkeypatch):
     run("rejection", path)
     here = saving.versions()
     monkeypatch.setattr(saving, "versions", lambda engine: {**here, "numpy": "3.0.0"})
-    with pytest.warns(UserWarning, match=r"numpy .* -> 3\.0\.0.*no longer promised"):
+    with pytest.warns(UserWarning, match=r"numpy .* -> 3\.0\.0.*no longer guaranteed"):
         od.resume(path, model)
 
 

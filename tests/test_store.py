@@ -952,7 +952,7 @@ class TestFullDisk:
     @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_FSIZE)[1] != -1, reason="files are limited already")
     def test_room_is_made_in_time(self, tmp_path):
         texts, same, again, reason, saved, kept = self.limited(tmp_path / "run.db", 10_000)
-        assert len(texts) == 1 and "could not be written" in texts[0] and "goes on in memory" in texts[0]
+        assert len(texts) == 1 and "could not be written" in texts[0] and "continues in memory" in texts[0]
         assert same and again and reason == "budget" and saved == kept
 
     @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_FSIZE)[1] != -1, reason="files are limited already")

@@ -606,7 +606,7 @@ class Posterior:
     def resample(self, draws: int | None = None, *, seed: int | None = None) -> "Posterior":
         """Equally weighted draws from these, by default as many as the effective number of draws.
 
-        Each draw represents an equal part of the posterior, so means and standard deviations change little.
+        Each draw represents an equal part of the posterior, so means change little.
         They have no chains. With more `draws` than that, summaries still state the errors of the original.
 
         >>> import onedraw as od
