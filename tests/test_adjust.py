@@ -393,7 +393,7 @@ def test_fit_summary_sees_the_size_of_a_parameter_whose_sign_is_lost():
     assert np.max(np.abs(np.corrcoef(np.abs(theta[:, 0]), fitted[:, -1])[0, 1])) > 0.8
 
 
-def test_fit_summary_for_batches_and_dicts():
+def test_fit_summary_for_batches_and_dicts(quick):
     simulate = od.batched(lambda rng, mu: {"x": rng.normal(mu[:, None], 1.0, (len(mu), 5)), "n": mu * 0 + 5.0})
     model = od.Model(od.Prior(mu=stats.norm(0, 2)), simulate, {"x": np.ones(5), "n": 5.0})
     fitted = od.fit_summary(model, budget=1000, seed=1)

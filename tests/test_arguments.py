@@ -196,7 +196,7 @@ def test_text_is_no_number(made):
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_data_far_beyond_all_simulations_are_told():
+def test_data_far_beyond_all_simulations_are_told(quick):
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta), observed=2.0)
     post = od.infer(model, budget=200, draws=50, seed=1, coverage=0)
     with pytest.raises(NoAnswer, match="units"):
@@ -758,7 +758,7 @@ def test_odd_arguments_of_files(examples, kept, tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("examples", [60, pytest.param(3000, marks=MANY)])
-def test_odd_arguments_of_posteriors(examples, tmp_path, monkeypatch):
+def test_odd_arguments_of_posteriors(examples, tmp_path, monkeypatch, quick):
     monkeypatch.chdir(tmp_path)
     model = od.Model(PRIOR, lambda rng, a, b: rng.normal(a, 0.1 + b), observed=1.0)
     posts = [od.infer(model, budget=300, draws=100, seed=1, coverage=0)]

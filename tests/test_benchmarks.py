@@ -43,7 +43,7 @@ def test_the_likelihood_of_a_known_model_is_its_simulators(name):
     assert (np.abs(weighted.mean(axis=0) - moved.mean(axis=0)) < 5 * error).all()
 
 
-def metropolis(problem, at, chains=400, steps=3000, seed=3):
+def metropolis(problem, at, chains=400, steps=1200, seed=3):
     """Moments by random walks from around the mean, their errors from the differences between chains."""
     rng, size = np.random.default_rng(seed), 1.2 / np.sqrt(at.mean.size) * at.sd
     theta = at.mean + 0.1 * at.sd * rng.standard_normal((chains, at.mean.size))

@@ -279,7 +279,7 @@ def test_shared_arguments_are_checked_before_any_simulation(name, wrong, message
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_what_the_workers_have_thrown_away_is_in_the_cost(name, monkeypatch):
+def test_what_the_workers_have_thrown_away_is_in_the_cost(name, monkeypatch, quick):
     @contextlib.contextmanager
     def wasteful(workers, executor, threads):
         crew = InProcess()

@@ -182,7 +182,7 @@ def test_a_chain_refuses_and_names_the_way():
     assert one.eps == 0.4 and abs(one.value - exact(kernel)) < 4 * one.se < 0.4
 
 
-def test_others_refuse_with_a_reason():
+def test_others_refuse_with_a_reason(quick):
     with pytest.raises(ValueError, match=r"compare models with od\.compare"):
         _ = od.infer(toy(), budget=300, seed=1).log_evidence
     with pytest.raises(ValueError, match=r"nothing was accepted of 100 proposals: it is below log\(3/100\) = -3\.51"):

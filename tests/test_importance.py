@@ -315,7 +315,7 @@ class TestGivenProposal:
         z = errors(importance, problem, functions, range(16), **({"budget": 2000, "proposal": post} | settings))
         assert_right(z, spread=1.8)
 
-    def test_right_with_the_posterior_of_infer(self):
+    def test_right_with_the_posterior_of_infer(self, quick):
         post = od.infer(toy(), budget=300, seed=1)
         z = errors(importance, Toy, ONE, range(16), kernel=AT, budget=2000, proposal=post)
         assert_right(z, spread=1.8)
@@ -472,7 +472,7 @@ class TestGivenProposalInAFile:
         with pytest.raises(od.StoreError, match="proposal"):
             od.resume(tmp_path / "none.db", toy("plain"), proposal=GIVEN)
 
-    def test_a_posterior_from_a_file_is_the_same_one(self, tmp_path):
+    def test_a_posterior_from_a_file_is_the_same_one(self, tmp_path, quick):
         post = od.infer(toy("plain"), budget=200, draws=500, seed=1, store=tmp_path / "infer.db")
         read = od.load(tmp_path / "infer.db")
         whole = importance(toy("plain"), budget=400, seed=1, proposal=post, store=tmp_path / "run.db")

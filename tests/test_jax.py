@@ -551,14 +551,14 @@ def test_runs_that_lower_the_tolerance(run):
     assert 50_000 < post.cost.simulations <= 60_000
 
 
-def test_infer():
-    post = od.infer(toy(), budget=4000, seed=1)
+def test_infer(quick):
+    post = od.infer(toy(), budget=2000, seed=1)
     row = post.summary()["theta"]
     assert abs(row.mean - 1.0) < 4 * row.mcse < 0.3 and row.sd == pytest.approx(np.sqrt(0.5), abs=0.15)
-    assert post.cost.simulations == 4000
+    assert post.cost.simulations == 2000
 
 
-def test_a_distance_without_a_number_is_a_failure_of_infer():
+def test_a_distance_without_a_number_is_a_failure_of_infer(quick):
     """The simulations that it cannot compare are counted, with theta, as on the other engines."""
 
     def distance(simulated, observed):

@@ -105,7 +105,7 @@ def test_failures_are_part_of_the_likelihood():
     assert mean < -0.1 and row.mean < 0.0
 
 
-def test_many_outputs_of_which_summaries_are_learnt():
+def test_many_outputs_of_which_summaries_are_learnt(quick):
     rng = np.random.default_rng(0)
     outputs, dim, noise = 120, 3, 3.0
     design = rng.standard_normal((outputs, dim))
@@ -186,7 +186,7 @@ def test_a_learnt_likelihood_does_not_forget_where_earlier_stages_looked():
     assert np.diff(number[:10_000]).max() == 9
 
 
-def test_draws_where_no_stage_has_looked_are_left_out(monkeypatch):
+def test_draws_where_no_stage_has_looked_are_left_out(monkeypatch, quick):
     """Of a posterior with a tenth of its mass in the wrong place, the rest is left, as many draws as were asked for."""
     draws = LearntLikelihood.draws
 
@@ -365,14 +365,14 @@ def test_effective_draws_follow_from_both_errors(monkeypatch):
     assert learnt.effective_draws(draws) == pytest.approx(1 / (0.05 / variance[0] + 1 / 500))
 
 
-def test_a_posterior_that_is_mostly_unseen_is_kept_and_told(monkeypatch):
+def test_a_posterior_that_is_mostly_unseen_is_kept_and_told(monkeypatch, quick):
     monkeypatch.setattr(LearntLikelihood, "unseen", lambda self, draws: np.arange(len(draws)) % 4 > 0)
     post = od.infer(od.Model(NORMAL, noisy, 2.0), budget=300, seed=1, draws=400)
     assert np.unique(post.draws["theta"]).size == 400
     assert any("75 % of the posterior lies where there are hardly any simulations" in note for note in post.notes)
 
 
-def test_a_likelihood_that_depends_on_no_parameter_is_none():
+def test_a_likelihood_that_depends_on_no_parameter_is_none(quick):
     """Fifty simulations are too few for twelve parameters: the prior would pass for a posterior without error."""
     names, mixed = [f"t{j}" for j in range(12)], np.random.default_rng(1).standard_normal((12, 20))
 

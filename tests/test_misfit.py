@@ -227,7 +227,7 @@ def test_infer_says_that_the_model_cannot_produce_the_data():
     assert not any("check passed" in note for note in undecided)
 
 
-def test_data_from_the_model_pass():
+def test_data_from_the_model_pass(quick):
     data = np.random.default_rng(6).normal(1.0, 2.0, N)
     post = od.infer(od.Model(PRIOR, normal, data, summary=moments), budget=1000, seed=1)
     found = post.misfit(seed=1)
@@ -337,7 +337,7 @@ def test_a_report_has_the_checks_it_is_given(tmp_path):
     assert "Posterior predictive check" in post.report(tmp_path / "a.html", predictive=40).read_text()
 
 
-def test_what_a_file_says_of_a_misfit_counts_without_the_model(tmp_path):
+def test_what_a_file_says_of_a_misfit_counts_without_the_model(tmp_path, quick):
     model = od.Model(PRIOR, normal, torn(), summary=lambda data: [*two(data), data.std()])
     od.infer(model, budget=1000, seed=1, store=tmp_path / "run.db")
     verdict = judge(od.load(tmp_path / "run.db"))

@@ -288,7 +288,7 @@ def test_functions_that_write_to_what_they_are_given_change_nothing(role, name):
         assert clean.rows.tobytes() == written.rows.tobytes()
 
 
-def test_distances_that_are_all_infinite_end_in_words():
+def test_distances_that_are_all_infinite_end_in_words(quick):
     model = problem("distance", lambda one, other: np.inf)
     with pytest.raises(NoAnswer, match=r"none of the .* simulations has a finite distance"):
         od.infer(model, budget=200, seed=1)
