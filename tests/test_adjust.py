@@ -168,6 +168,29 @@ def test_the_trial_finds_a_regression_in_clusters_for_two_crescents():
     assert decision.method.clusters > 1 and decision.method.local and decision.gain > 2 * decision.gain_se
 
 
+def test_a_simulation_that_is_picked_several_times_counts_as_often():
+    """Picks are by weight: without their multiplicity means would be over the proposals, and not over the prior."""
+    rng = np.random.default_rng(2)
+    theta = rng.standard_normal((400, 1))
+    near = Neighbourhood(theta, theta + rng.standard_normal((400, 1)), np.zeros(400), np.ones(1, dtype=bool))
+    picked, times = held_out(near, np.zeros(1))[:20], 1 + np.arange(20) % 7
+    once, often = choose_method([near], picked), choose_method([near], np.repeat(picked, times))
+    assert sorted(often.held_out.tolist()) == sorted(picked.tolist()) and often.tried == 20
+    expected = dict(zip(picked.tolist(), (times / times.sum()).tolist(), strict=True))
+    assert often.share.tolist() == pytest.approx([expected[one] for one in often.held_out.tolist()])
+    assert once.share.tolist() == pytest.approx([1 / 20] * 20)
+    every = choose_method([near], np.repeat(picked, 3))
+    assert (
+        every[1:5] == pytest.approx(once[1:5])
+        and every.method == once.method
+        and np.array_equal(every.scores, once.scores)
+    )
+    # The gain of a set of which one simulation is nearly all is that of the simulation.
+    heavy = choose_method([near], np.concatenate([picked, np.repeat(picked[:1], 10**5)]))
+    other = choose_method([near], np.concatenate([picked, np.repeat(picked[1:2], 10**5)]))
+    assert heavy.gain != pytest.approx(other.gain, abs=1e-3) and min(heavy.coverage, 1 - heavy.coverage) < 1e-3
+
+
 def test_the_answer_is_not_among_the_draws_that_are_judged():
     """With the simulation itself left in, the score of a small region would be that of knowing the answer."""
     near = linear_normal(300)

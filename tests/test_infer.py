@@ -418,7 +418,7 @@ def test_coverage_counts_a_simulation_as_often_as_it_was_picked():
     rows[[101, 103]] = 0.0
     log_weight[101] = np.log(99.0)
     near = Neighbourhood(free, rows, log_weight, np.ones(1, dtype=bool))
-    chosen = trial.TrialResult(Method(0, n - 2, "none"), 0, 0.0, 0.0, 0.0, np.empty(0), np.empty(0))
+    chosen = trial.TrialResult(Method(0, n - 2, "none"), 0, 0.0, 0.0, 0.0, *[np.empty(0)] * 3)
     held_out = np.setdiff1d(np.arange(1, n, 2), [101, 103])
     said = Assessment((near,), (np.zeros(1),), ("given",), chosen, None, np.arange(n), held_out, None)
     found = measure_coverage(said, ("theta",), 100, np.random.default_rng(1))

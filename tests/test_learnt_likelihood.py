@@ -296,7 +296,9 @@ class TestChoice:
 
     def assessment(self, gain, spread, draws, rows=(), power=1.0):
         scores = np.array([1.0, -1.0] * 50)
-        trial = TrialResult(Method(0, 10, "linear"), 100, 0.0, 0.0, 0.9, np.arange(100), 0.0 * scores)
+        trial = TrialResult(
+            Method(0, 10, "linear"), 100, 0.0, 0.0, 0.9, np.arange(100), 0.0 * scores, np.full(100, 0.01)
+        )
         surrogate, observed, found = Surrogate(None, (), None, power), np.zeros((*rows, 1)), gain + spread * scores
         learnt = LearntLikelihood(surrogate, None, observed, False, found, scores, scores, None)
         adjusted = AdjustedDraws(np.zeros((draws, 1)), np.ones(draws), np.arange(draws), 1.0)
@@ -322,8 +324,10 @@ class TestChoice:
     def test_all_summaries_or_one_row(self, gain, power, rows):
         whole = self.assessment(0.0, 0.0, 500).learnt
         by_row = self.assessment(gain, 0.001, 500, (10,), power).learnt
-        assert (_better(whole, by_row) is by_row) == rows
-        assert _better(None, by_row) is by_row and _better(whole, None) is whole and _better(None, None) is None
+        assert (_better(whole, by_row, np.full(100, 0.01)) is by_row) == rows
+        none = np.empty(0)
+        assert _better(None, by_row, none) is by_row and _better(whole, None, none) is whole
+        assert _better(None, None, none) is None
 
 
 def test_the_error_of_a_learnt_summary_is_that_of_simulations_left_out():
@@ -411,5 +415,5 @@ def test_of_two_fits_the_one_that_there_is_is_taken(monkeypatch, first, second):
     picked = SimpleNamespace(training=SimpleNamespace(weights=np.array([0.5, 1.0])))
     monkeypatch.setattr(learnt_likelihood, "_picked", lambda *given: picked)
     monkeypatch.setattr(learnt_likelihood, "_learnt", lambda pairs, rows, picked, least, *given: fits[least])
-    found = learnt_likelihood.learn_likelihood(SimpleNamespace(for_others=True), None, None, None, None, thorough=True)
+    found = learnt_likelihood.learn_likelihood(SimpleNamespace(for_others=True), *[None] * 5, thorough=True)
     assert found == (first or second)

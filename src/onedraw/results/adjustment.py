@@ -42,7 +42,7 @@ def adjusted(post: Posterior, draws: int | None, seed: int | None) -> Posterior:
     rng = Rng(seed, Phase.RESAMPLE, 1).bulk(Purpose.MOVE)
     with one_blas_thread():
         near = with_clusters(near, observed)
-        held_out = np.unique(near_data(near, observed, max(count // 5, FEWEST), held_out_count(thorough=True), rng))
+        held_out = near_data(near, observed, max(count // 5, FEWEST), held_out_count(thorough=True), rng)
         result = choose_method([near], held_out, all_or_adjust=True)
         method, notes = result.method, (*post.notes, result.words())
         if method.terms == "none":

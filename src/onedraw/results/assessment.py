@@ -22,6 +22,7 @@ from onedraw.results.learnt_likelihood import (
 )
 from onedraw.results.regression import AdjustedDraws, Method, Neighbourhood, distances_from, estimate, with_clusters
 from onedraw.results.trial import TrialResult, choose_method, held_out_count, near_data, standardising
+from onedraw.surrogate.likelihood import mean_gain
 
 NEAREST = 5000
 """Simulations that are assessed, the nearest by each summary."""
@@ -78,7 +79,9 @@ class Assessment(NamedTuple):
     @property
     def gain(self) -> tuple[float, float]:
         """Mean log score of the surrogate over that of the regression, and its standard error; NaN if not tried."""
-        return (math.nan, math.nan) if self.learnt is None else _gain(self.learnt.scores, self.trial.scores)
+        if self.learnt is None:
+            return math.nan, math.nan
+        return _gain(self.learnt.scores, self.trial.scores, self.trial.share)
 
     @property
     def chosen(self) -> tuple[Neighbourhood, Array]:
@@ -145,25 +148,27 @@ def assess(
         near_data(near, there, among, each, rng, index % 2 == 1)
         for near, there in zip(neighbourhoods, observed, strict=True)
     ]
-    held_out = np.unique(np.concatenate(picked))
+    held_out = np.concatenate(picked)
     trial = choose_method(neighbourhoods, held_out, thorough)
     k = trial.method.summary
     draws = estimate(neighbourhoods[k], observed[k], trial.method)
     distances = _distances(maps[k], own, model)
-    found = Assessment(tuple(neighbourhoods), observed, tuple(names), trial, draws, index, held_out, distances)
+    found = Assessment(
+        tuple(neighbourhoods), observed, tuple(names), trial, draws, index, np.unique(held_out), distances
+    )
     _, every = simulations.together()
     if own is not None or len(every) < FEWEST_LEARNT:
         return found
     to_compare = standardising(neighbourhoods[0], trial.held_out) if trial.tried else np.eye(theta.shape[1])
     held_out = index[trial.held_out]
-    both = [
-        None if some is None else learn_likelihood(simulations, some, held_out, to_compare, rng, thorough)
+    whole, by_row = (
+        None if some is None else learn_likelihood(simulations, some, held_out, trial.share, to_compare, rng, thorough)
         for some in (_described(maps, every, model.observed_row), _by_row(model, every))
-    ]
-    return found._replace(learnt=_better(*both))
+    )
+    return found._replace(learnt=_better(whole, by_row, trial.share))
 
 
-def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None) -> LearntLikelihood | None:
+def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None, share: Array) -> LearntLikelihood | None:
     """The likelihood of all summaries, or that of one row of the data: the latter unless it is clearly behind.
 
     That rows are independent was said by the user, and from that many more of them little is left to chance. If they
@@ -173,15 +178,12 @@ def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None) -> 
         return by_row or whole
     if by_row.surrogate.power < whole.surrogate.power:
         return whole
-    return whole if _ahead(*_gain(by_row.scores, whole.scores)) else by_row
+    return whole if _ahead(*_gain(by_row.scores, whole.scores, share)) else by_row
 
 
-def _gain(scores: Array, others: Array) -> tuple[float, float]:
+def _gain(scores: Array, others: Array, share: Array) -> tuple[float, float]:
     """Mean of the difference of scores, and its standard error; NaN if there are too few."""
-    if len(scores) < 2:
-        return math.nan, math.nan
-    gain = scores - others
-    return float(gain.mean()), float(gain.std(ddof=1)) / math.sqrt(len(gain))
+    return mean_gain(scores, others, share) if len(scores) > 1 else (math.nan, math.nan)
 
 
 def _ahead(mean: float, error: float) -> bool:

@@ -15,8 +15,8 @@ from onedraw.results.trial import TrialResult
 FEW_EFFECTIVE = 10
 """Effective draws of an estimate below which a warning is given: means are uncertain by a third of a sd."""
 KNOWN_SHARE = 0.4
-"""That of a learnt likelihood comes from eight fits, each without an eighth of the simulations: in nine of ten cases
-the right number is above this share of it (chi square with 7 degrees of freedom)."""
+"""That of a learnt likelihood comes from eight fits or more, each without a part of the simulations: in nine of ten
+cases the right number is above this share of it (chi square with 7 degrees of freedom)."""
 FEWEST_PLACED = 20
 """Simulations near the posterior from which coverage is told and judged."""
 NOMINAL, LEAST_COVERAGE, BY_CHANCE = 0.9, 0.85, 0.01

@@ -34,8 +34,9 @@ FEWEST_FREE, MOST_ROWS_TRIED = 500, 20_000_000
 """The fewest of these, and how many rows of data sets, times draws, are tried if data sets have several rows."""
 BREADTH = 2.0
 """Covariances of the normals around known parameters, in covariances of their neighbours."""
-GROUPS = 8
-"""Parts of the simulations that are left out in turn for the error of the posterior means."""
+GROUPS, MORE_GROUPS, MORE_UPTO = 8, 24, 2000
+"""Parts of the simulations that are left out in turn for the error of the posterior means; more, up to a number of
+simulations for which fits are quick: an error from eight of them is itself uncertain by a fourth."""
 LEAST_RELEVANCE = 0.05
 """Of simulations that were proposed far from the posterior."""
 LEAST_WEIGHT = 1e-6
@@ -170,7 +171,8 @@ class LearntLikelihood(NamedTuple):
     def effective_draws(self, draws: Array) -> float:
         """How many independent draws would give posterior means as exactly as these draws (n, dim) do."""
         given = self.surrogate, self.training, self.observed, draws
-        error = np.hypot(jackknife_error(*given, GROUPS), choice_error(*given))
+        groups = MORE_GROUPS if len(self.training.rows) <= MORE_UPTO else GROUPS
+        error = np.hypot(jackknife_error(*given, groups), choice_error(*given))
         variance = draws.var(axis=0)
         some = variance > 0
         return float(1.0 / (np.mean(np.square(error[some]) / variance[some]) + 1.0 / len(draws))) if some.any() else 1.0
@@ -256,11 +258,14 @@ def learn_likelihood(
     simulations: SimulatedPairs,
     described: DescribedRows,
     held_out: Array,
+    share: Array,
     scale: Array,
     rng: np.random.Generator,
     thorough: bool,
 ) -> LearntLikelihood | None:
     """The surrogate of these simulations, and how it does at those held out; None if none could be learnt.
+
+    `share` (m,) is that of each of them in means.
 
     `scale` (dim, dim) takes parameters to the coordinates in which densities are compared. If many simulations were
     made for other data, or too few near the posterior, it is tried whether all should count in full.
@@ -272,9 +277,7 @@ def learn_likelihood(
     in_full = _learnt(simulations, described, picked, 1.0, scale, thorough)
     if found is None or in_full is None:
         return found or in_full
-    number = len(found.scores)
-    behind = better(found.scores, in_full.scores, np.full(number, 1.0 / max(number, 1)), CLEARLY)
-    return found if behind else in_full
+    return found if better(found.scores, in_full.scores, share, CLEARLY) else in_full
 
 
 def _picked(

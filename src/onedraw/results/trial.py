@@ -28,6 +28,7 @@ from onedraw.results.regression import (
     kernel_width,
     ordered,
 )
+from onedraw.surrogate.likelihood import mean_gain
 
 MOST_PRODUCTS = 70
 """Coefficients beyond which a regression on squares and products is not tried."""
@@ -68,6 +69,8 @@ class TrialResult(NamedTuple):
     """(tried,) which they were."""
     scores: Array
     """(tried,) log scores of the chosen method."""
+    share: Array
+    """(tried,) of each in means, which sum to 1: a simulation of a large weight is picked several times."""
 
     def words(self) -> str:
         """The result in plain words."""
@@ -110,46 +113,45 @@ def choose_method(
     """Choose a method by its scores at held-out simulations near the data.
 
     `neighbourhoods` are the same simulations described by one or more summaries, `held_out` the indices of those that
-    are taken as data in turn. `thorough` tries all methods, at many of them. With `all_or_adjust`, methods without
-    adjustment use all simulations, and not the nearest alone.
+    are taken as data in turn; one that is there several times counts as often. `thorough` tries all methods, at many
+    of them. With `all_or_adjust`, methods without adjustment use all simulations, and not the nearest alone.
     """
     methods = [one for k, near in enumerate(neighbourhoods) for one in candidate_methods(k, near, thorough)]
     n = len(neighbourhoods[0].theta)
     if all_or_adjust:
         methods = [one for one in methods if one.terms != "none" or one.number == n - 2]
+    held_out, times = np.unique(held_out, return_counts=True)
     if not methods or len(held_out) < FEWEST_HELD_OUT:
         count = min(n - 2, max(FEWEST, n // 5))
-        none = np.empty(0, dtype=np.int64)
-        return TrialResult(Method(0, max(count, 1), "none"), 0, math.nan, math.nan, math.nan, none, np.empty(0))
+        none, nothing = np.empty(0, dtype=np.int64), np.empty(0)
+        chosen_alone = Method(0, max(count, 1), "none")
+        return TrialResult(chosen_alone, 0, math.nan, math.nan, math.nan, none, nothing, nothing)
     # Any first part of this order is spread over all of them.
-    order = held_out[np.argsort(np.modf(np.arange(len(held_out)) * GOLDEN)[0], kind="stable")]
+    mixed = np.argsort(np.modf(np.arange(len(held_out)) * GOLDEN)[0], kind="stable")
+    order, times = held_out[mixed], times[mixed]
     rounds, most = (ROUNDS, MOST_WORK) if thorough else (BRIEF_ROUNDS, MOST_BRIEF_WORK)
-    methods, scores, covered = _race(neighbourhoods, methods, order, rounds, n * most)
-    mean = scores.mean(axis=1)
+    methods, scores, covered = _race(neighbourhoods, methods, order, times, rounds, n * most)
+    number = scores.shape[1]
+    share = times[:number] / times[:number].sum()
+    mean = scores @ share
     best = int(mean.argmax())
     chosen = min(
-        (k for k in range(len(methods)) if _not_worse(scores[k] - scores[best])),
+        (k for k in range(len(methods)) if _not_worse(scores[k], scores[best], share)),
         key=lambda k: (preference(methods[k]), -mean[k]),
     )
     plain, adjusting = _best_of_each_kind(methods, mean)
-    gain = np.full(2, np.nan) if plain is None or adjusting is None else scores[adjusting] - scores[plain]
-    error = float(gain.std(ddof=1)) / math.sqrt(len(gain))
-    number = scores.shape[1]
-    return TrialResult(
-        methods[chosen],
-        number,
-        float(gain.mean()),
-        error,
-        float(covered[chosen].mean()),
-        order[:number],
-        scores[chosen],
-    )
+    gain = (math.nan, math.nan)
+    if plain is not None and adjusting is not None:
+        gain = mean_gain(scores[adjusting], scores[plain], share)
+    inside = float(covered[chosen] @ share)
+    return TrialResult(methods[chosen], number, *gain, inside, order[:number], scores[chosen], share)
 
 
 def _race(
     neighbourhoods: Sequence[Neighbourhood],
     methods: list[Method],
     order: Array,
+    times: Array,
     rounds: Sequence[tuple[int, int]],
     most: float,
 ) -> tuple[list[Method], Array, Array]:
@@ -166,7 +168,7 @@ def _race(
         upto = min(planned, done + (max(paid, FEWEST_HELD_OUT) if done == 0 else paid))
         more = score_methods(neighbourhoods, methods, order[done:upto], scale)
         scores, covered = np.concatenate([scores, more[0]], axis=1), np.concatenate([covered, more[1]], axis=1)
-        mean = scores.mean(axis=1)
+        mean = scores @ times[: scores.shape[1]]
         keep = set(np.argsort(mean, kind="stable")[::-1][:number].tolist())
         # The best of each kind goes on, so that the gain from adjustment is known.
         some = sorted(keep | {k for k in _best_of_each_kind(methods, mean) if k is not None})
@@ -207,9 +209,10 @@ def preference(method: Method) -> tuple[int, int, int, int, int]:
     return method.clusters, method.terms == "products", method.summary, method.terms == "none", -method.number
 
 
-def _not_worse(difference: Array) -> bool:
+def _not_worse(scores: Array, others: Array, share: Array) -> bool:
     """Whether paired scores fall behind by less than half a standard error."""
-    return bool(difference.mean() >= -0.5 * difference.std() / math.sqrt(len(difference)))
+    mean, error = mean_gain(scores, others, share)
+    return mean >= -0.5 * error
 
 
 def standardising(near: Neighbourhood, held_out: Array) -> Array:

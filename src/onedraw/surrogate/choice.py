@@ -34,9 +34,10 @@ BESIDE: dict[str, dict[Any, tuple[Any, ...]]] = {
 """What is tried in place of what a factor has."""
 PER_COEFFICIENT = 3.0
 """Simulations per coefficient that a factor needs to be tried."""
-LEAST_ERRORS = 1.0
-"""Gain in the mean log score, in its standard errors, for which a factor has richer features: many are tried, and the
-best by chance are too sure."""
+LEAST_ERRORS, FEW = 1.0, 100.0
+"""Gain in the mean log score, in its standard errors, for which a factor has richer features if there are only so many
+simulations: many are tried, and the best by chance are too sure. It falls as their number grows: then features that are
+missing make a bias that no refit shows."""
 BROAD, BREADTH = 0.01, 5.0
 """Share and width of the wide normal that bounds a score."""
 CHOSEN_FROM, BRIEFLY_FROM = 3000, 1000
@@ -159,7 +160,8 @@ def coefficient_count(terms: Terms, k: int, sets: Sets) -> int:
 
 def choose_terms(columns: Array, rows: Array, weights: Array, sets: Sets, k: int, first: Terms) -> tuple[Terms, Fit]:
     """The terms of factor k by a search from `first` on, one axis after another, and the fit with them."""
-    most, share = effective(weights) / PER_COEFFICIENT, weights / weights.sum()
+    number, share = effective(weights), weights / weights.sum()
+    most, errors = number / PER_COEFFICIENT, LEAST_ERRORS * min(1.0, FEW / number)
     tried: dict[Terms, Fit] = {}
 
     def allowed(terms: Terms) -> bool:
@@ -175,8 +177,8 @@ def choose_terms(columns: Array, rows: Array, weights: Array, sets: Sets, k: int
     def preferred(terms: Terms, over: Terms) -> bool:
         """Whether other terms are better: the simpler of two unless the richer gains."""
         if _richness(terms, k, sets) > _richness(over, k, sets):
-            return better(scores(terms), scores(over), share, LEAST_ERRORS)
-        return not better(scores(over), scores(terms), share, LEAST_ERRORS)
+            return better(scores(terms), scores(over), share, errors)
+        return not better(scores(over), scores(terms), share, errors)
 
     start = next((terms for terms in (first, Terms(), Terms("1", "", "0")) if allowed(terms)), Terms("0", "", "0"))
     found = _climb(start, allowed, preferred, [axis for axis in BESIDE if k or axis != "earlier"])
