@@ -256,7 +256,9 @@ def test_infer_decides_by_numbers_alone(monkeypatch, quick):
     for workers in (1, 5, 200):
         with virtual(Cluster(workers)) as cluster:
             where = {} if workers == 1 else {"executor": cluster}
-            found.append((same(od.infer(model_of(slow_now_and_then), budget=700, draws=50, seed=1, **where)), [*seen]))
+            post = od.infer(model_of(slow_now_and_then), budget=700, draws=50, seed=1, **where)
+            assert post.cost.simulations == 700
+            found.append((same(post), [*seen]))
             seen.clear()
     assert found[0] == found[1] == found[2]
     known, done = zip(*found[0][1], strict=True)

@@ -44,11 +44,11 @@ from onedraw.run.saving import Specification
 from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
 from onedraw.run.specification import specify_model
+from onedraw.run.stage_sizes import next_size
 from onedraw.samplers.infer import (
     CHECK_STAGE,
     Inference,
     assessed,
-    next_size,
     stages,
 )
 
