@@ -358,15 +358,19 @@ def test_many_learnt_summaries_are_left_to_regression():
 def test_effective_draws_follow_from_both_errors(monkeypatch):
     """With standard errors a (simulations) and b (choice of the form), 1 / N = mean (a^2 + b^2) / variance + 1 / n."""
     draws = np.random.default_rng(1).standard_normal((500, 2)) * [1.0, 3.0]
-    monkeypatch.setattr("onedraw.results.learnt_likelihood.jackknife_error", lambda *_: np.array([0.1, 0.3]))
-    monkeypatch.setattr("onedraw.results.learnt_likelihood.choice_error", lambda *_: np.array([0.2, 0.0]))
-    learnt = LearntLikelihood(None, None, None, False, None, None, None, None)
+    groups = []
+    monkeypatch.setattr(learnt_likelihood, "jackknife_error", lambda *given: groups.append(given[-1]) or [0.1, 0.3])
+    monkeypatch.setattr(learnt_likelihood, "choice_error", lambda *_: np.array([0.2, 0.0]))
+    few, many = (SimpleNamespace(rows=np.empty((n, 1))) for n in (2000, 2001))
+    learnt = LearntLikelihood(None, few, None, False, None, None, None, None)
     variance = draws.var(axis=0)
     expected = 1 / ((0.05 / variance[0] + 0.09 / variance[1]) / 2 + 1 / 500)
     assert learnt.effective_draws(draws) == pytest.approx(expected)
     # A parameter that does not vary says nothing.
     draws[:, 1] = 7.0
-    assert learnt.effective_draws(draws) == pytest.approx(1 / (0.05 / variance[0] + 1 / 500))
+    assert learnt._replace(training=many).effective_draws(draws) == pytest.approx(1 / (0.05 / variance[0] + 1 / 500))
+    # Fits to few simulations are quick, so that more of them are made.
+    assert groups == [24, 8]
 
 
 def test_a_posterior_that_is_mostly_unseen_is_kept_and_told(monkeypatch, quick):
