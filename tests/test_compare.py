@@ -623,7 +623,7 @@ def test_a_model_that_fails_does_not_change_how_the_others_are_compared(brief, t
     def failing(rng, mu):
         return np.nan * rng.normal(mu, 1.0)
 
-    broken, far = od.Model(od.Prior(mu=stats.norm(0, 1)), failing, 1.2), shifted(60.0, sd=0.01)
+    broken, far = od.Model(od.Prior(mu=stats.norm(0, 1)), failing, 1.2), shifted(60.0)
     found = od.compare({"broken": broken, **PAIR, "far": far}, budget=1200, draws=200, seed=1)
     assert found.decided.unavailable == "" and "learnt likelihoods" in [one.route for one in found.trial]
     assert found["broken"].probability == 0.0 and math.isnan(found["broken"].misfit)

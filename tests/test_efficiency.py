@@ -262,7 +262,7 @@ def test_tables_are_readable():
     ("call", "message"),
     [
         (lambda post: efficiency(post, {"f": 3}), "must be a function of theta"),
-        (lambda post: efficiency(post, {"f": lambda x: x}), "called with the draws of theta"),
+        (lambda post: efficiency(post, {"f": lambda x: x}), "takes 'x', which is not a parameter: there are theta"),
         (lambda post: efficiency(post, {"f": lambda theta: theta.mean()}), "returned shape"),
         (lambda post: efficiency(post, {"f": lambda theta: theta * np.inf}), "not finite"),
         (lambda post: running_time(post, mc_error=0), "mc_error must be positive, got 0"),

@@ -876,7 +876,7 @@ def test_failures_of_chains_are_counted_where_something_was_wanted(hold):
     first = post.failures[0]
     assert first.theta["theta"] > 1.5 and 0 <= first.chain < 64 and 0 <= first.step < 40 and first.phase == Phase.RUN
     assert f"{post.cost.failed:,} of" in post.notes[-1]
-    with pytest.raises(od.SimulationError, match=str(first.theta["theta"])):
+    with pytest.raises(od.SimulationError, match=f"theta = {first.theta['theta']:.4g}"):
         od.pseudo_marginal(BROKEN, WIDE, proposal=od.lazy(PRIOR_DRAWS, hold=hold), on_error="raise", **given)
 
 

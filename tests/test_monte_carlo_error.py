@@ -270,7 +270,7 @@ def test_estimates_name_what_is_wrong():
     post = od.rejection(toy(), od.uniform(0.5), draws=50, seed=1)
     with pytest.raises(ValueError, match="there is no parameter 'mu': the parameters are theta"):
         post.mcse("mu")
-    with pytest.raises(ValueError, match="called with the draws of theta"):
+    with pytest.raises(ValueError, match="takes 'x', which is not a parameter: there are theta"):
         post.mcse(lambda x: x)
     note = str(od.pseudo_marginal(toy(), od.uniform(0.5), draws=5, chains=2, seed=1).summary())
     assert "the Monte Carlo error of theta is not known" in note

@@ -92,7 +92,7 @@ def test_a_signal_that_fails_stops_the_run(wrong, message, kind):
         (lambda signal, theta: 1.5 + 0 * signal, r"is 1\.5 at signal = .*between 0 and 1"),
         (lambda signal, theta: -0.1, "between 0 and 1"),
         (lambda signal, theta: np.nan * signal, "is nan at signal"),
-        (lambda signal, theta: None, "is nan at signal"),
+        (lambda signal, theta: None, "a return statement may be missing"),
         (lambda signal, theta: np.full(3, 0.5), r"failed for .* signals.*shape"),
         (lambda signal, theta: np.full((len(signal), 1), 0.5), r"failed for .* signals"),
         (lambda signal, theta: "x", "not an array of numbers"),
