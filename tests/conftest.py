@@ -47,12 +47,6 @@ def pytest_configure(config):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """One more than there are processors: some tests wait, for time limits, signals and processes of their own."""
-    return (os.cpu_count() or 1) + 1
-
-
 def quick_to_compile():
     """What makes XLA compile for a CPU in half of the time."""
     yield "--xla_backend_optimization_level=0"
