@@ -624,7 +624,7 @@ def test_coverage_of_a_normal_sample():
         rng = np.random.default_rng(k)
         truth = PRIOR.sample(rng, 1)
         observed = shifted(rng, **PRIOR.columns(truth))[0]
-        post = od.infer(od.Model(PRIOR, shifted, observed), budget=1000, seed=k, draws=2000)
+        post = od.infer(od.Model(PRIOR, shifted, observed), budget=2000, seed=k, draws=2000)
         for column, values in enumerate(post.draws.values()):
             low, high = np.quantile(values, [0.05, 0.95])
             inside += int(low <= truth[0, column] <= high)
