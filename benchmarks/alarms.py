@@ -323,14 +323,16 @@ def concluded(false: dict[str, Counted], power: dict[str, list[tuple[str, float]
     """Print the table of the page, and whether each rate is as it should be."""
     rows, lines = [], []
     for name in dict.fromkeys([*power, *(name for one in false.values() for name in one.given)]):
-        number = {kind: one.given.get(name, 0) for kind, one in false.items()}
-        kind = max(number, key=lambda kind: number[kind] / false[kind].runs)
-        runs = false[kind].runs
-        rate, allowed = number[kind] / runs, MOST_FALSE + 2 * np.sqrt(MOST_FALSE * (1 - MOST_FALSE) / runs)
-        rows.append((f"{name}: false, {kind}", f"{100 * rate:.0f} % of {runs}", "at most 5 %", bool(rate <= allowed)))
+        number, worst = {kind: one.given.get(name, 0) for kind, one in false.items()}, "none"
+        if false:
+            kind = max(number, key=lambda kind: number[kind] / false[kind].runs)
+            runs = false[kind].runs
+            rate, allowed = number[kind] / runs, MOST_FALSE + 2 * np.sqrt(MOST_FALSE * (1 - MOST_FALSE) / runs)
+            found = f"{100 * rate:.0f} % of {runs}"
+            rows.append((f"{name}: false, {kind}", found, "at most 5 %", bool(rate <= allowed)))
+            worst = f"{number[kind]} of {runs}, {kind}" if number[kind] else "none"
         cases = power.get(name, [])
         rows += [(f"{name}: {what}", f"{100 * one:.0f} %", "at least 80 %", one >= LEAST_POWER) for what, one in cases]
-        worst = f"{number[kind]} of {runs}, {kind}" if number[kind] else "none"
         everywhere = f"{sum(number.values())} of {sum(one.runs for one in false.values())}"
         found = "; ".join(f"{100 * one:.0f} %, {what}" for what, one in cases) or "–"
         lines.append(f"| {name} | {everywhere} | {worst} | {found} |")

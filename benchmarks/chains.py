@@ -65,14 +65,19 @@ def speed(pseudo_samples, chains=CHAINS):
             "raw": raw_draws,
             "compiled": lambda: loop(generator, draws // pseudo_samples),
         },
-        rounds=5,
+        rounds=9,
+        clock=time.process_time,
     )
     chain = (seconds["chain"] - seconds["start"]) * steps / (steps - 1)
     return draws / chain, draws / seconds["raw"], draws / seconds["compiled"]
 
 
 def overhead_of_a_slow_simulator():
-    """Share of the time that is not the simulator's own, for a plain simulator that takes a millisecond."""
+    """Share of the time that is not the simulator's own, for a plain simulator that takes a millisecond.
+
+    Also that of a loop written by hand in Python: what is called once in a millisecond finds cold caches, on a busy
+    machine above all.
+    """
     spent, clock = 0.0, time.process_time
 
     def slow(rng, theta):
@@ -85,12 +90,26 @@ def overhead_of_a_slow_simulator():
         return value
 
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), slow, observed=2.0)
-    best = float("inf")
-    for _ in range(3):
+    generator = np.random.default_rng(1)
+
+    def by_hand():
+        theta, kept = 2.0, []
+        for _ in range(1200):
+            proposed = generator.standard_normal()
+            if abs(slow(generator, theta=proposed) - 2.0) < 1.0:
+                theta = proposed
+            kept.append(theta)
+        return np.array(kept)
+
+    def run():
+        return od.pseudo_marginal(model, od.uniform(1.0), draws=300, chains=4, proposal=od.independence(), seed=1)
+
+    best = dict.fromkeys((run, by_hand), float("inf"))
+    for job in (*best, *best, *best, *best):
         began, spent = clock(), 0.0
-        od.pseudo_marginal(model, od.uniform(1.0), draws=300, chains=4, proposal=od.independence(), seed=1)
-        best = min(best, (clock() - began) / spent - 1.0)
-    return best
+        job()
+        best[job] = min(best[job], (clock() - began) / spent - 1.0)
+    return best[run], best[by_hand]
 
 
 def overhead_of_a_step(chains):
@@ -141,8 +160,9 @@ def main() -> bool:
     chain, raw, _ = speed(1, DEFAULT_CHAINS)
     what = f"pseudo-samples/s / raw standard_normal, M = 1, {DEFAULT_CHAINS:,} chains"
     rows.append((what, f"{chain / raw:.2f}", "at least 0.2", chain / raw >= 0.2))
-    overhead = overhead_of_a_slow_simulator()
+    overhead, least = overhead_of_a_slow_simulator()
     rows.append(("overhead on a plain simulator of 1 ms", f"{100 * overhead:.1f} %", "below 2 %", overhead < 0.02))
+    rows.append(("  of a loop by hand in Python", f"{100 * least:.1f} %", "", None))
     for chains in (1, 4):
         step = 1e6 * overhead_of_a_step(chains)
         what = f"a step of a plain chain beyond the call, {chains} of them"

@@ -32,6 +32,11 @@ class Problem(NamedTuple):
         shares = np.exp(logs - special.logsumexp(logs))
         return dict(zip(self.priors, shares.tolist(), strict=True))
 
+    def log_odds(self, observed) -> float:
+        """Exact, of the last model against all others, for equal prior probabilities."""
+        logs = self.log_evidence(np.atleast_1d(np.asarray(observed, dtype=float)))
+        return float(logs[-1] - special.logsumexp(logs[:-1]))
+
     def data(self, seed: int):
         """A data set of a model picked at random, at a draw from its prior, and the model's name."""
         rng = np.random.default_rng([seed, 23])

@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from onedraw.results.model_choice import (
     wide_radius,
     with_tolerance_error,
 )
-from onedraw.results.model_trial import ACCEPTANCE, CLASSIFIER, classifier_near
+from onedraw.results.model_trial import ACCEPTANCE, CLASSIFIER, ROUTES, classifier_estimate
 
 LOW, HIGH = 0.86, 0.94
 BESIDE = ("normal", "regression")
@@ -68,6 +69,10 @@ class Repetition(NamedTuple):
     """Error of the log odds in stated standard errors; NaN if they are infinite."""
     bounded: bool
     """Whether no simulation of some model came near the data."""
+    seconds: float = 0.0
+    """Of a processor."""
+    tried: dict[str, tuple[float, float, float]] | None = None
+    """What each route states, chosen or not: the ends of its interval, and z."""
 
     @property
     def held(self) -> bool:
@@ -79,13 +84,31 @@ def run(name: str, seed: int, budget: int | None = None) -> Repetition:
     """One comparison."""
     problem, observed = PROBLEMS[name], data_of(name, seed)
     budget = budget or problem.budget
+    begin = time.process_time()
     found = od.compare(problem.models(observed), budget=budget, draws=200, seed=seed, progress=False)
+    seconds = time.process_time() - begin
     exact = problem.probability(observed)
-    last = list(exact)[-1]
-    one, (odds, error) = found[last], log_odds(found.decided.chosen, found.log_prior, len(exact) - 1)
-    z = (odds - math.log(exact[last] / (1 - exact[last]))) / error if error > 0 and math.isfinite(odds) else math.nan
-    bounded = not bool(np.isnan(found.decided.bounds).all())
-    return Repetition(name, seed, budget, found.route, exact[last], one.probability, one.low, one.high, z, bounded)
+    last, decided = list(exact)[-1], found.decided
+    tried = {
+        route: stated(estimate, found.log_prior, decided.bounds, problem.log_odds(observed))
+        for route, estimate in zip(ROUTES, decided.estimates, strict=True)
+        if estimate is not None
+    }
+    one, bounded = found[last], not bool(np.isnan(decided.bounds).all())
+    return Repetition(
+        name, seed, budget, found.route, exact[last], one.probability, one.low, one.high, tried[found.route][2],
+        bounded, seconds, tried,
+    )  # fmt: skip
+
+
+def stated(
+    estimate: RouteEstimate, log_prior: np.ndarray, bounds: np.ndarray, exact_odds: float
+) -> tuple[float, float, float]:
+    """The ends of the 90 % interval of the last model, and the error of its log odds in stated ones."""
+    last = len(log_prior) - 1
+    one, (odds, error) = probabilities(estimate, log_prior, bounds, 0.9)[last], log_odds(estimate, log_prior, last)
+    known = error > 0 and math.isfinite(odds)
+    return one.low, one.high, (odds - exact_odds) / error if known else math.nan
 
 
 def repetitions(names: Sequence[str], seeds: range, budget: int | None, out: Path | None) -> list[Repetition]:
@@ -131,14 +154,13 @@ def local_run(name: str, seed: int, number: int = 1000) -> list[Repetition]:
     if not exact:
         wide = wide_radius(pool)
         routes[ACCEPTANCE] = with_tolerance_error(routes[ACCEPTANCE], accepted(pool, wide), eps, wide)
-        fitted = classifier_near(pool, wide)
-        routes |= {} if fitted is None else {CLASSIFIER: fitted.estimate()}
+        classified = classifier_estimate(pool, wide)
+        routes |= {} if classified is None else {CLASSIFIER: classified}
     found, log_prior = [], np.full(models, -math.log(models))
     for route, estimate in routes.items():
-        one = probabilities(estimate, log_prior, np.full(models, np.nan), 0.9)[-1]
-        odds, error = log_odds(estimate, log_prior, models - 1)
-        z = (odds - math.log(true / (1 - true))) / error
-        found.append(Repetition(name, seed, number, route, true, one.value, one.low, one.high, z, False))
+        low, high, z = stated(estimate, log_prior, np.full(models, np.nan), problem.log_odds(observed))
+        value = probabilities(estimate, log_prior, np.full(models, np.nan), 0.9)[-1].value
+        found.append(Repetition(name, seed, number, route, true, value, low, high, z, False))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Simulators in two parts against the dear simulator alone, with the same sampler, side by side.
+"""Simulators in two parts against the expensive simulator alone, with the same sampler, side by side.
 
     ONEDRAW_FIGURE=figure.png python -m benchmarks multifidelity
 
@@ -86,11 +86,11 @@ def predators_and_prey():
     def cheap(rng, birth, predation, death):
         return leaping(rng, birth, predation, death, TIMES)
 
-    def dear(rng, birth, predation, death):
+    def expensive(rng, birth, predation, death):
         return gillespie(rng, birth, predation, death, TIMES)
 
-    data = dear(np.random.default_rng(1), **truth)
-    return Pair("Gillespie, tau-leaping", prior, cheap, dear, data, logs, od.uniform(0.45), 3000)
+    data = expensive(np.random.default_rng(1), **truth)
+    return Pair("Gillespie, tau-leaping", prior, cheap, expensive, data, logs, od.uniform(0.45), 3000)
 
 
 # --- an epidemic --------------------------------------------------------------------------------------------
@@ -143,11 +143,11 @@ def outbreak():
     def cheap(rng, infection, recovery):
         return equations(infection, recovery, TIMES)
 
-    def dear(rng, infection, recovery):
+    def expensive(rng, infection, recovery):
         return epidemic(rng, infection, recovery, TIMES)
 
-    data = dear(np.random.default_rng(2), 1.6, 0.5)
-    return Pair("epidemic, its equations", EPIDEMIC_PRIOR, cheap, dear, data, roots, od.uniform(20.0), 8000)
+    data = expensive(np.random.default_rng(2), 1.6, 0.5)
+    return Pair("epidemic, its equations", EPIDEMIC_PRIOR, cheap, expensive, data, roots, od.uniform(20.0), 8000)
 
 
 def guesswork():
@@ -219,19 +219,19 @@ class Pair(NamedTuple):
     name: str
     prior: od.Prior
     cheap: object
-    dear: object
+    expensive: object
     data: object
     summary: object
     kernel: Kernel
     simulations: int
-    """Of the dear model alone; the pair has what these cost as its budget."""
+    """Of the expensive model alone; the pair has what these cost as its budget."""
     rest: object = None
     signal: object = None
 
     def simulator(self, price, **more):
         """The simulator in two parts."""
         if self.rest is None:
-            return od.multifidelity(self.cheap, self.dear, price=price, **more)
+            return od.multifidelity(self.cheap, self.expensive, price=price, **more)
         return od.stages(self.cheap, self.rest, signal=self.signal, price=price, **more)
 
     def model(self, simulate):
@@ -242,7 +242,7 @@ def prices(pair, draws=200, rounds=3):
     """Seconds of the processor of the two parts, at draws from the prior: the best of some rounds."""
     theta = pair.prior.sample(np.random.default_rng(5), draws)
     rows = [pair.prior.named(row) for row in theta]
-    simulate, seconds = (pair.cheap, pair.dear), []
+    simulate, seconds = (pair.cheap, pair.expensive), []
     for part in simulate:
         part(np.random.default_rng(6), **rows[0])
         each = []
@@ -253,8 +253,8 @@ def prices(pair, draws=200, rounds=3):
                 part(generator, **row)
             each.append((time.process_time() - began) / draws)
         seconds.append(min(each))
-    cheap, dear = seconds
-    return cheap, dear if pair.rest is None else dear - cheap
+    cheap, expensive = seconds
+    return cheap, expensive if pair.rest is None else expensive - cheap
 
 
 class Worth(NamedTuple):
@@ -275,13 +275,13 @@ def worth(run, units):
 
 
 def side_by_side(pair, seeds=SEEDS, sampler="rejection"):
-    """Both sides for each seed, in turns: lists of Worth of the dear model alone and of the pair; and the prices."""
+    """Both sides for each seed, in turns: lists of Worth of the expensive model alone and of the pair; the prices."""
     price = prices(pair)
     whole = price[1] if pair.rest is None else sum(price)
     budget = pair.simulations * whole
-    # A budget is a whole number: prices are in units in which the dear simulation is 1000.
+    # A budget is a whole number: prices are in units in which the expensive simulation is 1000.
     unit = 1000 / whole
-    alone, both = pair.model(pair.dear), pair.model(pair.simulator((price[0] * unit, price[1] * unit)))
+    alone, both = pair.model(pair.expensive), pair.model(pair.simulator((price[0] * unit, price[1] * unit)))
     found = []
     for seed in range(seeds):
         one = worth(
@@ -290,7 +290,7 @@ def side_by_side(pair, seeds=SEEDS, sampler="rejection"):
         )
         two = worth(
             lambda seed=seed: call(sampler, both, pair.kernel, int(budget * unit), seed),
-            lambda cost: cost.simulations * price[0] + cost.dear * price[1],
+            lambda cost: cost.simulations * price[0] + cost.expensive * price[1],
         )
         found.append((one, two))
     return found, price
@@ -303,7 +303,7 @@ def call(sampler, model, kernel, budget, seed):
 
 
 def gains(found):
-    """Cost per effective draw of the dear model alone over that of the pair: by price, and by the processor."""
+    """Cost per effective draw of the expensive model alone over that of the pair: by price, and by the processor."""
     each = [[sum(getattr(one[side], name) for one in found) for name in ("units", "seconds", "ess")] for side in (0, 1)]
     (u1, s1, e1), (u2, s2, e2) = each
     return (u1 / e1) / (u2 / e2), (s1 / e1) / (s2 / e2), e1 / len(found), e2 / len(found)
@@ -324,32 +324,32 @@ MULTIPLES = 2.0 ** np.arange(-4, 5)
 
 
 def optimum(pair, seeds=4, pilot=4000, simulations=3000):
-    """Cost per effective draw at multiples of the best rule, by theory and measured, relative to the dear model."""
+    """Cost per effective draw at multiples of the best rule, in theory and measured, over the expensive model's."""
     from onedraw.engines.streams import Phase, Rng
     from onedraw.estimators.pairs import draw_pairs, learnt_rule
 
-    cheap, dear = prices(pair)
-    price = (cheap / dear, 1.0)
+    cheap, expensive = prices(pair)
+    price = (cheap / expensive, 1.0)
     simulator = pair.simulator(price, pilot=pilot, floor=0.01)
     model, theta = pair.model(simulator), pair.prior.sample(np.random.default_rng(7), pilot)
     drawn = draw_pairs(model, Rng(1, Phase.PILOT), theta, None, "raise", certain=True)
     rule, _ = learnt_rule(simulator, pair.kernel, drawn.signal, drawn.cheap, drawn.distances, by_hits=True)
-    of_dear, of_cheap = (np.exp(pair.kernel.log_weight(of)) for of in (drawn.distances, drawn.cheap))
-    change, rest = (of_dear - of_cheap) ** 2, float((of_dear**2 - (of_dear - of_cheap) ** 2).mean())
+    of_expensive, of_cheap = (np.exp(pair.kernel.log_weight(of)) for of in (drawn.distances, drawn.cheap))
+    change, rest = (of_expensive - of_cheap) ** 2, float((of_expensive**2 - (of_expensive - of_cheap) ** 2).mean())
     theory, measured = [], []
     for multiple in MULTIPLES:
         scaled = rule._replace(alpha=np.clip(multiple * rule.alpha, 0.01, 1.0))
         alpha = scaled(drawn.signal)
-        theory.append((rest + (change / alpha).mean()) * (price[0] + alpha.mean()) / (of_dear**2).mean())
+        theory.append((rest + (change / alpha).mean()) * (price[0] + alpha.mean()) / (of_expensive**2).mean())
         both = pair.model(replace(simulator, continuation=scaled, price=None))
         each = []
         for seed in range(seeds):
             post = od.rejection(both, pair.kernel, budget=simulations, seed=seed)
-            spent = price[0] * post.cost.simulations + post.cost.dear
+            spent = price[0] * post.cost.simulations + post.cost.expensive
             # Effective draws of the sum of weights, as in theory: the square of the mean over the second moment.
             second = post.cost.proposals * (post.acceptance_rate_se**2 * post.cost.proposals + post.acceptance_rate**2)
             each.append(spent * second / post.cost.proposals**2 / post.acceptance_rate**2)
-        hit = float(of_dear.mean())
+        hit = float(of_expensive.mean())
         measured.append([one * hit for one in each])
     return np.array(theory), np.array(measured)
 
@@ -368,7 +368,7 @@ def figure(theory, measured, path):
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("continuation probability, in multiples of the learnt one")
-    axes.set_ylabel("cost per effective draw,\nrelative to the dear model")
+    axes.set_ylabel("cost per effective draw,\nrelative to the expensive model")
     axes.legend()
     drawn.savefig(path, dpi=150)
 

@@ -12,8 +12,8 @@ import pytest
 import tests
 from onedraw.proposals import mixture
 from onedraw.results import learnt_likelihood, trial
-from onedraw.run import estimate
-from onedraw.surrogate import residuals
+from onedraw.run import estimate, pool
+from onedraw.surrogate import residuals, validation
 
 # A program that a script starts in the background ignores Ctrl-C, one that nohup starts ignores SIGHUP, and so does all
 # that they start; some tests send them.
@@ -22,6 +22,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+
+# Workers that one test has started serve those after it, however long that takes.
+pool.IDLE_SECONDS = 1200
 
 MEMORY = Path("/dev/shm")
 """A folder in memory, on Linux."""
@@ -65,11 +68,21 @@ def hurry(patch):
     """Fewer pseudo-observations and draws inside of `od.infer`."""
     patch.setattr(trial, "ROUNDS", ((2, 2), (12, 2)))
     patch.setattr(trial, "BRIEF_ROUNDS", ((2, 2), (6, 2)))
-    patch.setattr(learnt_likelihood, "FREE", 1000)
-    patch.setattr(learnt_likelihood, "FREE_BRIEFLY", 500)
+    patch.setattr(learnt_likelihood, "FREE", 500)
+    patch.setattr(learnt_likelihood, "FREE_BRIEFLY", 300)
+    patch.setattr(learnt_likelihood, "GROUPS", 4)
+    patch.setattr(learnt_likelihood, "MORE_GROUPS", 4)
+    patch.setattr(validation, "FOLDS", ((0, 1),))
     patch.setattr(mixture, "BRIDGE_DRAWS", 2**11)
     patch.setattr(estimate, "PARTICLES", 300)
     patch.setattr(residuals, "ROUNDS", 10)
+
+
+@pytest.fixture
+def unrendered(monkeypatch):
+    """Figures of pages are drawn and not written, if a test is about words: that takes a quarter of a second each."""
+    for page in ("page", "calibration", "comparison"):
+        monkeypatch.setattr(f"onedraw.report.{page}.image_of", lambda figure: "data:image/svg+xml;base64,")
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +91,13 @@ def brief():
     with pytest.MonkeyPatch.context() as patch:
         hurry(patch)
         yield
+
+
+@pytest.fixture(params=["quick", pytest.param("in full", marks=pytest.mark.slow)])
+def paced(request, monkeypatch):
+    """`od.infer` in a hurry, and with the slow tests as users have it."""
+    if request.param == "quick":
+        hurry(monkeypatch)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""Time limits that pass at a known place, whatever the speed of the machine."""
+"""Time limits that pass at a known place, and waiting for what will be so, whatever the speed of the machine."""
 
+import time
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -22,3 +23,11 @@ def up_after(looks):
 
     with patch.object(Deadline, "passed", passed):
         yield seen
+
+
+def wait_until(condition, seconds=40.0):
+    """Until something is so, which is an error if it is not so in all that time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited for {seconds:g} s"
+        time.sleep(0.02)

@@ -2,7 +2,8 @@
 
 The errors are in planted.toml: a file under src/onedraw, a text in it, what is put in its place, and tests. The package
 is copied to temporary folders, so that nothing is changed here. `make mutate` runs all of them,
-`python -m tests.plant skewness` those with that word in their name, `--jobs 4` four at a time.
+`python -m tests.plant skewness` those with that word in their name, `--jobs 4` four at a time. Tests that have not
+ended after LIMIT seconds have caught nothing: an error that makes a loop endless needs a test of its own that ends.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
+LIMIT = 600.0
+"""Seconds after which the tests of one error are given up."""
 
 
 class Planted(NamedTuple):
@@ -46,27 +49,31 @@ def source_of(error: Planted) -> str:
     return text.replace(error.old, error.new)
 
 
-def caught(error: Planted, package: Path) -> bool:
-    """Whether the tests fail with the error in the copied package."""
+def verdict(error: Planted, package: Path) -> str:
+    """Whether the tests fail with the error in the copied package: caught, MISSED, or ENDLESS."""
     place = package / error.file
     right = place.read_text()
     place.write_text(source_of(error))
     environment = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *error.tests]
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        return "ENDLESS"
     finally:
         place.write_text(right)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{error.name}: the tests could not be run\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.returncode == 1
+    return "caught" if done.returncode == 1 else "MISSED"
 
 
 class Tried(NamedTuple):
     """An error that was planted."""
 
     name: str
-    caught: bool
+    verdict: str
     seconds: float
 
 
@@ -74,7 +81,7 @@ def tried(error: Planted, packages: "queue.Queue[Path]") -> Tried:
     """Plant an error in a copy that no one else uses."""
     package, began = packages.get(), time.monotonic()
     try:
-        return Tried(error.name, caught(error, package), time.monotonic() - began)
+        return Tried(error.name, verdict(error, package), time.monotonic() - began)
     finally:
         packages.put(package)
 
@@ -90,8 +97,8 @@ def plant(errors: Sequence[Planted], jobs: int) -> list[str]:
             packages.put(package)
         for done in as_completed([pool.submit(tried, error, packages) for error in errors]):
             one = done.result()
-            missed += [] if one.caught else [one.name]
-            print(f"{'caught' if one.caught else 'MISSED'}  {one.seconds:5.1f} s  {one.name}", flush=True)
+            missed += [] if one.verdict == "caught" else [one.name]
+            print(f"{one.verdict:7}  {one.seconds:5.1f} s  {one.name}", flush=True)
     return missed
 
 

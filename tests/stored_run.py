@@ -18,7 +18,7 @@ from onedraw.run import store as store_module
 
 PRIOR = od.Prior(a=stats.norm(0, 2), b=stats.uniform(0, 3), k=stats.poisson(2))
 KERNEL = od.uniform(2.0)
-CHAINS = {"draws": 150, "chains": 6, "seed": 5, "thin": 2}
+CHAINS = {"draws": 100, "chains": 6, "seed": 5, "thin": 2}
 RUNS = {
     "rejection": (od.rejection, {"draws": 900, "seed": 5, "keep": "all"}),
     "pseudo_marginal": (od.pseudo_marginal, {**CHAINS, "pseudo_samples": 2, "keep": "distances"}),
@@ -183,7 +183,7 @@ class Child:
             self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code
 
-    def wait(self, seconds=60.0):
+    def wait(self, seconds=300.0):
         until = time.monotonic() + seconds
         while self.poll() is None:
             if time.monotonic() > until:

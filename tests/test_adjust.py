@@ -12,6 +12,7 @@ from onedraw.proposals.mixture import local_roots
 from onedraw.results import regression, trial
 from onedraw.results.learned_summary import learn
 from onedraw.results.regression import (
+    AdjustedDraws,
     Method,
     Neighbourhood,
     clusters,
@@ -207,6 +208,66 @@ def test_the_answer_is_not_among_the_draws_that_are_judged():
     assert scores.mean() < best.mean() + 4 * scores.std() / 8
 
 
+@pytest.mark.parametrize(("whole", "together", "most"), [(False, 8, 800), (True, 2, 2**21), (False, 2, 2**21)])
+def test_several_held_out_simulations_are_scored_as_each_alone(whole, together, most, monkeypatch):
+    """Also if many are equally far, if clusters are too small for a regression, and if parameters are whole numbers."""
+    monkeypatch.setattr(regression, "FEWEST_TOGETHER", together)
+    monkeypatch.setattr(trial, "MOST_ORDERED", most)
+    rng = np.random.default_rng(5)
+    theta = np.rint(3 * rng.standard_normal((400, 2)))
+    rows = np.rint(theta + rng.standard_normal((400, 2))) if whole else theta + rng.standard_normal((400, 2))
+    labels = (np.arange(400) % 2, np.minimum(np.arange(400) % 40, 3))
+    near = Neighbourhood(theta, rows, 0.1 * rng.standard_normal(400), np.array([True, not whole]), labels)
+    methods = [
+        Method(0, number, terms, clusters, local)
+        for number in (60, 398)
+        for terms, clusters in (("none", 1), ("linear", 1), ("linear", 2), ("linear", 4), ("products", 1))
+        for local in (False, True)
+    ]
+    held_out, scale = np.array([3, 50, 51, 200, 399]), np.array([[0.7, 0.2], [0.0, 0.4]])
+    scores, covered = score_methods([near], methods, held_out, scale)
+    for k in range(5):
+        alone = score_methods([near], methods, held_out[k : k + 1], scale)
+        assert scores[:, k] == pytest.approx(alone[0][:, 0], rel=1e-8)
+        assert covered[:, k].tolist() == alone[1][:, 0].tolist()
+    # Each regression is that of its cluster alone.
+    fit, there = estimate(near, np.zeros(2), Method(0, 398, "linear", 2)), near.labels[0]
+    weights = near.weights(fit.source) * np.maximum(1 - (near.distances(np.zeros(2))[fit.source] / fit.eps) ** 2, 1e-9)
+    for cluster in range(2):
+        mine = there[fit.source] == cluster
+        some = fit.source[mine]
+        own = ridge(rows, theta, some[None], np.zeros((1, 2)), weights[None, mine])
+        assert fit.theta[mine][:, 0] == pytest.approx(own.moved(rows[some], theta[some])[0, :, 0], abs=1e-9)
+
+
+@pytest.mark.parametrize("terms", ["linear", "products"])
+def test_regressions_fitted_together_are_those_fitted_alone(terms):
+    """Around far data, with a summary that is constant, and with simulations that only some of them use."""
+    rng = np.random.default_rng(3)
+    rows, theta = 40.0 + rng.standard_normal((700, 3)), rng.standard_normal((700, 2))
+    rows[:, 1] = 1 / 3
+    observed, weights = rows[:9] + np.arange(9)[:, None] * [3.0, 0.0, 1.0], rng.random((9, 700))
+    weights[3:, ::5] = 0.0
+    fit, everything = ridge(rows, theta, np.arange(700), observed, weights, terms), np.arange(700)[None]
+    for k in range(9):
+        alone = ridge(rows, theta, everything, observed[k : k + 1], weights[k : k + 1], terms)
+        np.testing.assert_allclose(fit.moved(rows, theta)[k], alone.moved(rows, theta)[0], rtol=1e-8, atol=1e-8)
+        assert fit.effective[k] == pytest.approx(alone.effective[0])
+
+
+def test_no_more_draws_are_moved_than_are_asked_for():
+    near, observed = linear_normal(500), np.stack([OBSERVED, 0.5 * OBSERVED])
+    orders = [regression.ordered(near, one, 500) for one in observed]
+    for method in (Method(0, 400, "linear"), Method(0, 400, "none")):
+        ((_, whole),), ((_, some),) = (
+            list(regression.estimates(near, observed, method, orders, most)) for most in (None, 150)
+        )
+        assert np.array_equal(some.source, whole.source[:, ::3])
+        np.testing.assert_allclose(some.theta, whole.theta[:, ::3], rtol=1e-12)
+        assert some.weights.sum(axis=1) == pytest.approx(1.0)
+        np.testing.assert_allclose(some.weights / some.weights[:, :1], (whole.weights / whole.weights[:, :1])[:, ::3])
+
+
 def near_noise():
     return np.random.default_rng(4).standard_normal((2000, 2))
 
@@ -252,14 +313,14 @@ def test_what_a_draw_adds_to_the_mean():
     weights = rng.random(60)
     observed = np.array([1.5, 0.3])
     for terms in ("linear", "products"):
-        fit = ridge(rows, observed, weights, terms)
-        found = fit.influence()
-        share = weights / weights.sum()
-        here = share @ fit.moved(free)[:, 0]
+        share, given = weights / weights.sum(), (np.arange(60)[None], observed[None], weights[None], terms)
+        fit = ridge(rows, free, *given)
+        found = fit.influence(rows, share)[0]
+        here = share @ fit.moved(rows, free)[0, :, 0]
         for k in range(0, 60, 7):
             moved = free.copy()
             moved[k] += 1.0
-            there = share @ fit.moved(moved)[:, 0]
+            there = share @ ridge(rows, moved, *given).moved(rows, moved)[0, :, 0]
             assert abs(there - here - found[k]) < 1e-6
 
 
@@ -366,6 +427,24 @@ def test_each_draw_has_its_own_noise_in_the_shape_of_its_neighbours(monkeypatch,
     found = regression._shaped(theta, weights, pick, 8, noise)
     for one, place, own in zip(found, pick, noise, strict=True):
         np.testing.assert_allclose(one, local_roots(theta, weights, theta[[place]], 8)[0] @ own, rtol=1e-12)
+
+
+def test_noise_of_many_draws_has_the_shape_of_their_neighbourhood(monkeypatch):
+    """Two long clusters at right angles, of unequal weights: each draw has the noise of its own cluster."""
+    monkeypatch.setattr(regression, "MOST_CENTRES", 200)
+    rng = np.random.default_rng(1)
+    theta = rng.standard_normal((4000, 2)) * np.where(np.arange(4000)[:, None] < 2000, [1.0, 0.05], [0.05, 1.0])
+    theta[:2000] += 10.0
+    weights = np.where(np.arange(4000) < 2000, 3.0, 1.0) * rng.random(4000)
+    around, mass, place = regression._centres(theta, weights, np.arange(4000))
+    assert len(around) <= 200 == mass.sum()
+    assert np.array_equal(around[place, 0] > 5, theta[:, 0] > 5)
+    assert mass[around[:, 0] > 5].sum() == pytest.approx(200 * weights[:2000].sum() / weights.sum(), abs=1.0)
+    found = AdjustedDraws(theta, weights / weights.sum(), np.arange(4000), 1.0)
+    drawn, pick = regression.smoothed(rng, found, 4000, Method(0, 4000, "linear", local=True))
+    first, added = theta[pick, 0] > 5, np.abs(drawn - theta[pick])
+    (along, across), (other_across, other_along) = added[first].mean(axis=0), added[~first].mean(axis=0)
+    assert along > 2 * across and other_along > 2 * other_across
 
 
 def test_importance_can_be_adjusted():

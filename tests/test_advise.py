@@ -3,6 +3,8 @@
 import json
 import math
 import time
+from functools import partial
+from importlib import import_module
 from unittest.mock import ANY
 
 import click.testing
@@ -26,6 +28,8 @@ from onedraw.tuning.advise import advise
 from onedraw.tuning.particles import log_variance
 from onedraw.tuning.prices import Timed, time_steps
 from tests.reference import simulate_one, toy
+
+advise_module = import_module("onedraw.tuning.advise")  # od.advise is the function in it
 
 
 def gaussian_process(points, observed_scale=0.3):
@@ -192,8 +196,15 @@ def test_the_price_of_a_set_up_that_every_step_makes(own, step):
     assert cost.setups == 6 * 10 * 4 * 4 + 2 * 4  # turns, steps, chains, three M and none; two M have starts to fill up
 
 
+@pytest.fixture
+def own_clock(monkeypatch):
+    """The clock of this process, which other work on the machine does not disturb."""
+    monkeypatch.setattr(efficiency.time, "perf_counter", time.process_time)
+    monkeypatch.setattr(advise_module, "time_steps", partial(time_steps, clock=time.process_time))
+
+
 @pytest.mark.slow
-def test_a_set_up_makes_more_draws_pay():
+def test_a_set_up_makes_more_draws_pay(own_clock):
     found = advise(gaussian_process(120), od.uniform(0.2), budget=40_000, seed=1, max_pseudo_samples=8)
     assert found.discount.value > 4
     assert found.stages.prepare > 4 * found.stages.draw
@@ -203,7 +214,7 @@ def test_a_set_up_makes_more_draws_pay():
 
 
 @pytest.mark.slow
-def test_a_set_up_of_400_points():
+def test_a_set_up_of_400_points(own_clock):
     found = advise(gaussian_process(400), od.uniform(0.2), budget=20_000, seed=1, max_pseudo_samples=16)
     assert found.discount.value > 4
     assert found.pseudo_samples > 1
@@ -216,7 +227,7 @@ def work():
 
 
 @pytest.mark.slow
-def test_a_tiny_discount_changes_nothing():
+def test_a_tiny_discount_changes_nothing(own_clock):
     """The draw takes far longer than the set-up and the step: a discount of which no M can make much."""
 
     def draw(rng, theta, m):
@@ -254,14 +265,12 @@ def test_discounts_of_simulators_alone(monkeypatch):
 
 
 @pytest.mark.slow
-def test_discounts_of_simulators_alone_by_the_clock(monkeypatch):
-    """By the clock of this process, which other work on the machine does not disturb."""
+def test_discounts_of_simulators_alone_by_the_clock(own_clock):
 
     def simulate(rng, theta):
         work()
         return theta + rng.standard_normal()
 
-    monkeypatch.setattr(efficiency.time, "perf_counter", time.process_time)
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=1.0)
     assert measured_discount(model, seed=1).value < 2
     assert measured_discount(gaussian_process(60), seed=1).value > 4
@@ -370,20 +379,16 @@ def test_advise_command_explains_what_is_wrong(tmp_path):
 
 
 def test_verify_command(tmp_path, monkeypatch):
-    """On one engine: each by itself is run in test_verify.py, and all of them are the default."""
+    """With one sampler on one engine: test_verify.py has each of both, and all of them are the default."""
     places = []
-    monkeypatch.setattr(checks, "_run", lambda chosen, engines, seed: places.append(engines) or ())
+    monkeypatch.setattr(checks, "_run", lambda chosen, engines, seed: places.append((chosen, engines)) or ())
     assert run(verify_command, "--trials", 1).exit_code == 0
-    assert places == [("plain", "batched", "staged", "compiled", "jax")]
+    [(chosen, engines)] = places
+    assert engines == ("plain", "batched", "staged", "compiled", "jax")
+    assert {one.name for one in checks.RUNS} < set(chosen)
     monkeypatch.undo()
-    batched, counts, count = ("--engine", "batched"), [], checks._run
-
-    def counted_once(*given):
-        if not counts:
-            counts.append(count(*given))
-        return counts[0]
-
-    monkeypatch.setattr(checks, "_run", counted_once)
+    batched = ("--engine", "batched")
+    monkeypatch.setattr(checks, "RUNS", checks.RUNS[:1])
     good = run(verify_command, "--trials", 3, "--seed", 2, *batched)
     assert good.exit_code == 0 and "statements hold" in good.output and "functions that were run do" in good.output
     assert json.loads(run(verify_command, "--trials", 2, "--json", *batched).output)["ok"]
@@ -401,8 +406,10 @@ def test_verify_command(tmp_path, monkeypatch):
 def test_plain_simulators_are_stopped_early():
     """Between draws a plain simulator is stopped: c_M in simulations is then what was drawn, not M."""
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate_one, observed=2.0)
-    found = advise(model, od.uniform(1.0), budget=12_000, seed=1, max_pseudo_samples=4, early=True)
-    without = advise(model, od.uniform(1.0), budget=12_000, seed=1, max_pseudo_samples=4, early=False)
+    found, without = (
+        advise(model, od.uniform(1.0), budget=4_000, seed=1, max_pseudo_samples=4, early=early)
+        for early in (True, False)
+    )
     assert without.simulations.gains[-1].cost.value == pytest.approx(4)
     assert found.simulations.gains[-1].cost.value != pytest.approx(4, rel=0.01)
     assert found.pilots[0].simulations < 1 == without.pilots[0].simulations

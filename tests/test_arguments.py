@@ -364,16 +364,16 @@ BATCHED = od.Model(od.Prior(theta=stats.norm(0, 1)), od.batched(normal), observe
 def test_time_ends_a_run_whose_single_steps_take_long(model, arguments):
     if model is BATCHED and "chains" in arguments:
         arguments = {"chains": 10**6}
-    began = time.perf_counter()
+    began = time.process_time()
     post = od.pseudo_marginal(model, od.uniform(1.0), draws=10**9, seed=1, max_seconds=0.1, **arguments)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert post.status.reason == "max_seconds"
 
 
 def test_time_ends_a_proposal_of_rejection_with_many_pseudo_samples():
-    began = time.perf_counter()
+    began = time.process_time()
     post = od.rejection(PLAIN, od.uniform(1.0), draws=5, pseudo_samples=10**7, seed=1, max_seconds=0.1)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     assert post.status.reason == "max_seconds"
 
 
@@ -396,19 +396,21 @@ def test_a_run_that_time_ends_between_kept_draws_goes_on_to_the_same_bytes(model
 
 @pytest.mark.parametrize("function", ["rejection", "pseudo_marginal", "smc", "importance", "tolerance_for", "advise"])
 def test_time_ends_the_pilot_of_a_distance(function):
+    calls = []
+
     def slow(rng, theta):
+        calls.append(1)
         time.sleep(0.02)
         return rng.normal(theta, 1.0, 2)
 
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), slow, [2.0, 1.0], distance=od.scaled(pilot=1000))
-    began = time.perf_counter()
     if function == "tolerance_for":
         with pytest.raises(TimeoutError, match="max_seconds"):
             call(function, model, budget=5000, max_seconds=0.2)
     else:
         found = call(function, model, budget=5000, max_seconds=0.2)
         assert "max_seconds" in (str(found) if function == "advise" else found.status.reason)
-    assert time.perf_counter() - began < 4
+    assert len(calls) < 200  # four seconds
 
 
 def test_fit_summary_says_that_there_was_no_time():
@@ -504,7 +506,7 @@ PARTS = {
         "first": len, "rest": len, "signal": None, "continuation": 0.5, "price": None, "floor": 0.1, "pilot": 50
     },
     "multifidelity": {
-        "cheap": len, "dear": len, "continuation": 0.5, "price": None, "floor": 0.1, "pilot": 50, "common": False
+        "cheap": len, "expensive": len, "continuation": 0.5, "price": None, "floor": 0.1, "pilot": 50, "common": False
     },
     "bank_from_arrays": {"theta": {"a": [1.0, 2.0], "b": [1.0, 0.5]}, "x": [1.0, 2.0], "from_prior": False},
     "unbiased": {
@@ -578,7 +580,11 @@ VALUES = {"Posterior", "ShardsMissing", "SimulationError", "StoreError", "Worker
 def taken_by(function: str) -> set[str]:
     """The arguments of a public function, less those that belong to every run."""
     given = inspect.signature(operator.attrgetter(function)(od)).parameters
-    return {name for name, one in given.items() if one.kind is not one.VAR_KEYWORD} - {*OPTIONS, "model", "models"}
+    return {name for name, one in given.items() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)} - {
+        *OPTIONS,
+        "model",
+        "models",
+    }
 
 
 def test_every_argument_of_every_public_function_is_tried():

@@ -106,11 +106,11 @@ class TestReuse:
             theta, x = again.simulations
             assert len(np.unique(theta[:, 0])) == len(np.unique(np.round(x - theta @ SHAPE, 9)[:, 0])) == 300
 
-    def test_draws_from_the_prior_serve_regression_too(self):
+    def test_draws_from_the_prior_serve_regression_too(self, paced):
         rng = np.random.default_rng(1)
         theta = PRIOR.sample(rng, 1500)
         x = mixed(rng, *theta.T)
-        model = od.Model(PRIOR, mixed, THERE, distance=lambda x, y: np.abs(x - y).sum())
+        model = od.Model(PRIOR, mixed, THERE, distance=od.batched(lambda x, y: np.abs(x - y).sum(axis=1)))
         bank = od.bank_from_arrays({"b": theta[:, 1], "a": theta[:, 0]}, x, from_prior=True)
         post = od.infer(model, budget=100, seed=1, bank=bank, draws=500)
         assert "learnt" not in post.method
@@ -118,7 +118,7 @@ class TestReuse:
         with pytest.raises(ValueError, match="distance of your own"):
             od.infer(model, budget=100, seed=1, bank=od.bank_from_arrays(theta, x))
 
-    def test_another_prior(self, earlier):
+    def test_another_prior(self, earlier, paced):
         """The likelihood is the same, and the proposals of the earlier run are not those of this prior."""
         prior = od.Prior(a=stats.norm(0, 4), b=stats.uniform(-5, 10))
         post = od.infer(od.Model(prior, mixed, HERE), budget=200, seed=1, bank=earlier, draws=2000)
@@ -333,7 +333,7 @@ class TestOtherData:
         assert any(f"None of the {KEPT:,} simulations was made for these data" in note for note in post.notes)
         assert post.alternatives and not any(note.startswith("warning") for note in post.notes)
 
-    def test_data_far_from_all_simulations(self, earlier):
+    def test_data_far_from_all_simulations(self, earlier, quick):
         post = earlier.observed([60.0, 60.0, 60.0], draws=500, seed=1)
         warned = [note for note in post.notes if note.startswith("warning")]
         assert any("may not be able to produce these data" in note for note in warned)
@@ -346,7 +346,7 @@ class TestOtherData:
         post = od.infer(od.Model(PRIOR, one_by_one, THERE), budget=40, seed=1, bank=other, draws=100)
         assert post.cost.reused == 200
 
-    def test_it_is_an_ordinary_posterior(self, quick, earlier, tmp_path):
+    def test_it_is_an_ordinary_posterior(self, quick, unrendered, earlier, tmp_path):
         post = earlier.observed(THERE, draws=200, seed=1)
         assert post.report(tmp_path / "page.html", predictive=0).exists()
         assert len(post.to_dataframe()) <= 200 and "None of the" in str(post.summary())

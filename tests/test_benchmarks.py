@@ -43,6 +43,11 @@ def test_the_likelihood_of_a_known_model_is_its_simulators(name):
     assert (np.abs(weighted.mean(axis=0) - moved.mean(axis=0)) < 5 * error).all()
 
 
+def long_in_slow_tests(names, long):
+    """The names, one of which takes far longer than the others."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name == long else name for name in names]
+
+
 def metropolis(problem, at, chains=400, steps=1200, seed=3):
     """Moments by random walks from around the mean, their errors from the differences between chains."""
     rng, size = np.random.default_rng(seed), 1.2 / np.sqrt(at.mean.size) * at.sd
@@ -62,7 +67,7 @@ def metropolis(problem, at, chains=400, steps=1200, seed=3):
     return known.Moments(mean, sd, *(error / np.sqrt(chains) for error in errors))
 
 
-@pytest.mark.parametrize("name", known.PROBLEMS)
+@pytest.mark.parametrize("name", long_in_slow_tests(known.PROBLEMS, "g-and-k"))
 def test_known_posteriors_agree_with_a_second_computation(name):
     problem, stored = known.PROBLEMS[name], known.moments(name)
     again = metropolis(problem, stored) if problem.solve else known.sampled(problem, 60_000, 10, seed=2)
@@ -147,7 +152,7 @@ def test_scores_are_held_against_targets_and_published_abc():
     assert accuracy.shortfalls("sir", 5000, bad, there) == ["network above published ABC", "trees above published ABC"]
 
 
-@pytest.mark.parametrize("name", FURTHER)
+@pytest.mark.parametrize("name", long_in_slow_tests(FURTHER, "bernoulli_glm"))
 def test_reference_posteriors_agree_with_a_second_computation(name):
     this = task(name)
     first, second = this.reference(1), references.SECOND[name](this.observed(1), np.random.default_rng(7))
@@ -171,6 +176,8 @@ def test_warnings_are_counted_by_name(capsys):
         alarms.concluded({"x": rarely}, {"Misfit": [("y", 0.9)]}) and "| Misfit | 7 of 100 |" in capsys.readouterr().out
     )
     assert not alarms.concluded({"x": rarely, "z": often}, {"Misfit": [("y", 0.9)]})
+    # Runs with something wrong alone.
+    assert alarms.concluded({}, {"Misfit": [("y", 0.9)]})
     assert not alarms.concluded({"x": rarely}, {"Misfit": [("y", 0.7)]})
 
 
@@ -292,7 +299,7 @@ def test_exponents_of_growth_are_fitted_and_shown(tmp_path, monkeypatch):
 @pytest.mark.parametrize("what", ["simulations", "chains", "parameters", "summaries", "M"])
 def test_every_growing_run_can_be_made_small(what):
     (case,) = (one for one in growth.CASES if one.what == what)
-    assert growth.seconds_of(case.run, case.sizes[0], 1) > 0 and growth.megabytes_of(case.run, case.sizes[0]) > 0
+    assert growth.seconds_of(case, case.sizes[0], 1) > 0 and growth.megabytes_of(case.run, case.sizes[0]) > 0
 
 
 @pytest.mark.parametrize(("name", "n"), [("normal", 400), ("counts", 2000), ("regression", 2000), ("nested", 400)])

@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -26,6 +25,7 @@ from onedraw.run.recorded import recorded_result
 from onedraw.run.registry import Entry
 from onedraw.run.store import writer
 from onedraw.runs import samplers
+from tests.deadlines import wait_until
 
 ROOT = Path(__file__).parent.parent
 
@@ -106,7 +106,7 @@ def test_new_never_overwrites(folder):
     assert "cannot be written" in onedraw("new", "none/mine.py").output
 
 
-def test_every_command_speaks_json(folder):
+def test_every_command_speaks_json(folder, unrendered):
     ran = told("run", "problem.py", "--draws", 60, "--eps", 1, "--seed", 1, "--out", "run.db", "--json")
     assert ran["file"] == "run.db" and ran["status"]["complete"] and ran["shape"] == [1, 60]
     resumed = told("resume", "run.db", "problem.py", "--draws", 80, "--json")
@@ -265,7 +265,7 @@ def test_a_file_of_a_newer_version_is_refused(folder, command):
     file.close()
     before = Path("run.db").read_bytes()
     result = onedraw(command[0], "run.db", *command[1:])
-    assert result.exit_code == 1 and "has format 9, this onedraw reads format 2: update onedraw" in result.output
+    assert result.exit_code == 1 and "has format 9, this onedraw reads format 3: update onedraw" in result.output
     assert Path("run.db").read_bytes() == before
 
 
@@ -284,13 +284,6 @@ def test_another_model_is_no_help(folder):
 # Runs that are stopped, watched, and out of room
 
 
-def wait_for(condition, seconds=40.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
-
-
 def saved(path):
     try:
         return od.load(path).shape[1] > 0
@@ -301,7 +294,7 @@ def saved(path):
 def test_an_interrupted_run_is_watched_and_goes_on(folder):
     command = ["run", "slow.py", "--draws", 150, "--eps", 0.7, "--seed", 1, "--segment", 0.1]
     child = process(*command, "--out", "run.db")
-    wait_for(lambda: saved("run.db"))
+    wait_until(lambda: saved("run.db"))
     seen = told("watch", "run.db", "--once", "--json")
     assert f"process {child.pid} " in seen["writer"] and seen["status"]["reason"] == "unfinished"
     assert 0 < seen["share_done"] < 1 and seen["seconds_left"] > 0
@@ -321,7 +314,7 @@ def test_an_interrupted_run_is_watched_and_goes_on(folder):
 
 def test_a_killed_run_is_not_taken_for_one_that_goes_on(folder):
     child = process("run", "slow.py", "--draws", 10_000, "--eps", 0.3, "--segment", 0.1, "--out", "run.db")
-    wait_for(lambda: saved("run.db"))
+    wait_until(lambda: saved("run.db"))
     child.kill()
     child.communicate(timeout=30)
     assert Path("run.db.lock").exists() and writer("run.db") is None
@@ -361,7 +354,7 @@ def test_workers_give_the_same_bytes(folder):
 def test_a_dask_cluster_gives_the_same_bytes(folder):
     distributed = pytest.importorskip("distributed")
     command = ["run", "problem.py", "--draws", 100, "--eps", 1, "--seed", 1]
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
         child = process(*command, "--dask", cluster.scheduler_address, "--out", "many.db")
         _, err = child.communicate(timeout=120)
     assert child.returncode == 0, err
@@ -583,7 +576,7 @@ def test_only_runs_are_overwritten(folder):
 
 def test_a_run_that_is_being_written_is_not_overwritten(folder):
     child = process("run", "slow.py", "--draws", 10_000, "--eps", 0.3, "--segment", 0.1, "--out", "run.db")
-    wait_for(lambda: saved("run.db"))
+    wait_until(lambda: saved("run.db"))
     result = onedraw("run", "problem.py", "--budget", 300, "--eps", 1, "--overwrite", "--out", "run.db")
     child.kill()
     child.communicate(timeout=30)
@@ -625,14 +618,15 @@ def test_banks_of_earlier_runs(folder):
     (folder / "tuesday.py").write_text(MODEL.replace("[1.0, 0.2]", "[-0.5, 0.6]"))
     for day, seed in (("monday", 1), ("tuesday", 1), ("other", 2)):
         model = "monday.py" if day == "other" else f"{day}.py"
-        assert onedraw("run", model, "--budget", 100, "--seed", seed, "--out", f"{day}.db").exit_code == 0
-    both = ["run", "problem.py", "--budget", 60, "--seed", 3, "--bank", "monday.db", "--bank", "other.db"]
+        command = ["run", model, "--budget", 100, "--draws", 200, "--seed", seed, "--out", f"{day}.db"]
+        assert onedraw(*command).exit_code == 0
+    few = ["--budget", 60, "--draws", 200, "--seed", 3]
+    both = ["run", "problem.py", *few, "--bank", "monday.db", "--bank", "other.db"]
     assert told(*both, "--json")["cost"]["reused"] == 200
     theta = [od.load(f"{day}.db", models.named(f"{day}.py")[0]).simulations.theta for day in ("monday", "tuesday")]
     shared = len(set(map(tuple, theta[0])) & set(map(tuple, theta[1])))
     assert shared > 10
-    some = told("run", "problem.py", "--budget", 60, "--seed", 3, "--bank", "monday.db", "--bank", "tuesday.db",
-                "--out", "some.db", "--json")  # fmt: skip
+    some = told("run", "problem.py", *few, "--bank", "monday.db", "--bank", "tuesday.db", "--out", "some.db", "--json")
     assert some["cost"]["reused"] == 200 - shared
     # The same command, and onedraw resume with the same bank, go on.
     assert told(*both, "--json")["cost"]["simulations"] == 60
@@ -674,7 +668,7 @@ def test_banks_that_are_none(folder, earlier_files, arguments, words):
 CHECKS = "\nchecks = {'larger': lambda y: max(y)}\n"
 
 
-def test_a_run_writes_its_report_with_the_checks_of_the_model_file(folder):
+def test_a_run_writes_its_report_with_the_checks_of_the_model_file(folder, unrendered):
     (folder / "checked.py").write_text(MODEL + CHECKS)
     ran = told("run", "checked.py", "--budget", 100, "--seed", 1, "--report", "--json")
     assert ran["report"] == "checked.html" and ran["verdict"] in ("green", "amber", "red")
@@ -689,7 +683,7 @@ def test_a_run_writes_its_report_with_the_checks_of_the_model_file(folder):
     assert not (folder / "wrong.db").exists()
 
 
-def test_the_report_of_a_run_with_a_time_limit(folder):
+def test_the_report_of_a_run_with_a_time_limit(folder, unrendered):
     """The limit is part of the simulator that the run has, and not of the one in the model file."""
     program = "simulate = od.command(['echo', '[{mu}, {nu}, 0.{seed}]'], parse='json')"
     text = MODEL.replace("def simulate(rng, mu, nu):\n    return rng.normal([mu, nu], spread())", program)
@@ -699,7 +693,7 @@ def test_the_report_of_a_run_with_a_time_limit(folder):
     assert onedraw("report", "limited.db", "--model", "limited.py").exit_code == 0
 
 
-def test_the_report_uses_the_checks_of_the_model_file(folder):
+def test_the_report_uses_the_checks_of_the_model_file(folder, unrendered):
     """The data have a pattern that no summary shows and that no simulation has."""
     model = MODEL.replace("observed=[1.0, 0.2]", "observed=[0.5, 0.5]")
     (folder / "equal.py").write_text(model)

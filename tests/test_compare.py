@@ -15,6 +15,7 @@ from scipy import stats
 
 import onedraw as od
 from benchmarks.choices import COUNTED, NESTED, NORMAL, RARE, RARE_AT, REGRESSION, Problem
+from onedraw import failures
 from onedraw.cli.main import main
 from onedraw.model.coordinates import Support
 from onedraw.results import model_evidence
@@ -40,14 +41,15 @@ from onedraw.results.model_choice import (
     with_tolerance_error,
     without,
 )
-from onedraw.results.model_evidence import FREEDOM, comparable, held_out_evidence, learnt_evidence
-from onedraw.results.model_trial import beyond_summaries
+from onedraw.results.model_evidence import FREEDOM, comparable, held_out_evidence, learnt_evidence, of_prior
+from onedraw.results.model_trial import beyond_summaries, classifier_estimate, classifier_near
 from onedraw.surrogate.choice import choose_form
 from onedraw.surrogate.surrogate import fit_surrogate
 from onedraw.surrogate.tempering import tempered
 from onedraw.surrogate.training import training_of
 from onedraw.surrogate.transforms import Transform, Warp
-from onedraw.tuning.compare import blocks_of, shares
+from onedraw.surrogate.validation import evidence_ratio
+from onedraw.tuning.compare import blocks_of, checked_models, shares
 from tests.browser import Browser, needs_chromium
 
 # What is tested does not depend on how thoroughly infer tries regressions.
@@ -143,6 +145,31 @@ def test_the_classifier_of_three_models_with_curved_log_ratios():
         assert abs(value - (logs[model] - np.logaddexp.reduce(others))) < 4 * error < 0.3
 
 
+def test_intervals_of_the_classifier_hold_where_the_log_ratio_is_no_polynomial():
+    """Cauchy against normal, in a wide neighbourhood; without the part for its width they would not hold."""
+    laws, observed, held, blind = (stats.cauchy(), stats.norm()), 1.5, 0, 0
+    truth = laws[1].pdf(observed) / (laws[0].pdf(observed) + laws[1].pdf(observed))
+    for seed in range(30):
+        rng = np.random.default_rng([seed, 3])
+        rows = np.concatenate([law.rvs(1000, random_state=rng) for law in laws])[:, None] - observed
+        pool = Pool(rows, np.abs(rows[:, 0]), np.full(2000, 1e-3), np.repeat([0, 1], 1000), np.full(2, 1000.0))
+        right, wrong = (
+            probabilities(one, np.log([0.5, 0.5]), np.full(2, np.nan), 0.9)[1]
+            for one in (classifier_estimate(pool, 4.0), classifier_near(pool, 4.0).estimate())
+        )
+        held, blind = held + (right.low <= truth <= right.high), blind + (wrong.low <= truth <= wrong.high)
+    assert held >= stats.binom.ppf(1e-3, 30, 0.9) > blind
+
+
+def test_a_classifier_whose_bias_cannot_be_told_is_no_route():
+    """All simulations of one model are at the edge of the neighbourhood: a narrower one has none of them."""
+    near, far = np.linspace(-1.0, 1.0, 400), np.linspace(1.5, 1.9, 100)
+    rows = np.concatenate([near, far])[:, None]
+    weights = np.repeat([1 / 400, 1 / 100], [400, 100])
+    pool = Pool(rows, np.abs(rows[:, 0]), weights, np.repeat([0, 1], [400, 100]), np.array([400.0, 100.0]))
+    assert classifier_near(pool, 2.0) is not None and classifier_estimate(pool, 2.0) is None
+
+
 def test_logistic_regression_solves_its_equations():
     rng = np.random.default_rng(4)
     x = np.column_stack([np.ones(300), rng.normal(size=(300, 2))])
@@ -195,9 +222,12 @@ def test_a_model_that_never_came_near_has_an_upper_bound():
     one = RouteEstimate(np.array([math.log(0.01), -math.inf]), np.diag([0.01, math.inf]))
     first, second = probabilities(one, np.log([0.5, 0.5]), np.array([math.nan, math.log(1e-4)]), 0.9)
     assert (first.value, second.value) == (pytest.approx(1.0), pytest.approx(0.0))
-    assert second.low == 0.0 and second.high == pytest.approx(1e-4 / (0.01 + 1e-4))
     odds, reach = math.log(100), 0.1 * stats.norm.ppf(0.95)
     assert first.low == pytest.approx(1 / (1 + math.exp(reach - odds))) and first.high == 1.0
+    # The same two numbers from the other side.
+    assert second.low == 0.0 and second.high == pytest.approx(1 - first.low)
+    # How far below its bound the second is, nobody knows.
+    assert first.se == pytest.approx(second.se) and second.se == pytest.approx(second.high / (2 * stats.norm.ppf(0.95)))
 
 
 def test_exact_matches_are_a_neighbourhood_of_their_own():
@@ -274,6 +304,16 @@ def test_the_local_error_rate_weights_models_by_how_often_they_come_near():
     logs = np.log([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.1, 0.9]])
     rate, _ = local_error(one, logs, np.log([0.5, 0.5]), np.array([0.3, 0.1]))
     assert rate == pytest.approx(0.25 / 2)
+
+
+def test_an_error_rate_of_zero_has_an_error():
+    """Of 48 simulations none is wrong: the posterior of the rate is Beta(1, 49)."""
+    one, right = held(np.repeat([0, 1], 24)), np.log(np.repeat([[0.9, 0.1], [0.1, 0.9]], 24, axis=0))
+    rate, error = local_error(one, right, np.log([0.5, 0.5]), np.array([0.2, 0.2]))
+    assert rate == 0.0 and error == pytest.approx(stats.beta(1, 49).std())
+    rows, label = np.tile([-5.0, 5.0], 200)[:, None], np.tile([0, 1], 200)
+    rate, error, _ = prior_errors(rows, label, np.log([0.5, 0.5]))
+    assert rate == 0.0 and error == pytest.approx(stats.beta(1, 201).std() / math.sqrt(2))
 
 
 def test_shares_follow_the_roots_of_the_probabilities():
@@ -395,6 +435,96 @@ def test_why_densities_cannot_be_compared():
     assert comparable([one, None]) == "not every model has a learnt likelihood"
     assert "single rows of the data" in comparable([one, one._replace(observed=np.zeros((5, 1)))])
     assert "too many summaries" in comparable([one, one._replace(learnt_summary=True)])
+
+
+def test_the_variance_of_a_learnt_evidence_is_that_of_its_parts(monkeypatch):
+    """Of the sampler, of forms chosen again and of fits to halves, from known log evidences."""
+    logs, ratios = [0.1, 0.3, -0.2, 0.2], {"form": [0.5, -0.1], "half": [0.2, -0.3, 0.4]}
+    runs = iter(logs)
+    for name, fake in {
+        "tempered": lambda *args: SimpleNamespace(log_evidence=next(runs), draws=None),
+        "density": lambda *args: SimpleNamespace(log_density=None),
+        "chosen_again": lambda *args: ratios["form"],
+        "fitted_again": lambda *args: ratios["half"],
+        "evidence_ratio": lambda own, other, observed, draws: other,
+    }.items():
+        monkeypatch.setattr(model_evidence, name, fake)
+    learnt = SimpleNamespace(surrogate=SimpleNamespace(form=None, success=None), training=None, observed=None)
+    pairs = SimpleNamespace(of_prior=lambda rng, n: None, log_prior=None, discrete=None)
+    value, variance = learnt_evidence(learnt, pairs, np.random.default_rng(1))
+    assert value == pytest.approx(math.log(np.mean(np.exp(logs))), rel=1e-12)
+    parts = np.var(logs, ddof=1) / 4 + (0.25 + 0.01) / 2 + (0.04 + 0.09 + 0.16) / 3
+    assert variance == pytest.approx(parts, rel=1e-12)
+
+
+def test_the_ratio_of_evidences_is_the_mean_of_ratios_over_a_posterior():
+    draws = np.random.default_rng(8).normal(size=(50, 1))
+    one, other = (SimpleNamespace(log_density=lambda at, row, a=a: a * at[:, 0] ** 2 + row[0]) for a in (-0.5, -0.2))
+    exact = math.log(np.exp(0.3 * draws[:, 0] ** 2).mean())
+    assert evidence_ratio(one, other, np.array([2.0]), draws) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize(("eps", "wider", "factor"), [(1.0, 2.0, 1.0), (0.5, 2.0, 1 / 3), (0.0, 1.0, 1.0)])
+def test_the_bias_of_a_tolerance_is_the_change_to_a_wider_one_in_proportion(eps, wider, factor):
+    near, wide = (RouteEstimate(np.array(logs), np.diag([0.01, 0.02])) for logs in ([0.0, 1.0], [0.3, 1.6]))
+    bias = factor * np.array([0.3, 0.6])
+    found = with_tolerance_error(near, wide, eps, wider)
+    assert found.covariance == pytest.approx(np.diag([0.01, 0.02]) + np.outer(bias, bias), rel=1e-12)
+
+
+def test_the_evidence_of_held_out_rows_is_a_density_of_the_summaries_themselves():
+    """The mean of the density over draws from the prior, without the simulations left out."""
+    rng = np.random.default_rng(6)
+    theta = rng.normal(size=(120, 1))
+    learnt, pairs = learnt_from(theta, 30 * (theta + rng.normal(size=(120, 1))), np.zeros(1))
+    pairs = pairs._replace(of_proposals=pairs.of_prior)
+    rows, keep = np.array([[-20.0], [35.0]]), np.arange(120) >= 7
+    found = held_out_evidence(learnt, pairs, np.arange(7), rows, np.random.default_rng(7))
+    points = pairs.of_proposals(np.random.default_rng(7), model_evidence.FREE)
+    other = model_evidence.density(learnt.surrogate.form, learnt.training.some(keep), None)
+    exact = [math.log(np.exp(other.log_density(points, row)).mean()) for row in rows]
+    assert found == pytest.approx(exact, abs=1e-9)
+    assert found == pytest.approx(stats.norm(0, 30 * math.sqrt(2)).logpdf(rows[:, 0]), abs=0.5)
+
+
+def test_evidences_of_small_counts_are_probabilities():
+    """Counts whose standard deviation is less than a cell: the integral of the density over it, not its middle."""
+    rng = np.random.default_rng(11)
+    theta = rng.normal(size=(1000, 1))
+    counts = rng.binomial(4, stats.norm.cdf(2 + 0.3 * theta)).astype(float)
+    learnt, pairs = learnt_from(theta, counts, np.array([4.0]))
+    pairs = pairs._replace(of_proposals=pairs.of_prior)
+    rows, nothing = np.array([[3.0], [4.0]]), np.arange(0)
+    found = held_out_evidence(learnt, pairs, nothing, rows, np.random.default_rng(7))
+    whole = learnt_evidence(learnt, pairs, rng)
+    surrogate = model_evidence.density(learnt.surrogate.form, learnt.training, None)
+    columns = surrogate.form.columns(pairs.of_proposals(np.random.default_rng(7), model_evidence.FREE))
+    at = (np.arange(400)[:, None] + 0.5) / 400 - 0.5
+    for row, one in zip(rows, found, strict=True):
+        slopes = [surrogate.form.transform.log_slope(row + place) for place in at]
+        places = surrogate.at(np.tile(row, (len(at), 1)), at)
+        each = [np.exp(surrogate.log_likelihood(columns, place)).mean() for place in places]
+        exact = math.log(np.mean(np.exp(slopes) * each))
+        middle = math.log(np.exp(surrogate.log_likelihood(columns, surrogate.at(row[None])[0])).mean())
+        assert abs(one - exact) < 0.02 < 0.04 < abs(middle + surrogate.form.transform.log_slope(row) - exact)
+    assert whole.value == pytest.approx(found[1], abs=0.02)
+
+
+def test_a_likelihood_that_depends_on_no_parameter_is_the_evidence(monkeypatch):
+    """Learnt from proposals off the prior, of summaries that do depend on them: it is the density under the prior."""
+    rng = np.random.default_rng(9)
+    theta = rng.normal(1.0, 1.0, size=(4000, 1))
+    learnt, pairs = learnt_from(theta, rng.normal(size=(4000, 1)), np.zeros(1))
+    assert learnt.constant
+    log_ratio = stats.norm.logpdf(theta[:, 0]) - stats.norm.logpdf(theta[:, 0], 1.0)
+    monkeypatch.setattr(model_evidence, "choose_form", lambda *args, **more: learnt.surrogate.form)
+    training = learnt.training._replace(rows=theta + rng.normal(size=(4000, 1)))
+    found = of_prior(learnt._replace(training=training), pairs._replace(log_weights=lambda at: log_ratio))
+    [stated] = found.surrogate.log_density(np.zeros((1, 1)), np.zeros(1))
+    # Weights that are the exponents of normals are worth n / e.
+    worth = len(theta) / math.e
+    assert found.training.weights.sum() == pytest.approx(worth, rel=0.2)
+    assert abs(stated - stats.norm(0, math.sqrt(2)).logpdf(0.0)) < 4 * math.sqrt(0.5 / worth)
 
 
 def test_halves_that_learn_other_summaries_leave_no_learnt_evidence(monkeypatch):
@@ -538,6 +668,18 @@ def test_a_best_model_that_is_unlike_the_data_is_red_whether_it_is_chosen_or_not
     assert found.level == "red" and found.headline.startswith(f"{words} not reproduce")
 
 
+@pytest.mark.parametrize(("error", "least"), [(1.0, "; two does so least badly among them"), (73.0, "")])
+def test_which_of_wrong_models_is_least_bad_is_said_if_it_is_known(pair, error, least):
+    one = RouteEstimate(np.array([0.0, 34.0]), np.diag([0.0, error**2]))
+    decided = pair.decided._replace(route=0, estimates=(one, *pair.decided.estimates[1:]))
+    misfits = {name: SimpleNamespace(p=1e-3, worst=SimpleNamespace(words=str)) for name in pair.names}
+    found = replace(pair, decided=decided, misfits=misfits)
+    assert found.headline == f"None of the models reproduces the data{least}"
+    # The error is that of the interval: p (1 - p) times that of the log odds would be nothing.
+    assert found["two"].se == pytest.approx((found["two"].high - found["two"].low) / (2 * stats.norm.ppf(0.95)))
+    assert (found["two"].se > 0.2) == (error > 1)
+
+
 def test_predictions_average_over_the_models(pair):
     drawn = pair.predict(4000, seed=1)
     means = [2.0 + (1.2 - 2.0) * 0.2, 0.0 + 1.2 * 0.2]
@@ -603,9 +745,16 @@ def test_a_model_that_cannot_make_the_data():
     assert found["right"].low > 0.9 and found["wrong"].high < 0.1
     assert found["wrong"].simulations < found["right"].simulations
     assert "wrong does not reproduce the data" in " ".join(found.findings)
+    # What is said rests on the bound, and has no more digits than that.
+    assert "at least" in found.headline and "or more" in found.headline and "probability 1 (" in found.headline
+    assert found["wrong"].told == "0" and found["wrong"].interval.startswith("0–0.0")
+    assert found.notes[0].endswith("without a trial: fewer than two models came near the data often enough.")
 
 
-def test_a_model_whose_simulations_all_fail():
+def test_a_model_whose_simulations_all_fail(monkeypatch):
+    # All simulations of the first model, more than a run of a single model would make.
+    monkeypatch.setattr(failures, "ALL_FAILED", 20)
+
     @od.batched
     def failing(rng, mu):
         return np.nan * rng.normal(mu, 1.0)
@@ -618,12 +767,12 @@ def test_a_model_whose_simulations_all_fail():
         assert found.posteriors["broken"].shape == (1, 0) and found.predict(20).shape == (20,)
 
 
-def test_a_model_that_fails_does_not_change_how_the_others_are_compared(brief, tmp_path):
+def test_a_model_that_fails_does_not_change_how_the_others_are_compared(brief, unrendered, tmp_path):
     @od.batched
     def failing(rng, mu):
         return np.nan * rng.normal(mu, 1.0)
 
-    broken, far = od.Model(od.Prior(mu=stats.norm(0, 1)), failing, 1.2), shifted(60.0)
+    broken, far = od.Model(od.Prior(mu=stats.norm(0, 1)), failing, 1.2), shifted(60.0, sd=0.01)
     found = od.compare({"broken": broken, **PAIR, "far": far}, budget=1200, draws=200, seed=1)
     assert found.decided.unavailable == "" and "learnt likelihoods" in [one.route for one in found.trial]
     assert found["broken"].probability == 0.0 and math.isnan(found["broken"].misfit)
@@ -682,6 +831,22 @@ def test_all_models_may_be_wrong_and_that_is_said_first():
         (lambda: {"a": shifted(0.0), "": shifted(1.0)}, {}, "names of models must be texts"),
         (lambda: {"a": shifted(0.0), "b": shifted(0.0, observed=[1.2, 1.3])}, {}, "b has other summaries than a"),
         (lambda: {"a": shifted(0.0), "b": shifted(0.0, observed=1.3)}, {}, "b has other observed data than a"),
+        (
+            lambda: {"a": shifted(0.0, summary=lambda y: 2 * y), "b": shifted(0.0, summary=lambda y: 3 * y)},
+            {},
+            "b has another summary than a",
+        ),
+        # They agree on the data alone.
+        (
+            lambda: {"a": shifted(0.0, [1, 2, 3], summary=np.mean), "b": shifted(0.0, [1, 2, 3], summary=np.median)},
+            {},
+            "b has another summary than a",
+        ),
+        (
+            lambda: {"a": shifted(0.0, 2.0, summary=lambda y: y + 2), "b": shifted(0.0, 2.0, summary=lambda y: 2 * y)},
+            {},
+            "b has another summary than a",
+        ),
         (lambda: PAIR, {"prior": {"zero": 0.5, "two": 0.4}}, "must sum to 1, got 0.9"),
         (lambda: PAIR, {"prior": {"zero": 1.0}}, "a probability for each of zero, two"),
         (lambda: PAIR, {"prior": {"zero": 1.0, "two": 0.0}}, "must be positive"),
@@ -691,6 +856,19 @@ def test_all_models_may_be_wrong_and_that_is_said_first():
 def test_what_cannot_be_compared_is_refused_before_anything_is_simulated(models, more, words):
     with pytest.raises(ValueError, match=words):
         od.compare(models(), **{"budget": 1000, "seed": 1, **more})
+
+
+def test_summaries_that_are_written_twice_are_the_same():
+    """One is written in other words; one knows the observed data alone."""
+    once, twice = (shifted(0.0, [1.0, 2.5], summary=one) for one in (np.mean, lambda y: (y[0] + y[1]) / 2))
+    assert checked_models({"a": once, "b": twice})[0] == ("a", "b")
+
+    def strict(y):
+        if list(y) != [1.0, 2.5]:
+            raise ValueError("no such data")
+        return 1.75
+
+    assert checked_models({"a": once, "b": shifted(0.0, [1.0, 2.5], summary=strict)})[0] == ("a", "b")
 
 
 def test_a_distance_of_the_users_own():
@@ -800,18 +978,37 @@ def test_the_page_has_everything(pair, tmp_path):
     assert text.count("<img") == 4 and "<script" not in text and "http:" not in text
     assert pair.headline in text and f'class="verdict {pair.level}"' in text
     assert "How often the choice is wrong" in text and "learnt likelihoods" in text
+    # All may be wrong: said before the probabilities.
+    assert text.index("Can the models reproduce the data?") < text.index("Probabilities of the models")
     assert text == pair.report(tmp_path / "again.html").read_text()
+
+
+BROKEN = """[...document.querySelectorAll('th')].filter(cell => {
+  const text = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), range = document.createRange();
+  for (let node; node = text.nextNode();)
+    for (const word of node.data.matchAll(/\\S+/g)) {
+      range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1) return true;
+    }
+}).map(cell => cell.textContent)"""
 
 
 @needs_chromium
 def test_the_page_fits_its_window(pair, tmp_path):
-    page = pair.report(tmp_path / "models.html")
+    names = {"zero": "incommensurable", "two": "two"}
+    other = {
+        one: {names[name]: value for name, value in getattr(pair, one).items()}
+        for one in ("prior", "posteriors", "misfits")
+    }
+    page = replace(pair, names=tuple(names.values()), **other).report(tmp_path / "models.html")
     browser = Browser(tmp_path)
     try:
         for width, dark in ((1200, False), (400, True)):
             browser.open(page, width, dark=dark)
             assert browser.run("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
             assert browser.run("[...document.images].map(i => i.naturalWidth > 0 && i.width > 250)") == [True] * 4
+            # No word of a table's head is broken: every column is as wide as its longest word.
+            assert browser.run(BROKEN) == []
         assert browser.console == []
     finally:
         browser.close()
@@ -838,7 +1035,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_command(folder):
+def test_the_command(folder, unrendered):
     command = ["compare", "zero.py", "two.py", "--budget", "400", "--draws", "100", "--seed", "1"]
     ran = CliRunner().invoke(main, command)
     assert ran.exit_code == 0, ran.output

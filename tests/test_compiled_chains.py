@@ -12,7 +12,19 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.run import chain_blocks
 from tests.deadlines import LONG, up_after
 from tests.reference import toy
-from tests.test_compiled import DISTANCE, KERNELS, OBSERVED, PICKY, SIMULATE, SUMMARY, THETA, TWO, model
+from tests.test_compiled import (
+    DISTANCE,
+    KERNELS,
+    OBSERVED,
+    PICKY,
+    SIGNED,
+    SIMULATE,
+    STILL,
+    SUMMARY,
+    THETA,
+    TWO,
+    model,
+)
 from tests.test_contract import bytes_of
 
 FAMILIES = {
@@ -25,11 +37,6 @@ FAMILIES = {
     "t": stats.t(5.0, 1.0, 2.0),
 }
 WHOLE = {"randint": stats.randint(-2, 6, 1), "poisson": stats.poisson(2.0)}
-
-
-@od.compiled
-def near(rng, theta):
-    return theta + rng.standard_normal()
 
 
 @od.compiled
@@ -92,7 +99,7 @@ def test_log_densities_are_those_of_the_prior(family):
                                     pytest.param("beta", marks=pytest.mark.slow), "expon",
                                     pytest.param("t", marks=pytest.mark.slow)])  # fmt: skip
 def test_priors_and_proposals_give_the_same_draws(family, monkeypatch):
-    problem = od.Model(od.Prior(theta=FAMILIES[family]), near, observed=2.0)
+    problem = od.Model(od.Prior(theta=FAMILIES[family]), toy("compiled").simulate, observed=2.0)
     proposals = [od.random_walk(0.8), od.independence(), od.independence(stats.norm(1.5, 2.5))]
     for proposal, hold in itertools.product(proposals, (None, 0.4)):
         one = proposal if hold is None else od.lazy(proposal, hold)
@@ -134,7 +141,9 @@ def test_samplers_and_kernels_give_the_same_draws(kernel, monkeypatch):
         )
 
 
-@pytest.mark.parametrize("distance", ["euclidean", pytest.param("mahalanobis", marks=pytest.mark.slow), "own"])
+@pytest.mark.parametrize(
+    "distance", ["own", *(pytest.param(name, marks=pytest.mark.slow) for name in ("euclidean", "mahalanobis"))]
+)
 def test_several_parameters_and_failures_give_the_same_draws(distance, monkeypatch):
     """Products with a matrix, whole numbers beside others, simulations that are not finite, a user's distance."""
     walk = od.random_walk(np.array([[0.5, 0.3], [0.3, 1.5]]))
@@ -165,9 +174,8 @@ def test_what_a_simulator_raises_is_told_as_step_by_step(monkeypatch):
 
 
 def test_a_negative_distance_stops_the_chains():
-    problem = od.Model(THETA, near, 0.0, distance=od.compiled(lambda a, b: a - b))
     with pytest.raises(ValueError, match="as distance gave a negative number or NaN at"):
-        od.pseudo_marginal(problem, od.uniform(99.0), draws=9, chains=4, start={"theta": np.full(4, 30.0)}, seed=1,
+        od.pseudo_marginal(SIGNED, od.uniform(99.0), draws=9, chains=4, start={"theta": np.full(4, 30.0)}, seed=1,
                            proposal=od.random_walk(900.0))  # fmt: skip
 
 
@@ -179,7 +187,9 @@ def test_what_the_loop_does_not_know_is_stepped_in_numpy(what, monkeypatch):
         "where": od.Prior(theta=stats.norm(), where=lambda theta: theta > -2),
     }.get(what, THETA)
     kernel = od.kernel(lambda u: -0.5 * u * u, 0.7) if what == "kernel" else od.gaussian(0.7)
-    problem = od.Model(prior, near, 2.0, distance=(lambda a, b: abs(a - b)) if what == "distance" else None)
+    problem = od.Model(
+        prior, toy("compiled").simulate, 2.0, distance=(lambda a, b: abs(a - b)) if what == "distance" else None
+    )
     proposal = (lambda rng, theta: (theta + rng.normal(size=theta.shape), 0.0)) if what == "proposal" else None
     asked = {"model": problem, "kernel": kernel}
     if what == "estimator":
@@ -254,7 +264,6 @@ def test_a_stopped_run_goes_on_with_the_same_bytes(tmp_path, monkeypatch):
 
 
 def test_a_simulator_that_draws_nothing_is_told_by_chains():
-    problem = od.Model(THETA, od.compiled(lambda rng, theta: theta), 1.0)
     with pytest.warns(UserWarning, match="drew nothing from the rng"):
-        od.pseudo_marginal(problem, od.uniform(1.0), draws=2, chains=3, start={"theta": np.ones(3)}, seed=1,
+        od.pseudo_marginal(STILL, od.uniform(1.0), draws=2, chains=3, start={"theta": np.full(3, -60.0)}, seed=1,
                            proposal=od.random_walk(0.1))  # fmt: skip

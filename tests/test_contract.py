@@ -105,7 +105,7 @@ def test_blocks_of_chains_are_independent(name):
     assert not np.array_equal(few.draws["theta"], many.draws["theta"][4:])
 
 
-@pytest.mark.parametrize("budget", [300, 1000, 5000])
+@pytest.mark.parametrize("budget", [300, 1000, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ALL)
 def test_the_budget_is_never_passed_and_hardly_missed(name, budget):
     simulate = Counter()
@@ -475,6 +475,6 @@ def test_infer_gives_the_same_bytes_with_and_without_a_file(kind, tmp_path, quic
 def test_infer_never_passes_its_budget(budget, quick):
     simulate = Counter()
     model = od.Model(od.Prior(theta=stats.norm()), simulate, 2.0, distance=od.scaled(pilot=50))
-    post = od.infer(model, budget=budget, seed=1)
+    post = od.infer(model, budget=budget, seed=1, draws=200)
     assert simulate.calls == post.cost.simulations == budget and post.status.reason == "budget"
     assert np.isfinite(post.draws["theta"]).all()

@@ -20,11 +20,11 @@ from tests.pages import ROOT, Wrong
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages.pages()}
 LONG = (
-    "calibration", "cli", "did_it_work", "effective_draws", "engines", "examples", "gallery",
-    "hierarchical_models", "migrating", "model_choice", "multifidelity", "pandas_and_arviz",
-    "several_data_sets", "slow_simulators", "time_series",
+    "calibration", "choosing", "cli", "did_it_work", "effective_draws", "engines", "examples", "extending", "gallery",
+    "hierarchical_models", "migrating", "model_choice", "multifidelity", "pandas_and_arviz", "scaling",
+    "several_data_sets", "slow_simulators", "time_series", "tutorial",
 )  # fmt: skip
-"""Pages whose blocks take more than ten seconds: they are run with the slow tests."""
+"""Pages whose blocks take more than five seconds: they are run with the slow tests, but for the README."""
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ tau(theta), and one hit is what was observed. With the uniform kernel the run *i
 """
 
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -57,9 +58,16 @@ def grid_run(pseudo_samples, proposal, **more):
 # Agreement with exact chains
 
 
-@pytest.mark.parametrize("proposal", ["ring", "independence"])
-@pytest.mark.parametrize("pseudo_samples", [1, 2, 8])
-@pytest.mark.parametrize(("chains", "draws"), [(1024, 300), (4, 8000)])
+LONG_CHAINS = [(1, "ring"), (2, "independence"), (8, "ring")]
+"""Of few long chains, which take the time, each M and each proposal once; the slow tests have the other pairs."""
+RUNS = [
+    pytest.param(*few, *pair, marks=[pytest.mark.slow] * (few[0] == 4 and pair not in LONG_CHAINS))
+    for few in ((1024, 300), (4, 8000))
+    for pair in itertools.product((1, 2, 8), ("ring", "independence"))
+]
+
+
+@pytest.mark.parametrize(("chains", "draws", "pseudo_samples", "proposal"), RUNS)
 def test_variances_agree_with_the_exact_chain(chains, draws, pseudo_samples, proposal):
     post = grid_run(pseudo_samples, proposal, chains=chains, draws=draws, seed=101)
     chain = exact_chain(pseudo_samples, proposal)

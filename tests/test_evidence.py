@@ -7,10 +7,15 @@ import pytest
 from scipy import integrate, stats
 
 import onedraw as od
+from onedraw.run.population import Particles, Population, StageChains, collected, with_evidence
 from tests.reference import hit, toy
 from tests.test_pairs import KERNELS, OUTCOMES, staged_model, two_models
 
 GRID = np.linspace(-8.0, 8.0, 4001)
+SEEDS = pytest.mark.parametrize(
+    "seeds", [range(20), pytest.param(range(60), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+"""Few here, many in the slow tests; the limits follow from their number."""
 
 
 def exact(kernel):
@@ -57,24 +62,78 @@ FOUND_OR_GIVEN = [None, od.gaussian(0.1), pytest.param(od.uniform(0.1), marks=py
 
 
 @pytest.mark.parametrize("kernel", FOUND_OR_GIVEN)
-def test_of_importance(kernel):
-    assert_errors_are_right(scores(lambda seed: od.importance(toy(), budget=2000, kernel=kernel, seed=seed), range(60)))
+@SEEDS
+def test_of_importance(kernel, seeds):
+    assert_errors_are_right(scores(lambda seed: od.importance(toy(), budget=2000, kernel=kernel, seed=seed), seeds))
 
 
 @pytest.mark.parametrize("kernel", FOUND_OR_GIVEN)
-def test_of_smc(kernel):
-    assert_errors_are_right(scores(lambda seed: od.smc(toy(), budget=6000, kernel=kernel, seed=seed), range(60)))
+@SEEDS
+def test_of_smc(kernel, seeds):
+    assert_errors_are_right(scores(lambda seed: od.smc(toy(), budget=6000, kernel=kernel, seed=seed), seeds))
+
+
+def population(founder, weight, **more):
+    """Particles of the prior and their descendants, with what an evidence needs to know of them."""
+    number = np.arange(len(founder))
+    rows = np.zeros((len(founder), 1))
+    particles = Particles(rows, rows[:, 0], rows, np.asarray(weight), number, number, np.asarray(founder))
+    return Population(None, None, particles, 0.0, **more)
+
+
+def test_the_error_of_smc_is_what_founders_change():
+    """The derivatives of the log evidence by how often each particle from the prior counts."""
+    founder = [np.array([0, 0, 1, 2]), np.array([0, 1, 1, 1, 2])]
+    before, after = [[0.25] * 4, [0.1, 0.2, 0.3, 0.2, 0.2]], [[0.2, 0.05, 0.25, 0.1], [0.1, 0.15, 0.05, 0.2, 0.1]]
+    stages = list(zip(founder, map(np.array, before), map(np.array, after), strict=True))
+    now = population(founder[0], before[0], influence=np.zeros(3))
+    for of, weight, lowered in stages:
+        particles = population(of, weight).particles
+        now = with_evidence(now._replace(particles=particles), lowered)
+
+    def log_evidence(counts):
+        return sum(math.log((counts[of] @ lowered) / (counts[of] @ weight)) for of, weight, lowered in stages)
+
+    step = 1e-6 * np.eye(3)
+    slopes = [(log_evidence(1 + one) - log_evidence(1 - one)) / 2e-6 for one in step]
+    assert now.log_evidence == pytest.approx(log_evidence(np.ones(3))) and now.influence == pytest.approx(slopes)
+
+
+def test_particles_of_smc_descend_from_those_of_the_prior():
+    origin = population([5, 5, 7], [0.2, 0.3, 0.5]).particles
+    row = np.ones((1, 1))
+    moves = {"chain": np.array([1]), "time": np.array([0]), "theta": row, "log_prior": row[0], "distances": row}
+    chains = StageChains(origin, np.array([2, 0]), {}, row, 0, 0, moves, steps=2)
+    assert collected(chains).founder.tolist() == [5, 7, 5]
+
+
+@pytest.mark.slow
+def test_stated_errors_of_smc_in_two_dimensions():
+    """A normal kernel turns the evidence into a normal density: particles that are far apart count, too."""
+
+    @od.batched
+    def both(rng, a, b):
+        return np.column_stack([rng.normal(a, 1.0), rng.normal(a + b, 0.7)])
+
+    data, eps = np.array([0.8, 2.5]), 0.5
+    model = od.Model(od.Prior(a=stats.norm(0, 1.5), b=stats.norm(0, 1)), both, data)
+    covariance = np.array([[3.25, 2.25], [2.25, 3.74]]) + eps**2 * np.eye(2)
+    truth = math.log(2 * math.pi * eps**2) + stats.multivariate_normal([0, 0], covariance).logpdf(data)
+    found = [od.smc(model, budget=8000, kernel=od.gaussian(eps), seed=seed).log_evidence for seed in range(100)]
+    z = np.array([(one.value - truth) / one.se for one in found])
+    assert abs(z.mean()) < 0.4 and 0.8 < z.std() < 1.35
 
 
 @pytest.mark.parametrize("sampler", ["rejection", "importance", "smc"])
-def test_at_a_smaller_tolerance_of_the_same_run(sampler):
+@SEEDS
+def test_at_a_smaller_tolerance_of_the_same_run(sampler, seeds):
     kernel = od.gaussian(0.8)
     runs = {
         "rejection": lambda seed: od.rejection(toy(), kernel, budget=4000, seed=seed),
         "importance": lambda seed: od.importance(toy(), budget=2000, kernel=kernel, seed=seed),
         "smc": lambda seed: od.smc(toy(), budget=6000, kernel=kernel, seed=seed),
     }
-    assert_errors_are_right(scores(lambda seed: runs[sampler](seed).at(0.2), range(60)))
+    assert_errors_are_right(scores(lambda seed: runs[sampler](seed).at(0.2), seeds))
 
 
 def of_parts(make, seeds):
@@ -100,28 +159,30 @@ ONE_OF_THE_KERNELS = [name if name == "triangular" else pytest.param(name, marks
 
 @pytest.mark.parametrize("kernel", ONE_OF_THE_KERNELS)
 @pytest.mark.parametrize("sampler", PARTS)
-def test_of_simulators_in_stages(sampler, kernel):
+@SEEDS
+def test_of_simulators_in_stages(sampler, kernel, seeds):
     """Some simulations are given up, and the others count more for it."""
-    assert_errors_are_right(of_parts(lambda seed: PARTS[sampler](staged_model(0.4), KERNELS[kernel], seed), range(40)))
+    assert_errors_are_right(of_parts(lambda seed: PARTS[sampler](staged_model(0.4), KERNELS[kernel], seed), seeds))
 
 
 @pytest.mark.parametrize("kernel", ONE_OF_THE_KERNELS)
 @pytest.mark.parametrize("sampler", ["rejection", "importance"])
-def test_of_two_models_whose_weights_may_be_negative(sampler, kernel):
-    assert_errors_are_right(of_parts(lambda seed: PARTS[sampler](two_models(0.4), KERNELS[kernel], seed), range(40)))
+@SEEDS
+def test_of_two_models_whose_weights_may_be_negative(sampler, kernel, seeds):
+    assert_errors_are_right(of_parts(lambda seed: PARTS[sampler](two_models(0.4), KERNELS[kernel], seed), seeds))
 
 
 @pytest.mark.parametrize("sampler", PARTS)
-def test_of_a_continuation_probability_that_was_learnt(sampler):
-    assert_errors_are_right(
-        of_parts(lambda seed: PARTS[sampler](staged_model(None), KERNELS["gaussian"], seed), range(40))
-    )
+@SEEDS
+def test_of_a_continuation_probability_that_was_learnt(sampler, seeds):
+    assert_errors_are_right(of_parts(lambda seed: PARTS[sampler](staged_model(None), KERNELS["gaussian"], seed), seeds))
 
 
 @pytest.mark.parametrize("sampler", PARTS)
-def test_of_simulators_in_stages_at_a_smaller_tolerance(sampler):
+@SEEDS
+def test_of_simulators_in_stages_at_a_smaller_tolerance(sampler, seeds):
     assert_errors_are_right(
-        of_parts(lambda seed: PARTS[sampler](staged_model(0.4), KERNELS["gaussian"], seed).at(0.6), range(40))
+        of_parts(lambda seed: PARTS[sampler](staged_model(0.4), KERNELS["gaussian"], seed).at(0.6), seeds)
     )
 
 
@@ -184,7 +245,7 @@ def test_a_chain_refuses_and_names_the_way():
 
 def test_others_refuse_with_a_reason(quick):
     with pytest.raises(ValueError, match=r"compare models with od\.compare"):
-        _ = od.infer(toy(), budget=300, seed=1).log_evidence
+        _ = od.infer(toy(), budget=50, seed=1, draws=100).log_evidence
     with pytest.raises(ValueError, match=r"nothing was accepted of 100 proposals: it is below log\(3/100\) = -3\.51"):
         _ = od.rejection(toy(y_obs=50.0), od.uniform(0.1), budget=100, seed=1).log_evidence
     with pytest.raises(ValueError, match="before it was adjusted or resampled"):

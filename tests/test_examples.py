@@ -196,7 +196,7 @@ def test_the_likelihood_of_octiles_is_that_of_uniform_ones_transformed(quantiles
     np.testing.assert_allclose(found - found[0], np.array(known) - known[0], atol=2e-3)
 
 
-def test_infer_comes_near_the_exact_posterior_of_g_and_k(quantiles, tmp_path, capsys, quick):
+def test_infer_comes_near_the_exact_posterior_of_g_and_k(quantiles, tmp_path, capsys, paced):
     post, exact = quantiles.main(tmp_path / "figure.png", budget=1_500)
     assert (
         capsys.readouterr().out.strip().splitlines()[-1].startswith("From 1,500 simulations all four means lie within")
@@ -244,7 +244,7 @@ def test_gillespie_follows_the_master_equation(animals, monkeypatch):
         assert abs(share - chance) < 4.5 * math.sqrt(chance / len(seen)) + 2e-4
 
 
-def test_predators_and_prey(animals, tmp_path, capsys, monkeypatch):
+def test_predators_and_prey(animals, tmp_path, capsys, monkeypatch, paced):
     post = animals.main(tmp_path / "figure.png", budget=200)
     assert "true rates lie in their 90 % intervals." in capsys.readouterr().out.strip().splitlines()[-1]
     assert (tmp_path / "figure.png").stat().st_size > 10_000
@@ -318,7 +318,7 @@ def test_the_program_follows_borel_and_tanner(measles, tmp_path):
     known = stats.gamma(measles.CASES - n + 1, scale=1 / measles.CASES)
     np.testing.assert_allclose(density, known.pdf(grid) / known.cdf(1.2), atol=1e-6 * density.max())
     # Every total allowed, all r below 1 are equally likely: the chances of all totals add up to one.
-    grid, density = measles.exact_posterior(eps=20_000)
+    grid, density = measles.exact_posterior(eps=20_000, points=120)
     assert np.ptp(density[grid < 0.9]) < 1e-6
 
 
@@ -338,7 +338,7 @@ def test_measles_by_a_program(measles, tmp_path, capsys):
     assert np.mean(predicted > measles.SPREAD) > 0.9
 
 
-def test_both_estimates_of_infer_come_near_the_exact_posterior(tmp_path, capsys):
+def test_both_estimates_of_infer_come_near_the_exact_posterior(tmp_path, capsys, paced):
     doses = load("two_estimates")
     draws = doses.main(tmp_path / "figure.png")
     assert capsys.readouterr().out.startswith("exact: mean 2.57, sd 0.37")
@@ -352,7 +352,7 @@ def test_both_estimates_of_infer_come_near_the_exact_posterior(tmp_path, capsys)
     assert high - low < 0.8 * wide
 
 
-def test_eight_schools_are_pooled_as_they_should_be(tmp_path, capsys):
+def test_eight_schools_are_pooled_as_they_should_be(tmp_path, capsys, paced):
     post, mean, sd = load("eight_schools").main(tmp_path / "figure.png", budget=1_000)
     assert (
         capsys.readouterr().out.strip().splitlines()[-1].startswith("From 1,000 simulations all ten means lie within")
@@ -377,13 +377,13 @@ def test_two_mechanisms_have_the_same_epidemic_without_a_latent_period():
     assert one.shape == (n, 14) and one.max() <= school.BOYS and one.min() >= 0
 
 
-def test_two_mechanisms_are_compared(quick):
+def test_two_mechanisms_are_compared(paced):
     found = load("two_mechanisms").main(budget=400)
     assert set(found.probabilities) == {"SIR", "SEIR"} and found.cost.simulations <= 400
     assert found.posteriors["SEIR"].names == ("r0", "recovery", "latent", "exposed")
 
 
-def test_the_population_of_the_first_page(tmp_path, capsys):
+def test_the_population_of_the_first_page(tmp_path, capsys, paced):
     example = load("population")
     post = example.main(tmp_path / "figure.png", budget=300)
     assert "growth" in capsys.readouterr().out and (tmp_path / "figure.png").stat().st_size > 10_000

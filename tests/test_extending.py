@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw import runs
+from tests.deadlines import wait_until
 from tests.outside import City, barker, log_cosine
 from tests.test_contract import bytes_of
 
@@ -87,16 +87,16 @@ def test_two_workers_give_the_same_bytes():
 MODEL_FILE = """
 import sys, time
 sys.path.insert(0, {root!r})
+from scipy import stats
 import onedraw as od
 from tests.outside import City, barker, log_cosine
-from tests.test_extending import PRIOR, plain
 
 def simulate(rng, theta):
     time.sleep({pause})
-    return plain(rng, theta)
+    return theta + rng.standard_normal(2)
 
 kernel = od.kernel(log_cosine, 1.5, support=1.0)
-model = od.Model(PRIOR, simulate, observed=[1.0, 2.0], distance=City())
+model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=[1.0, 2.0], distance=City())
 """
 RUN = [
     "run",
@@ -129,9 +129,7 @@ def has_draws(path):
 def test_a_run_of_the_command_line_that_is_killed_ends_as_if_nothing_had_happened(tmp_path):
     (tmp_path / "model.py").write_text(MODEL_FILE.format(root=str(ROOT), pause=0.003))
     with subprocess.Popen([sys.executable, "-m", "onedraw", *RUN], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
-        give_up = time.monotonic() + 100
-        while not has_draws(tmp_path / "model.db") and time.monotonic() < give_up:
-            time.sleep(0.05)
+        wait_until(lambda: has_draws(tmp_path / "model.db"), 100)
         process.kill()
     half = od.load(tmp_path / "model.db")
     assert not half.status.complete and half.shape[1] > 0

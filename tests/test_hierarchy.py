@@ -402,23 +402,20 @@ def exact(eps):
     The Gaussian kernel adds eps^2 to the variance of the noise.
     """
     tau = np.linspace(1e-3, 6 * WIDTH, 4_000)
-    design = np.vstack([np.ones((1, GROUPS)) * 0, np.eye(GROUPS)]).T
-    log_weight, means, seconds = [], [], []
-    for one in tau:
-        covariance = np.full((GROUPS + 1, GROUPS + 1), CENTRE**2)
-        covariance[1:, 1:] += one**2 * np.eye(GROUPS)
-        of_data = design @ covariance @ design.T + (NOISE**2 + eps**2) * np.eye(GROUPS)
-        gain = covariance @ design.T @ np.linalg.inv(of_data)
-        mean, rest = gain @ OBSERVED, covariance - gain @ design @ covariance
-        log_weight.append(
-            stats.multivariate_normal(np.zeros(GROUPS), of_data).logpdf(OBSERVED) + stats.halfnorm.logpdf(one, 0, WIDTH)
-        )
-        means.append(np.insert(mean, 1, one))
-        seconds.append(np.insert(rest.diagonal(), 1, 0.0) + means[-1] ** 2)
-    weight = np.exp(np.array(log_weight) - max(log_weight))
+    own, noise = np.diag([0.0, *[1.0] * GROUPS]), (NOISE**2 + eps**2) * np.eye(GROUPS)
+    # Of (mu, group) given tau, and of the data, which are the groups and noise.
+    covariance = CENTRE**2 + tau[:, None, None] ** 2 * own
+    of_data = covariance[:, 1:, 1:] + noise
+    gain = covariance[:, :, 1:] @ np.linalg.inv(of_data)
+    means = np.insert(gain @ OBSERVED, 1, tau, axis=1)
+    rest = np.diagonal(covariance - gain @ covariance[:, 1:], axis1=1, axis2=2)
+    seconds = np.insert(rest, 1, 0.0, axis=1) + means**2
+    square = np.einsum("i,tij,j->t", OBSERVED, np.linalg.inv(of_data), OBSERVED)
+    log_weight = stats.halfnorm.logpdf(tau, 0, WIDTH) - (np.linalg.slogdet(of_data)[1] + square) / 2
+    weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
-    mean = weight @ np.array(means)
-    return mean, np.sqrt(weight @ np.array(seconds) - mean**2)
+    mean = weight @ means
+    return mean, np.sqrt(weight @ seconds - mean**2)
 
 
 def right(post, eps, errors=4.5):
@@ -568,7 +565,7 @@ def test_arviz_reads_vectors(stored):
     assert list(found.index) == list(post.columns)
 
 
-def test_plots_and_pages(stored, tmp_path):
+def test_plots_and_pages(stored, tmp_path, unrendered):
     pytest.importorskip("matplotlib")
     post, _ = stored
     assert len(od.plots.marginals(post).axes) == 5
@@ -603,18 +600,18 @@ def test_the_command_line_shows_vectors(stored, tmp_path):
 
 def test_simulations_and_banks(quick):
     model = hierarchical()
-    post = od.infer(model, budget=300, draws=100, seed=1)
+    post = od.infer(model, budget=150, draws=100, seed=1)
     theta, x = post.simulations
-    assert theta.shape == (300, 5) and x.shape == (300, GROUPS)
+    assert theta.shape == (150, 5) and x.shape == (150, GROUPS)
     by_name = {"mu": theta[:, 0], "tau": theta[:, 1], "group": theta[:, 2:]}
     ours, others = (
         starting_bank(od.bank_from_arrays(given, x), model, support_of(model.prior)) for given in (by_name, theta)
     )
-    assert np.array_equal(ours.more.theta, others.more.theta) and ours.reused == 300
-    more = od.infer(model, budget=100, bank=post, draws=100, seed=1)
-    assert more.cost.reused == 300 and more.draws["group"].shape == (1, 100, GROUPS)
+    assert np.array_equal(ours.more.theta, others.more.theta) and ours.reused == 150
+    more = od.infer(model, budget=50, bank=post, draws=100, seed=1)
+    assert more.cost.reused == 150 and more.draws["group"].shape == (1, 100, GROUPS)
     assert post.observed(OBSERVED + 1, draws=100, seed=1).draws["group"].shape == (1, 100, GROUPS)
-    with pytest.raises(ValueError, match=r"bank has group of shape \(300, 2\): the model's is a vector of 3"):
+    with pytest.raises(ValueError, match=r"bank has group of shape \(150, 2\): the model's is a vector of 3"):
         od.infer(model, budget=200, bank=od.bank_from_arrays({**by_name, "group": theta[:, 3:]}, x), seed=1)
 
 

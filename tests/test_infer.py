@@ -140,15 +140,15 @@ def test_simulations_of_a_learnt_summary_count(quick):
     simulate, model = counted()
     fitted = od.fit_summary(model, budget=300, seed=2)
     assert simulate.calls == 300
-    post = od.infer(fitted, budget=800, seed=1)
-    assert simulate.calls == post.cost.simulations == 800
+    post = od.infer(fitted, budget=500, seed=1, draws=200)
+    assert simulate.calls == post.cost.simulations == 500
     with pytest.raises(ValueError, match="below the 300 simulations"):
         od.infer(fitted, budget=200, seed=1)
 
 
 def test_pilots_of_distances_cost_nothing_extra(quick):
     simulate, model = counted(distance=od.scaled(pilot=50))
-    assert od.infer(model, budget=400, seed=1).cost.simulations == simulate.calls == 400
+    assert od.infer(model, budget=400, seed=1, draws=200).cost.simulations == simulate.calls == 400
 
 
 def test_little_of_a_small_stage_is_lost(quick, tmp_path):
@@ -176,7 +176,8 @@ def test_the_summary_says_what_was_done(linear):
                   "simulations proposed near the posterior", "Posterior predictive check passed"):  # fmt: skip
         assert words in text
     row = linear.summary()["a"]
-    assert row.ess == linear.effective < 10_000
+    each = [one.ess for one in linear.summary().rows.values()]
+    assert linear.effective == pytest.approx(stats.hmean(each), rel=1e-9) and max(each) < 10_000
     assert np.isclose(row.mcse, row.sd / np.sqrt(row.ess))
     assert linear.method == "learnt likelihood" == linear.alternatives[0]["estimate"]
     assert "regression" in linear.alternatives[1]["estimate"] and linear.alternatives[1]["se"] > 0
@@ -193,7 +194,7 @@ def test_the_tolerance_at_the_end_of_each_stage(dim):
 
 
 def test_data_that_the_model_cannot_produce_are_named(quick):
-    post = od.infer(od.Model(PRIOR, shifted, [30.0, 30.0]), budget=1200, seed=1)
+    post = od.infer(od.Model(PRIOR, shifted, [30.0, 30.0]), budget=1200, seed=1, draws=500)
     assert "may not be able to produce these data (prior predictive check, p = 0.0044)" in str(post.notes)
     assert "the posterior predictive check failed" in str(post.notes)
 
@@ -210,20 +211,20 @@ def test_the_predictive_check_on_its_own():
 def test_constraints_bounds_and_whole_numbers_are_kept(quick):
     prior = od.Prior(a=stats.norm(), b=stats.norm(), where=lambda a, b: a < b)
     model = od.Model(prior, shifted, [0.4, 0.5])
-    post = od.infer(model, budget=600, seed=1)
-    assert (post.draws["a"] < post.draws["b"]).all() and post.cost.simulations == 600
+    post = od.infer(model, budget=300, seed=1, draws=1000)
+    assert (post.draws["a"] < post.draws["b"]).all() and post.cost.simulations == 300
     counts = od.Model(
         od.Prior(k=stats.poisson(3), p=stats.uniform(0, 1)), lambda rng, k, p: [rng.poisson(k + 1), rng.binomial(9, p)],
         [4.0, 9.0],
     )  # fmt: skip
-    post = od.infer(counts, budget=400, seed=1)
+    post = od.infer(counts, budget=300, seed=1, draws=1000)
     assert post.draws["k"].dtype == np.int64 and post.draws["k"].min() >= 0
     assert post.draws["p"].max() <= 1 and post.draws["p"].mean() > 0.7
 
 
 def test_a_distance_of_the_users_own_is_kept(quick):
     model = od.Model(PRIOR, shifted, [1.0, -0.5], distance=od.batched(lambda s, o: np.abs(s - o).max(axis=1)))
-    post = od.infer(model, budget=1000, seed=1)
+    post = od.infer(model, budget=1000, seed=1, draws=1000)
     assert post.settings["summary"] == "the distance given"
     assert abs(post.draws["a"].mean() - GAIN) < 0.2
 
@@ -235,7 +236,7 @@ def test_failures_are_counted_misses(quick):
         return theta + rng.standard_normal()
 
     model = od.Model(od.Prior(theta=stats.norm()), picky, 2.0)
-    post = od.infer(model, budget=500, seed=1)
+    post = od.infer(model, budget=500, seed=1, draws=500)
     assert 0 < post.cost.failed < 500 and "count as misses" in str(post.summary())
     assert "beyond the model" in post.failures[0].traceback
     with pytest.raises(od.SimulationError, match="beyond the model"):
@@ -307,12 +308,12 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(at, tmp_path, uninterrupte
 def test_a_raised_budget_counts_all_that_was_spent(tmp_path, quick):
     simulate, model = counted()
     store = tmp_path / "run.db"
-    od.infer(model, budget=1000, seed=5, store=store)
-    post = od.resume(store, model, budget=1600)
-    assert simulate.calls == post.cost.simulations == 1600
-    assert od.load(store).cost.simulations == 1600
+    od.infer(model, budget=300, seed=5, draws=200, store=store)
+    post = od.resume(store, model, budget=500)
+    assert simulate.calls == post.cost.simulations == 500
+    assert od.load(store).cost.simulations == 500
     with pytest.raises(od.StoreError, match="may be raised, not lowered"):
-        od.infer(model, budget=900, seed=5, store=store)
+        od.infer(model, budget=200, seed=5, draws=200, store=store)
     with pytest.raises(od.StoreError, match="has no kernel"):
         od.resume(store, model, kernel=od.uniform(1.0))
 
@@ -731,7 +732,8 @@ def test_a_time_limit_holds_with_many_parameters():
     began = time.process_time()
     post = od.infer(model, budget=100_000, seed=1, draws=1000, max_seconds=1.0)
     assert post.status.reason == "max_seconds"
-    assert time.process_time() - began < 2.0 + 24 * job, job
+    # Alone on a machine it takes 20 of them; before long steps were given up it took some 200.
+    assert time.process_time() - began < 2.0 + 32 * job, job
 
 
 @pytest.mark.parametrize("given_up", ["stage", "estimate"])
@@ -739,12 +741,12 @@ def test_what_takes_too_long_is_given_up_and_made_when_the_run_goes_on(given_up,
     model = od.Model(od.Prior(theta=stats.norm()), od.batched(lambda rng, theta: rng.normal(theta, 1.0)), 2.0)
     real, asked = assessed, []
 
-    def slow(run, bank, thorough):
+    def slow(run, bank, thorough, **more):
         asked.append(thorough)
         # The second brief one is that of a result.
         if thorough if given_up == "estimate" else asked == [False]:
             raise OutOfTime
-        return real(run, bank, thorough)
+        return real(run, bank, thorough, **more)
 
     whole = od.infer(model, budget=300, draws=100, seed=1)
     with monkeypatch.context() as patch:

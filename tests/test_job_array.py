@@ -227,6 +227,30 @@ def test_a_budget_alone_is_one_round(tmp_path):
     assert [one["round"] for one in json.loads((tmp_path / "closed.json").read_text())] == [1]
 
 
+def test_a_round_of_few_blocks_is_shared_by_all_shards(tmp_path):
+    """The pilot of infer is 196 simulations here, seven blocks: sixteen shards make twelve or so of them each.
+
+    A step that finds only some parts of a block takes those that are whole, and no more.
+    """
+    model = od.Model(od.Prior(a=stats.norm(0, 1)), normal, 2.0)
+    make = functools.partial(od.infer, model, budget=970, draws=50, seed=3)
+    shared = []
+
+    def do(folder, missing):
+        found = newest_round(folder)
+        for shard in (1, 2, 3, 5):
+            if shard in missing:
+                work(folder, shard)
+        assert stepped(folder, make, 16)[1] == tuple(one for one in missing if one not in (1, 2, 3, 5))
+        for shard in missing:
+            work(folder, shard)
+        shared.append([found.counted(found.parts()[shard])[0] for shard in range(1, found.shards + 1)])
+
+    assert told(driven(tmp_path, make, do, shards=16)) == told(make())
+    assert sum(shared[0]) == 196 and len(shared[0]) == 16 and max(shared[0]) <= 16
+    assert all(len(one) == 16 for one in shared)
+
+
 def normal(rng, a):
     return rng.normal(a, 1.0)
 
@@ -276,9 +300,10 @@ def hopeless(rng, a):
 def test_code_that_kills_its_process_is_a_failed_simulation_in_the_end(tmp_path):
     model = od.Model(od.Prior(a=stats.norm(0, 1)), deadly, 2.0)
     make = functools.partial(od.rejection, model, od.uniform(1.0), budget=16, seed=4)
-    assert stepped(tmp_path, make)[1] == (1,)
-    begun = [Child(functools.partial(work, tmp_path, 1)).wait() for _ in range(3)]
-    assert begun == [9, 9, 9]
+    assert stepped(tmp_path, make, shards=1)[1] == (1,)
+    # Twice before all parts in front of it are saved, and three times there.
+    begun = [Child(functools.partial(work, tmp_path, 1)).wait() for _ in range(5)]
+    assert begun == [9] * 5
     said = []
     assert work(tmp_path, 1, tell=said.append) == "done"
     assert "shard 1 has killed 3 processes: its simulations run in children" in said
@@ -335,7 +360,7 @@ def planned(tmp_path):
     """A folder with a first round of four shards, and the call that it belongs to."""
     model = od.Model(od.Prior(a=stats.norm(0, 1)), normal, 2.0)
     make = functools.partial(od.rejection, model, od.uniform(1.0), budget=64, seed=4)
-    assert stepped(tmp_path, make)[1] == (1, 2, 3, 4)
+    assert stepped(tmp_path, make, shards=4)[1] == (1, 2, 3, 4)
     return tmp_path, make
 
 
@@ -411,8 +436,8 @@ def test_whoever_has_done_more_of_a_shard_goes_on(planned, by_name, monkeypatch)
 
     monkeypatch.setattr(shard_work.Shard, "save_if_due", overtaken)
     assert work(folder, 1, segment=1e-6) == "done"
-    # Two items by the one, all five by the other, and none twice after that.
-    assert calls == [1, 2] and Test.calls == 7 * 16
+    # Two half blocks by the one, all ten by the other, and none twice after that.
+    assert calls == [1, 2] and Test.calls == 12 * 8
     assert told(driven(folder, make)) == told(make())
 
 
@@ -909,13 +934,25 @@ def test_a_plan_that_is_none_is_refused(commands):
         assert "plan" in onedraw("step", "run", status=1)
 
 
+def test_watch_shows_the_pace_of_a_shard_and_what_is_next(planned):
+    folder, _ = planned
+    found = newest_round(folder)
+    write_lease(found.lease_name(1), Lease("elsewhere", 12, 0, 0, 0, 4.0, 2, 8, 3))
+    said = onedraw("watch", folder, "--once")
+    assert "shard 1: running, 25 % done, 8 simulations, 3 failed, 2/s, process 12 on elsewhere" in said
+    assert "Next" not in said
+    for shard in range(1, 5):
+        work(folder, shard)
+    assert f"All shards are done. Next: onedraw step {folder}" in onedraw("watch", folder, "--once")
+
+
 def test_watch_shows_who_works_and_whether_it_stands_still(planned):
     folder, _ = planned
     lease(folder, 1, host="elsewhere", pid=12)
     lease(folder, 2, host="elsewhere", pid=13, age=4000)
     said = onedraw("watch", folder, "--once")
     assert "4 shards: 1 running, 1 stale, 2 waiting" in said
-    assert "shard 2: stale, 0 of 1, process 13 on elsewhere, last sign of life 1:06:40 ago" in said
+    assert "shard 2: stale, 0 % done, 0 simulations, process 13 on elsewhere, last sign of life 1:06:40 ago" in said
     for path in (folder / "round-0001").iterdir():
         os.utime(path, (1e9, 1e9))
     os.utime(folder / "round-0001", (1e9, 1e9))

@@ -3,9 +3,11 @@
 A plan of its own shows the mechanism without what `od.infer` computes between its stages.
 """
 
+import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,13 +17,16 @@ import onedraw as od
 from benchmarks.cluster import Cluster, spend, virtual
 from onedraw.cost import Cost
 from onedraw.engines.clock import OutOfTime
+from onedraw.run import population as population_module
+from onedraw.run import sequence as sequence_module
 from onedraw.run.blocks import Deadline, cut
-from onedraw.run.driver import Driver
+from onedraw.run.driver import Driver, RoundWork, Unsaved
 from onedraw.run.plan import Bar, Decision, Outcome, Round, both
 from onedraw.run.pool import InProcess, WorkerPool, opened_pool
 from onedraw.run.saving import Specification, begin
 from onedraw.run.signals import Stopped
 from onedraw.run.store import Store
+from onedraw.samplers import importance as importance_module
 from onedraw.samplers import infer as infer_module
 from tests.test_executors import same
 
@@ -174,6 +179,19 @@ def test_one_record_for_many_blocks_ends_with_the_prefix(tmp_path):
     assert right(carried_out(plan(task=quick_task), store=tmp_path / "run.db"))
 
 
+def test_outcomes_that_come_at_once_are_a_record_to_the_prefix_and_one_behind_it(tmp_path):
+    """As shards of a job array give them: a record across the prefix would be taken for it when the run goes on."""
+    request = Round(quick_task(0), lambda gathered: cut(SIZE, BLOCK, gathered.done), prefix=PREFIX)
+    with begin(tmp_path / "run.db", 1e9, lambda: Specification("look_ahead", {}, {})) as saver:
+        work = RoundWork(request, Unsaved(saver, request, 0), None)
+        for block in cut(SIZE, BLOCK, 0):
+            work.take(block.size, request.task(block))
+        work.save()
+        np.testing.assert_array_equal(work.answer().arrays["x"], np.arange(21))
+    with Store(tmp_path / "run.db") as file:
+        assert [one.scalars["size"] for one in file.records("run.segment")] == [21, 19]
+
+
 @pytest.mark.parametrize("workers", [None, 3])
 def test_a_decision_that_is_given_up_keeps_what_is_on_its_way(workers, tmp_path):
     def late(known):
@@ -227,6 +245,238 @@ def test_an_error_leaves_no_work_behind(tmp_path):
         assert sum(one.scalars["size"] for one in file.records("run.segment")) >= 21
 
 
+# --- a rest that follows from the round before -------------------------------------------------------------
+
+
+class Steps:
+    """Each item is a few numbers, to which a step adds one."""
+
+    def __init__(self, number, slow=None, pause=spend):
+        self.number, self.slow, self.pause = number, slow or {}, pause
+
+    def __call__(self, item):
+        self.pause(self.slow.get((self.number, item.first), 0.1))
+        return Outcome({"x": item.x + 1.0}, Cost(simulations=item.size, proposals=item.size))
+
+
+class Item(NamedTuple):
+    first: int
+    size: int
+    x: np.ndarray
+
+
+def steps_plan(task=Steps, rounds=4, stops=None, lead=21):
+    """Numbers that take steps: the first of them as soon as their own are done, the others when theirs are."""
+    x, part, seen = 10.0 * np.arange(SIZE), None, []
+
+    def blocks(x, end, first):
+        return (Item(*block, x[block.first : block.first + block.size]) for block in cut(end, BLOCK, first))
+
+    def whole(late):
+        return x if part is None else np.concatenate([part, late.arrays["x"]])
+
+    try:
+        for number in range(rounds):
+            now = x if part is None else np.concatenate([part, x[lead:]])
+            answer = yield Round(
+                task(number),
+                lambda gathered, now=now: blocks(now, lead, gathered.done),
+                prefix=lead,
+                rest=lambda gathered, late: blocks(whole(late), SIZE, max(lead, gathered.done)),
+            )
+            x, part = whole(answer.before), answer.arrays["x"]
+            seen.append(part.tolist())
+        answer = yield Round(task(rounds), lambda gathered: (), made=True)
+        x, part = whole(answer.before), None
+    except Stopped as stopped:
+        if stops is None:
+            raise
+        stops.append(stopped.reason)
+    return x, seen
+
+
+def stepped_right(found, rounds=4):
+    (x, seen), cost = found
+    np.testing.assert_array_equal(x, 10.0 * np.arange(SIZE) + rounds)
+    assert seen == [(10.0 * np.arange(21) + k + 1).tolist() for k in range(rounds)]
+    assert cost.simulations == rounds * SIZE
+    return True
+
+
+@pytest.mark.parametrize("workers", [None, 3, 300])
+def test_a_rest_follows_from_the_round_before(workers):
+    for slow in ({}, {(0, 0): 50.0}, {(0, 39): 50.0, (1, 24): 9.0}):
+        with virtual(Cluster(workers or 1)) as cluster:
+            pool = None if workers is None else WorkerPool(cluster)
+            assert stepped_right(carried_out(steps_plan(partial(Steps, slow=slow)), pool))
+
+
+def test_the_first_go_on_while_the_last_are_on_their_way():
+    """One of the last takes 10 s in the first round. Until then three workers do the next round of the first."""
+    with virtual(Cluster(4, piece_seconds=0.0)) as cluster:
+        carried_out(steps_plan(partial(Steps, slow={(0, 39): 10.0}), rounds=2), WorkerPool(cluster))
+    assert cluster.now < 10.0 + 1.0
+
+
+def test_a_run_of_steps_that_is_killed_at_any_record_goes_on_to_the_same_numbers(tmp_path):
+    whole = tmp_path / "whole.db"
+    quick = partial(Steps, pause=no_pause)
+    assert stepped_right(carried_out(steps_plan(quick, 2), store=whole), 2)
+    with Store(whole) as file:
+        number, rounds = file.count(), [one.scalars["round"] for one in file.records()]
+    assert rounds == sorted(rounds) and number == 2 * 14
+    for kept in range(number + 1):
+        path = tmp_path / f"{kept}.db"
+        shutil.copy(whole, path)
+        with Store(path, write=True) as file:
+            file.drop_after(kept)
+        with virtual(Cluster(3)) as cluster:
+            pool = WorkerPool(cluster) if kept % 2 else None
+            assert stepped_right(carried_out(steps_plan(rounds=2), pool, path), 2)
+
+
+@pytest.mark.parametrize("limit", [0.3, 0.9, 5.0])
+def test_steps_that_are_stopped_in_the_overlap_go_on_to_the_same_numbers(limit, tmp_path):
+    stops = []
+    with virtual(Cluster(3)) as cluster:
+        carried_out(steps_plan(stops=stops), WorkerPool(cluster), tmp_path / "run.db", max_seconds=limit)
+        assert stepped_right(carried_out(steps_plan(), WorkerPool(cluster), tmp_path / "run.db"))
+    assert bool(stops) == (limit < 1.5)
+
+
+# --- smc ---------------------------------------------------------------------------------------------------
+
+
+def test_smc_decides_by_numbers_alone():
+    """As many workers as you like, slow simulations anywhere, and every simulation is used."""
+    found = []
+    for workers in (None, 3, 200):
+        with virtual(Cluster(workers or 1)) as cluster:
+            where = {} if workers is None else {"executor": cluster}
+            post = od.smc(model_of(slow_now_and_then), budget=900, particles=50, seed=1, **where)
+            assert 800 <= post.cost.simulations <= 900 and len(post.path) > 1
+            found.append((same(post), post.path, post.settings))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(("sampler", "more"), [(od.smc, {"particles": 50}), (od.importance, {})])
+def test_a_file_that_is_cut_behind_any_record_goes_on_to_the_same_draws(sampler, more, tmp_path):
+    model, path = model_of(lambda rng, theta: rng.normal(theta, 1.0)), tmp_path / "whole.db"
+    asked = {"budget": 400, "seed": 1, **more}
+    whole = sampler(model, store=path, segment=1e-9, **asked)
+    with Store(path) as file:
+        number = file.count()
+    assert number > 20
+    for kept in range(0, number, 3):
+        shutil.copy(path, tmp_path / "cut.db")
+        with Store(tmp_path / "cut.db", write=True) as file:
+            file.drop_after(kept)
+        again = sampler(model, store=tmp_path / "cut.db", **asked)
+        assert same(again)[:-1] == same(whole)[:-1] and again.path == whole.path
+
+
+@pytest.mark.parametrize("limit", [0.5, 4.0, 8.0])
+def test_smc_that_is_out_of_time_in_the_overlap(limit, tmp_path):
+    """Draws are valid wherever it ends, and going on gives those of a run without a limit."""
+    asked = {"budget": 900, "particles": 100, "seed": 1}
+
+    def simulate(rng, theta):
+        # By its name, so that the model is the same whatever the cluster's clock says.
+        from benchmarks.cluster import spend
+
+        spend(5.0 if rng.random() < 0.05 else 0.1)
+        return rng.normal(theta, 1.0)
+
+    with virtual(Cluster(7)) as cluster:
+        whole = od.smc(model_of(simulate), **asked)
+        path = tmp_path / "run.db"
+        post = od.smc(model_of(simulate), **asked, executor=cluster, store=path, max_seconds=limit)
+        assert post.status.reason == "max_seconds" and post.weights.sum() == pytest.approx(1.0)
+        assert (post.distances <= post.settings["eps"]).all()
+        again = od.smc(model_of(simulate), **asked, executor=cluster, store=path)
+    assert same(again)[:-1] == same(whole)[:-1]
+
+
+def test_workers_are_busy_while_smc_waits_for_slow_simulations(monkeypatch):
+    shares = []
+    for lead_of in (population_module.lead_of, lambda model, chains: chains):
+        for module in (population_module, sequence_module):
+            monkeypatch.setattr(module, "lead_of", lead_of)
+        with virtual(Cluster(4)) as cluster:
+            od.smc(model_of(slow_now_and_then), budget=3000, particles=256, seed=1, executor=cluster)
+            shares.append(cluster.worked / cluster.now / 4)
+    assert shares[0] > shares[1] + 0.05
+
+
+# --- importance --------------------------------------------------------------------------------------------
+
+
+def test_importance_decides_by_numbers_alone():
+    """As many workers as you like, slow simulations anywhere, proposals outside the prior, and all of the budget."""
+    found = []
+    for workers in (None, 3, 200):
+        with virtual(Cluster(workers or 1)) as cluster:
+            where = {} if workers is None else {"executor": cluster}
+            constraint = {"where": lambda theta: theta > 0}
+            post = od.importance(model_of(slow_now_and_then, **constraint), budget=900, seed=1, **where)
+            assert post.cost.simulations == 900 and len(post.path) > 3
+            assert sum(stage.simulations for stage in post.path) <= 900
+            found.append((same(post), post.path, post.settings, post.log_evidence))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("limit", [2.0, 8.0, 14.0])
+def test_importance_that_is_out_of_time_in_the_overlap(limit, tmp_path):
+    """Every simulation that came home counts, and going on gives the draws of a run without a limit."""
+    asked = {"budget": 900, "seed": 1}
+
+    def simulate(rng, theta):
+        from benchmarks.cluster import spend
+
+        spend(5.0 if rng.random() < 0.05 else 0.1)
+        return rng.normal(theta, 1.0)
+
+    with virtual(Cluster(7)) as cluster:
+        whole = od.importance(model_of(simulate), **asked, keep="all")
+        path = tmp_path / "run.db"
+        post = od.importance(model_of(simulate), **asked, keep="all", executor=cluster, store=path, max_seconds=limit)
+        assert post.status.reason == "max_seconds" and post.weights.sum() == pytest.approx(1.0)
+        some = len(post.bank.theta)
+        assert some == post.cost.simulations and 0 < some < 900
+        np.testing.assert_array_equal(post.bank.theta, whole.bank.theta[:some])
+        again = od.importance(model_of(simulate), **asked, keep="all", executor=cluster, store=path)
+    assert same(again)[:-1] == same(whole)[:-1]
+
+
+def test_a_round_of_importance_is_made_before_the_last_simulations_of_the_one_before(monkeypatch):
+    """Its mixture comes from all but a sixth of the draws, weighted by as many proposals; no stream is used twice."""
+    seen, blocks = [], []
+
+    class Simulate(importance_module.Simulate):
+        def __call__(self, item):
+            blocks.append((item.first, item.size))
+            return super().__call__(item)
+
+    def next_mixture(now):
+        seen.append((len(now.theta), now.of_prior, now.proposals - sum(one.number for one in now.sources)))
+        return made(now)
+
+    made = importance_module.next_mixture
+    monkeypatch.setattr(importance_module, "next_mixture", next_mixture)
+    monkeypatch.setattr(importance_module, "Simulate", Simulate)
+    post = od.importance(model_of(lambda rng, theta: rng.normal(theta, 1.0)), budget=1600, seed=1)
+    sizes = importance_module.round_sizes(1600, 1)
+    ends = np.cumsum(sizes)[:-1]
+    assert post.cost.simulations == 1600 and len(seen) == len(sizes) - 1
+    # The first of a round come from the prior: all of the first round, a tenth of the others.
+    of_prior = np.cumsum([sizes[0], *(math.ceil(0.1 * size) for size in sizes[1:])])
+    for number, (known, counted, others) in enumerate(seen):
+        # Whole blocks of sixteen.
+        assert ends[number] * 5 / 6 <= known < ends[number] * 5 / 6 + 17
+        assert counted == others == (of_prior[number] if number else known)
+    assert [first for first, _ in blocks] == np.cumsum([0, *(size for _, size in blocks)])[:-1].tolist()
+
+
 # --- infer -------------------------------------------------------------------------------------------------
 
 
@@ -243,9 +493,9 @@ def decisions(monkeypatch):
     """What each stage of infer is decided on: simulations that are known, and all that are made or on their way."""
     real, seen = infer_module.decide_stage, []
 
-    def noted(run, bank, done, limit, assessment):
+    def noted(run, bank, done, *others):
         seen.append((len(bank.rows), done))
-        return real(run, bank, done, limit, assessment)
+        return real(run, bank, done, *others)
 
     monkeypatch.setattr(infer_module, "decide_stage", noted)
     return seen

@@ -8,7 +8,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.paper import finite_chains as exact
-from onedraw.results.monte_carlo_error import MANY, Draws, _summed, monte_carlo, variances
+from onedraw.results.monte_carlo_error import MANY, Draws, _pooled, _summed, mean_and_sd, monte_carlo, variances
 from tests.reference import Exact, toy
 from tests.test_efficiency import exact_chain, simulated
 
@@ -45,16 +45,29 @@ def test_many_chains_have_the_error_of_their_means(shape):
 
 
 def test_few_chains_too_short_for_their_own_error_have_that_of_their_means():
+    """With 7 degrees of freedom the mean of t² is 7/5, and the stated error makes up for that."""
     values = autoregressive(np.random.default_rng(2), (8, 20), 0.99)
-    assert monte_carlo(values).mcse == pytest.approx(values.mean(axis=1).std(ddof=1) / math.sqrt(8), rel=1e-12)
+    error = values.mean(axis=1).std(ddof=1) / math.sqrt(8)
+    found = monte_carlo(values)
+    assert found.mcse == pytest.approx(error * math.sqrt(7 / 5), rel=1e-12) and found.degrees == 7
+    # The variance of one draw is that of the draws and the squared error of their mean, which is not widened.
+    assert found.ess == pytest.approx((values.var() + error**2) / found.mcse**2, rel=1e-12)
+    assert monte_carlo(values, of="sd").value == pytest.approx(math.sqrt(values.var() + error**2), rel=1e-12)
     alone = monte_carlo(values[:1])
     assert math.isnan(alone.mcse) and "1 x 20 draws are too few" in alone.reason
+
+
+@pytest.mark.parametrize("rho", [0.5, 0.99])
+def test_mean_and_sd_together_are_those_one_by_one(rho):
+    values = autoregressive(np.random.default_rng(6), (4, 300), rho)
+    for draws in (Draws(), Draws(independent=True), Draws(effective=5.0)):
+        assert mean_and_sd(values, draws) == (monte_carlo(values, draws), monte_carlo(values, draws, "sd"))
 
 
 def test_summing_all_lags_is_the_spread_of_the_chain_means():
     """The estimate within chains turns into the one between chains at the longest lag."""
     values = autoregressive(np.random.default_rng(3), (10, 50), 0.5)
-    found, lags = _summed(values - values.mean(), 49)
+    found, lags = _summed(_pooled(values - values.mean()), len(values), 49)
     assert found == pytest.approx(values.mean(axis=1).var(ddof=1) / 10, rel=1e-9)
     assert lags == pytest.approx(50)
 
@@ -186,6 +199,17 @@ def test_errors_of_chains_hold(chains, draws, pseudo_samples, proposal):
     assert_calibrated([(one.value - true) / one.mcse for one in found], runs)
 
 
+@pytest.mark.parametrize("rho", [0.9, 0.97])
+def test_errors_of_few_short_chains_allow_for_their_few_degrees_of_freedom(rho):
+    """4 x 120 draws are worth some 25 and 7: their error has 6 and 3 degrees of freedom (rms z was 1.15 and 1.45)."""
+    runs = 800
+    values = autoregressive(np.random.default_rng(5), (4 * runs, 120), rho).reshape(runs, 4, 120)
+    found = [monte_carlo(one) for one in values]
+    z = np.array([one.value / one.mcse for one in found])
+    assert abs(np.sqrt(np.mean(z**2)) - 1) < 0.1 + 2 / math.sqrt(2 * runs)
+    assert 0.92 < np.mean(np.abs(z) < 1.96) < 0.975
+
+
 @od.batched
 def simulate_counts(rng, rate):
     return rng.poisson(rate)
@@ -236,6 +260,40 @@ def test_errors_of_quantiles_allow_for_the_noise_of_the_slope():
     found = [monte_carlo(one, Draws(independent=True), 0.75) for one in values]
     z = np.array([(one.value - stats.norm.ppf(0.75)) / one.mcse for one in found])
     assert abs(np.sqrt(np.mean(z**2)) - 1) < 3 / math.sqrt(4000)
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_each_estimate_of_a_learnt_likelihood_has_its_own_error(stride):
+    """Fits that move a standard normal by a, or widen it by 1 + b: what each estimate changes by is known."""
+    values = stats.norm.ppf((np.arange(6000) + 0.5) / 6000)
+    some, a, b = values[::stride], [0.03, -0.02, -0.01], [0.02, 0.01]
+    others = [stats.norm(one, 1).pdf(some) for one in a] + [stats.norm(0, 1 + one).pdf(some) for one in b]
+    refits = np.array([(one / stats.norm.pdf(some)) for one in others])
+    refits = refits / refits.sum(axis=1, keepdims=True) - 1 / some.size
+    moves, widens, (q, p, c) = np.sum(np.square(a)), np.sum(np.square(b)), (stats.norm.ppf(0.9), 0.9, 0.5)
+    density, n = stats.norm.pdf(c), some.size
+    # Five fits have four degrees of freedom: the mean square of Student's t is 2.
+    expected = {
+        "mean": 2 * moves + 1 / n,
+        "sd": 2 * widens + 1 / (2 * n),
+        p: 2 * (moves + q**2 * widens) + p * (1 - p) / stats.norm.pdf(q) ** 2 / n,
+    }
+    draws = Draws(independent=True, effective=7.0, refits=refits)
+    for of, squared in expected.items():
+        found = monte_carlo(values[None], draws, of)
+        # The sd is widened for the skewness of squared normals, sqrt(8); the quantile for the noise of a slope between
+        # four errors of its probability.
+        factor = {"sd": 1 + 0.5 * math.sqrt(8 / found.ess), p: math.sqrt(1 + 2.5 / math.sqrt(found.ess))}.get(of, 1.0)
+        assert found.mcse == pytest.approx(factor * math.sqrt(squared), rel=0.03)
+        assert found.degrees == 4 and not found.reason
+    above = monte_carlo((values > c)[None], draws)
+    share = stats.norm.sf(c)
+    squared = 2 * density**2 * (moves + c**2 * widens) + share * (1 - share) / n
+    assert above.mcse == pytest.approx(math.sqrt(squared), rel=0.03)
+    # Both account for the same: effective draws are the variance over the squared error.
+    assert above.ess == pytest.approx(share * (1 - share) / above.mcse**2, rel=1e-3)
+    # What is estimated is that of all draws.
+    assert monte_carlo(values[None], draws, "sd").value == pytest.approx(values.std(ddof=1), rel=1e-9)
 
 
 # One account

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import onedraw as od
-from onedraw.engines.streams import Phase, Purpose, Rng, borrowed
+from onedraw.engines.streams import Borrowed, Phase, Purpose, Rng
 from onedraw.run import one_chain
 from tests.test_compiled_chains import assert_same
 
@@ -104,14 +104,14 @@ def test_a_simulator_that_draws_nothing_is_told():
 
 
 def test_a_borrowed_rng_is_lent_once_at_a_time():
-    with borrowed(1, Phase.RUN, 5) as outer:
+    with Borrowed(1, Phase.RUN, 5) as outer:
         stream = outer.bulk(Purpose.MOVE)
         first = stream.random()
-        with borrowed(2, Phase.RUN, 6) as inner:
+        with Borrowed(2, Phase.RUN, 6) as inner:
             assert inner is not outer
             inner.bulk(Purpose.MOVE).random(3)
         second = stream.random()
     expected = Rng(1, Phase.RUN, 5).bulk(Purpose.MOVE).random(2)
     assert (first, second) == tuple(expected)
-    with borrowed(3, Phase.START, 7) as again:
+    with Borrowed(3, Phase.START, 7) as again:
         assert again.bulk(Purpose.MOVE).random() == Rng(3, Phase.START, 7).bulk(Purpose.MOVE).random()

@@ -1,4 +1,4 @@
-"""Simulators in two parts: the posterior is that of the dear simulation, exactly, whatever is left out.
+"""Simulators in two parts: the posterior is that of the expensive simulation, exactly, whatever is left out.
 
 y is binomial with 4 trials and success probability theta, uniform on (0, 1), and 3 was observed. Given y, theta is
 Beta(y + 1, 5 - y), and every y from 0 to 4 has probability 1/5, so the posterior is a mixture of such laws with weights
@@ -43,7 +43,7 @@ def cheap(rng, theta):
     return np.round(4 * np.minimum(theta + 0.1, 1.0) + rng.normal(0, 0.5, np.shape(theta)))
 
 
-def dear(rng, theta):
+def expensive(rng, theta):
     return rng.binomial(4, theta)
 
 
@@ -70,7 +70,7 @@ def staged_model(continuation=0.4, kind="batched", **more):
 def two_models(continuation=0.4, kind="batched", **more):
     more = {"price": (1, 20), "pilot": 500} | more
     mark = od.batched if kind == "batched" else lambda function: function
-    pair = od.multifidelity(mark(cheap), mark(dear), continuation=continuation, **more)
+    pair = od.multifidelity(mark(cheap), mark(expensive), continuation=continuation, **more)
     return od.Model(PRIOR, pair, observed=3.0)
 
 
@@ -146,21 +146,21 @@ def test_the_estimates_have_the_right_mean_at_each_theta(kind):
 def test_the_estimate_is_unbiased_by_enumeration():
     """Over all outcomes of both parts and of the coin, with numbers that nothing is special about."""
     rng = np.random.default_rng(1)
-    probability, of_cheap, of_dear, alpha = (rng.random((3, 4)), rng.random(3), rng.random((3, 4)), rng.random(3))
+    probability, of_cheap, of_expensive, alpha = (rng.random((3, 4)), rng.random(3), rng.random((3, 4)), rng.random(3))
     probability /= probability.sum()
     total = 0.0
     for c, d, on in itertools.product(range(3), range(4), (False, True)):
         chance = probability[c, d] * (alpha[c] if on else 1 - alpha[c])
         factor = np.array([1 / alpha[c] if on else 0.0])
-        total += chance * pairs.combined(of_dear[c, d : d + 1], of_cheap[c : c + 1], factor)[0]
-    assert abs(total - (probability * of_dear).sum()) < 1e-12
+        total += chance * pairs.combined(of_expensive[c, d : d + 1], of_cheap[c : c + 1], factor)[0]
+    assert abs(total - (probability * of_expensive).sum()) < 1e-12
 
 
 def test_a_probability_below_the_floor_is_raised_to_it():
     """The floor is the probability that is used, and the weight is its inverse."""
     model = staged_model(lambda signal, theta: 0.0, floor=0.2, price=None)
     post = od.rejection(model, od.uniform(1.5), budget=20_000, seed=1)
-    assert abs(post.cost.dear / 20_000 - 0.2) < 4.5 * math.sqrt(0.2 * 0.8 / 20_000)
+    assert abs(post.cost.expensive / 20_000 - 0.2) < 4.5 * math.sqrt(0.2 * 0.8 / 20_000)
     assert abs(post.acceptance_rate - 3 / 5) < 4.5 * post.acceptance_rate_se
 
 
@@ -170,7 +170,7 @@ def test_with_certainty_all_draws_count_the_same():
         od.rejection(two_models(1.0), od.uniform(0.5), draws=500, seed=1),
     ):
         assert np.allclose(post.weights, 1 / 500)
-        assert post.cost.dear == post.cost.simulations
+        assert post.cost.expensive == post.cost.simulations
         assert post.summary()["theta"].ess == pytest.approx(500, rel=0.01)
 
 
@@ -269,11 +269,14 @@ def test_arguments_are_checked():
         (lambda: od.stages(first, rest, continuation=0.0), "a probability above 0"),
         (lambda: od.stages(first, rest, **good, floor=0.0), "floor must lie above 0"),
         (lambda: od.stages(first, rest, **good, price=(1, -2)), "two positive numbers"),
-        (lambda: od.stages(first, rest, signal=signal), r"give price=\(cheap, dear\)"),
+        (lambda: od.stages(first, rest, signal=signal), r"give price=\(cheap, expensive\)"),
         (lambda: od.stages(first, rest, price=(1, 2)), "give signal="),
         (lambda: od.stages(od.batched(first), rest, **good), "of one kind"),
-        (lambda: od.multifidelity(od.batched(cheap), od.batched(dear), price=(1, 2), common=True), "plain simulators"),
-        (lambda: od.multifidelity(cheap, 3, price=(1, 2)), "dear must be a function"),
+        (
+            lambda: od.multifidelity(od.batched(cheap), od.batched(expensive), price=(1, 2), common=True),
+            "plain simulators",
+        ),
+        (lambda: od.multifidelity(cheap, 3, price=(1, 2)), "expensive must be a function"),
         (lambda: od.Model(PRIOR, od.stages(first, first, **good), 3.0), r"it is called as rest\(rng, state, theta\)"),
         (lambda: od.pseudo_marginal(staged_model(), od.uniform(1), draws=5, pseudo_samples=2), "pseudo_samples = 2"),
         (lambda: od.rejection(staged_model(), od.uniform(1), budget=4), "may cost 5"),
@@ -297,10 +300,10 @@ def test_the_budget_is_never_passed(name, continuation, kind):
     model = staged_model(CONTINUATIONS[continuation], kind, pilot=100)
     more = {"chains": 8, "draws": None} if name == "pseudo_marginal" else {}
     post = SAMPLERS[name](model, od.uniform(1.5), seed=1, budget=3000, **more)
-    spent = post.cost.simulations + 4 * post.cost.dear
+    spent = post.cost.simulations + 4 * post.cost.expensive
     assert spent <= 3000
     assert spent > 2800 or name == "smc"
-    assert 0 < post.cost.dear <= post.cost.simulations - (continuation == "constant")
+    assert 0 < post.cost.expensive <= post.cost.simulations - (continuation == "constant")
 
 
 def test_parts_are_counted_apart():
@@ -316,13 +319,13 @@ def test_parts_are_counted_apart():
 
     model = od.Model(PRIOR, od.stages(begin, end, continuation=0.3), observed=3.0)
     post = od.rejection(model, od.uniform(0.5), budget=500, seed=1)
-    assert calls == {"first": post.cost.simulations, "rest": post.cost.dear}
+    assert calls == {"first": post.cost.simulations, "rest": post.cost.expensive}
     assert post.cost.simulations == 500
-    assert abs(post.cost.dear - 150) < 4.5 * math.sqrt(500 * 0.3 * 0.7)
+    assert abs(post.cost.expensive - 150) < 4.5 * math.sqrt(500 * 0.3 * 0.7)
 
 
 def test_common_random_numbers():
-    """Both parts draw the same numbers, so a dear model that is the cheap one never changes anything."""
+    """Both parts draw the same numbers, so an expensive model that is the cheap one never changes anything."""
 
     def same(rng, theta):
         return rng.normal(theta)
@@ -362,7 +365,7 @@ def test_the_best_probability_is_the_best(seed):
         assert value <= other.fun * (1 + 1e-6)
 
 
-def test_without_change_nothing_dear_is_needed():
+def test_without_change_nothing_expensive_is_needed():
     assert pairs.best_alpha(np.ones(2) / 2, np.zeros(2), 0.2, (1.0, 9.0), 0.05).tolist() == [0.05, 0.05]
 
 
@@ -370,7 +373,7 @@ def test_a_useless_first_stage_is_found_out():
     """A signal that says nothing: to stop would only add noise, so nothing is stopped."""
     pair = od.stages(od.batched(first), od.batched(rest), signal=lambda s: np.zeros(len(s)), price=(1, 4))
     post = od.rejection(od.Model(PRIOR, pair, observed=3.0), od.uniform(0.5), budget=30_000, seed=1)
-    assert post.cost.dear == post.cost.simulations
+    assert post.cost.expensive == post.cost.simulations
 
 
 def test_a_pilot_without_hits_learns_at_a_larger_tolerance():
@@ -428,7 +431,7 @@ def test_a_raised_budget_goes_on(tmp_path):
     large = od.rejection(model, kernel, budget=5000, seed=1, store=file)
     kept = small.shape[1]
     assert large.draws["theta"][:, :kept].tobytes() == small.draws["theta"].tobytes()
-    assert 4900 < large.cost.simulations + 4 * large.cost.dear <= 5000
+    assert 4900 < large.cost.simulations + 4 * large.cost.expensive <= 5000
 
 
 # --- failures -----------------------------------------------------------------------------------------------
@@ -481,9 +484,9 @@ def test_surplus_of_a_device_is_not_counted_as_reused():
     from onedraw.samplers.pseudo_marginal import info_of
 
     proposed = Proposed(np.zeros((2, 1)), np.zeros(2), np.zeros(2))
-    found = Evaluation(np.zeros(2), np.zeros((2, 1)), Cost(2, surplus=3, dear=1))
+    found = Evaluation(np.zeros(2), np.zeros((2, 1)), Cost(2, surplus=3, expensive=1))
     cost = info_of(np.array([True, False]), proposed, found, 1).cost
-    assert (cost.surplus, cost.reused, cost.dear) == (3, 0, 1)
+    assert (cost.surplus, cost.reused, cost.expensive) == (3, 0, 1)
 
 
 def test_the_average_bounds_itself():
@@ -507,19 +510,19 @@ def test_advice_agrees_with_what_runs_cost(kernel):
     model = od.Model(PRIOR, pair, observed=0.5)
     found = od.advise(model, kernel, budget=100_000, seed=1)
     assert found.pays and found.gain.low > 1.2
-    assert found.cost.simulations == found.cost.dear == 100_000 // 21
+    assert found.cost.simulations == found.cost.expensive == 100_000 // 21
     post = od.rejection(model, kernel, budget=400_000, seed=2)
     pilot = 1000
-    spent = post.cost.simulations - pilot + 20 * (post.cost.dear - pilot)
+    spent = post.cost.simulations - pilot + 20 * (post.cost.expensive - pilot)
     worth = 1 / float((post.weights**2).sum())
-    # The dear simulator alone has a draw for each acceptance: with probability 0.2, or the integral of the kernel.
+    # The expensive simulator alone has a draw for each acceptance: with probability 0.2, or the integral of the kernel.
     rate = {"uniform": 0.2, "gaussian": 0.08 * math.sqrt(2 * math.pi)}[kernel.name]
     gain = (20 / rate) / (spent / worth)
     assert abs(math.log(gain / found.gain.value)) < 0.15
 
 
 def test_advice_on_a_useless_cheap_model():
-    pair = od.multifidelity(od.batched(lambda rng, theta: rng.random(len(theta))), od.batched(dear), price=(1, 50))
+    pair = od.multifidelity(od.batched(lambda rng, theta: rng.random(len(theta))), od.batched(expensive), price=(1, 50))
     found = od.advise(od.Model(PRIOR, pair, observed=3.0), od.uniform(0.5), seed=1)
     assert 0.9 < found.gain.value < 1.0
     assert "do not pay" in str(found) or "no difference" in str(found)

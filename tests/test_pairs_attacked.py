@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import onedraw as od
+from onedraw.cost import Cost
 from onedraw.estimators import pairs
 from onedraw.model import pair as pair_parts
 from onedraw.model.pair import ContinuationRule, Pair
@@ -24,8 +25,8 @@ from tests.test_pairs import (
     agrees,
     bytes_of,
     cheap,
-    dear,
     exact,
+    expensive,
     first,
     rest,
     signal,
@@ -127,14 +128,14 @@ def sometimes(rng, theta):
 @pytest.mark.parametrize("continuation", [0.4, None])
 @pytest.mark.parametrize("name", ["rejection", "importance"])
 def test_a_cheap_model_that_fails_half_the_time(name, continuation):
-    pair = od.multifidelity(sometimes, dear, continuation=continuation, price=(1, 4), pilot=200)
+    pair = od.multifidelity(sometimes, expensive, continuation=continuation, price=(1, 4), pilot=200)
     right(SAMPLERS[name](od.Model(PRIOR, pair, observed=3.0), K, budget=15_000, seed=1))
 
 
 @pytest.mark.parametrize("part", [nothing, broken])
-@pytest.mark.parametrize("other", [dear, broken])
+@pytest.mark.parametrize("other", [expensive, broken])
 def test_a_cheap_model_that_always_fails_is_refused(part, other):
-    """Also if the dear one fails with it: a simulation that fails twice is one."""
+    """Also if the expensive one fails with it: a simulation that fails twice is one."""
     pair = od.multifidelity(part, other, continuation=0.5)
     with pytest.raises(od.SimulationError, match="all of the first"):
         od.rejection(od.Model(PRIOR, pair, observed=3.0), K, budget=500, seed=1)
@@ -142,7 +143,7 @@ def test_a_cheap_model_that_always_fails_is_refused(part, other):
 
 def test_failures_count_simulations():
     def rarely(rng, theta):
-        return broken(rng, theta) if theta < 0.9 else dear(rng, theta)
+        return broken(rng, theta) if theta < 0.9 else expensive(rng, theta)
 
     post = od.rejection(
         od.Model(PRIOR, od.multifidelity(rarely, rarely, continuation=0.9), observed=3.0), K, budget=600, seed=1
@@ -151,11 +152,11 @@ def test_failures_count_simulations():
     assert abs(post.cost.failed - 540) < 4.5 * math.sqrt(600 * 0.09)
 
 
-def test_a_failed_dear_simulation_is_a_miss_and_not_the_cheap_one():
+def test_a_failed_expensive_simulation_is_a_miss_and_not_the_cheap_one():
     """y = 4 fails: what is left of the posterior at eps = 1.5 are y = 2 and 3."""
 
     def without_four(rng, theta):
-        data = dear(rng, theta)
+        data = expensive(rng, theta)
         return data if data < 4 else broken(rng, theta)
 
     post = od.rejection(
@@ -171,7 +172,7 @@ def test_a_failed_dear_simulation_is_a_miss_and_not_the_cheap_one():
 @pytest.mark.parametrize("budget", [2000, 5000, 8000, 20_000, 200_000])
 def test_the_pilot_is_a_small_share_of_the_budget(budget):
     """Whole simulations of a pilot cost what they cost: at most a twentieth, even if the cheap model is useless."""
-    pair = od.multifidelity(cheap, dear, price=(1, 99)).for_budget(100 * budget)
+    pair = od.multifidelity(cheap, expensive, price=(1, 99)).for_budget(100 * budget)
     assert 0 < pair.pilot <= budget / 20
     assert pair.pilot >= min(1000, budget / 20 - 1)
 
@@ -181,7 +182,7 @@ def test_too_small_a_budget_learns_nothing():
     for model in (staged_model(None, pilot=None), two_models(None, pilot=None, price=(1, 4))):
         post = od.rejection(model, K, budget=5 * 1500, seed=1)
         assert post.settings["continuation"] == {"edges": [], "alpha": [1.0]}
-        assert post.cost.dear == post.cost.simulations == post.cost.proposals
+        assert post.cost.expensive == post.cost.simulations == post.cost.proposals
         right(post)
 
 
@@ -192,22 +193,22 @@ def test_the_pilot_of_a_run_is_that_of_its_first_budget(name, tmp_path):
     small = SAMPLERS[name](model, K, seed=1, budget=10_000, store=file, **more)
     large = SAMPLERS[name](model, K, seed=1, budget=14_000, store=file, **more)
     assert small.settings["continuation"] == large.settings["continuation"]
-    assert large.cost.simulations + 4 * large.cost.dear <= 14_000
+    assert large.cost.simulations + 4 * large.cost.expensive <= 14_000
     agrees(large, large.kernel, 0.2)
 
 
 def loose(rng, n):
-    """Distances of a cheap and of a dear model that differ by more than the tolerance, which 1 % reach."""
-    of_dear = 100 * rng.random(n)
-    return np.abs(of_dear + rng.normal(0, 5.0, n)), of_dear
+    """Distances of a cheap and of an expensive model that differ by more than the tolerance, which 1 % reach."""
+    of_expensive = 100 * rng.random(n)
+    return np.abs(of_expensive + rng.normal(0, 5.0, n)), of_expensive
 
 
 def test_a_rule_learnt_at_a_larger_tolerance_loses_nothing_at_the_smaller():
     """There two models disagree far from the data; near the data, alpha must not be small for that."""
     rng, kernel, price = np.random.default_rng(1), od.uniform(1.0), (1.0, 100.0)
-    pair = Pair(cheap, dear, True, None, None, price, 0.05, None)
-    of_cheap, of_dear = loose(rng, 100_000)
-    hit, near = (np.exp(kernel.log_weight(of)) for of in (of_dear, of_cheap))
+    pair = Pair(cheap, expensive, True, None, None, price, 0.05, None)
+    of_cheap, of_expensive = loose(rng, 100_000)
+    hit, near = (np.exp(kernel.log_weight(of)) for of in (of_expensive, of_cheap))
     gains = []
     for _ in range(40):
         seen, whole = loose(rng, 150)
@@ -227,15 +228,33 @@ def test_without_a_use_for_the_cheap_model_it_is_not_run():
         return cheap(rng, theta)
 
     for continuation in (1.0, ContinuationRule(np.empty(0), np.ones(1))):
-        pair = od.multifidelity(counted, dear, continuation=continuation, price=(3, 7))
+        pair = od.multifidelity(counted, expensive, continuation=continuation, price=(3, 7))
         post = od.rejection(od.Model(PRIOR, pair, observed=3.0), K, budget=7000, seed=1)
         assert not calls
-        assert post.cost.dear == post.cost.proposals == 1000
+        assert post.cost.expensive == post.cost.proposals == 1000
         assert np.allclose(post.weights, post.weights[0, 0])
         right(post)
         weighted = od.importance(od.Model(PRIOR, pair, observed=3.0), kernel=K, budget=7000, seed=1)
-        assert not calls and weighted.cost.dear <= 1000
+        assert not calls and weighted.cost.expensive <= 1000
         right(weighted)
+
+
+@pytest.mark.parametrize(
+    ("continuation", "spent"),
+    [
+        (1.0, 7 * 40),
+        (ContinuationRule(np.array([2.0]), np.ones(2)), 7 * 40),
+        (0.5, 3 * 100 + 7 * 40),
+        (ContinuationRule(np.array([2.0]), np.array([1.0, 0.5])), 3 * 100 + 7 * 40),
+        (lambda signal, theta: np.ones(len(signal)), 3 * 100 + 7 * 40),
+    ],
+)
+def test_what_is_spent_is_the_price_of_what_was_run(continuation, spent):
+    """A cheap model that is never run costs nothing, and neither is it part of the most expensive simulation."""
+    pair = od.multifidelity(cheap, expensive, continuation=continuation, price=(3, 7))
+    assert pair.units(Cost(simulations=100, expensive=40)) == spent
+    assert pair.worst == (7 if spent == 7 * 40 else 10)
+    assert od.stages(first, rest, continuation=1.0, price=(3, 7)).units(Cost(simulations=100, expensive=40)) == 580
 
 
 # --- time limits and failures again -------------------------------------------------------------------------
@@ -267,7 +286,7 @@ def test_a_part_that_takes_too_long_has_failed():
     model = od.Model(PRIOR, od.stages(first, slow_rest, continuation=0.5), observed=3.0)
     post = od.rejection(model, K, budget=30, seed=1, timeout=0.5)
     assert post.cost.failed > 0 and "not finished after timeout" in post.failures[0].message
-    pair = od.multifidelity(cheap, dear, continuation=0.5)
+    pair = od.multifidelity(cheap, expensive, continuation=0.5)
     signed = od.Model(PRIOR, pair, observed=3.0)
     assert bytes_of(od.rejection(signed, K, budget=100, seed=1, timeout=60.0)) == bytes_of(
         od.rejection(signed, K, budget=100, seed=1)
@@ -293,7 +312,7 @@ def test_a_failed_part_is_run_again(common, tmp_path):
     """With the numbers of its failure: the same value comes out, and of the part that failed."""
     every = {
         "stages": od.stages(noted(first), noted(rest), continuation=0.9),
-        "multifidelity": od.multifidelity(noted(cheap), noted(dear), continuation=0.9, common=common),
+        "multifidelity": od.multifidelity(noted(cheap), noted(expensive), continuation=0.9, common=common),
     }
     for name, pair in every.items():
         model, file = od.Model(PRIOR, pair, observed=3.0), tmp_path / f"{name}.db"
@@ -382,13 +401,13 @@ def test_a_smaller_tolerance_of_a_smooth_kernel(kernel):
 
 
 def test_common_random_numbers_leave_the_posterior_as_it_is():
-    """A cheap model that agrees with the dear one half of the time, by the same numbers."""
+    """A cheap model that agrees with the expensive one half of the time, by the same numbers."""
 
     def nearly(rng, theta):
         return rng.binomial(4, min(theta + 0.05, 1.0))
 
     for kernel in KERNELS.values():
-        pair = od.multifidelity(nearly, dear, continuation=0.3, common=True)
+        pair = od.multifidelity(nearly, expensive, continuation=0.3, common=True)
         right(od.rejection(od.Model(PRIOR, pair, observed=3.0), kernel, budget=8000, seed=1), kernel)
 
 
@@ -422,11 +441,11 @@ def test_jobs_of_a_queue_give_the_same(make, tmp_path):
 KILLED = """
 import sys, time
 import onedraw as od
-from tests.test_pairs import cheap, dear, PRIOR
+from tests.test_pairs import cheap, expensive, PRIOR
 
 def slow(rng, theta):
     time.sleep(0.002)
-    return dear(rng, theta)
+    return expensive(rng, theta)
 
 def model():
     return od.Model(PRIOR, od.multifidelity(cheap, slow, price=(1, 4), pilot=100), observed=3.0)
@@ -434,6 +453,14 @@ def model():
 if __name__ == "__main__":
     od.rejection(model(), od.uniform(1.5), budget=6000, seed=1, store=sys.argv[1], segment=0.05)
 """
+
+
+def simulations_in(file):
+    """None yet where the file is not there, or is there and empty."""
+    try:
+        return od.load(file).cost.simulations
+    except od.StoreError:
+        return 0
 
 
 @pytest.mark.skipif(not hasattr(signals, "SIGKILL"), reason="no such signal here")
@@ -447,7 +474,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     command = [sys.executable, str(tmp_path / "killed_pair.py"), str(file)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
     until = time.monotonic() + 60.0
-    while time.monotonic() < until and not (file.exists() and od.load(file).cost.simulations > 200):
+    while time.monotonic() < until and simulations_in(file) <= 200:
         assert process.poll() is None
         time.sleep(0.1)
     process.kill()
@@ -455,7 +482,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     before = od.load(file).cost.simulations
     post = od.resume(file, model=killed_pair.model())
     assert 0 < before < post.cost.simulations
-    assert post.cost.simulations + 4 * post.cost.dear <= 6000
+    assert post.cost.simulations + 4 * post.cost.expensive <= 6000
     assert bytes_of(post) == bytes_of(od.rejection(killed_pair.model(), K, budget=6000, seed=1))
 
 

@@ -103,6 +103,7 @@ def test_a_joint_prior():
     ("make", "message"),
     [
         (lambda: od.Prior(), "at least one parameter"),
+        (lambda: od.Prior(stats.norm(0, 1)), "needs the name of its parameter"),
         (lambda: od.Prior(rng=stats.norm()), "'rng' cannot be a parameter's name"),
         (lambda: od.Prior(x=3.0), "prior 'x' is 3.0: expected a frozen SciPy distribution"),
         (lambda: od.Prior(x=stats.norm), "expected a frozen SciPy distribution"),
@@ -190,3 +191,24 @@ def test_parameters_may_be_called_anything_that_python_allows(name, tmp_path):
     column = f"parameter {known}" if known in ("weight", "distance") else known
     assert [float(row[column]) for row in rows] == post.draws[known].ravel().tolist()
     assert [float(row["weight"]) for row in rows] == post.weights.ravel().tolist()
+
+
+@pytest.mark.parametrize(
+    "law",
+    [stats.norm(), stats.norm(2, 0.3), stats.uniform(), stats.uniform(-1, 3), stats.expon(), stats.expon(0.5, 2)],
+)
+def test_the_log_density_of_a_plain_number_is_that_in_an_array(law):
+    """To the last bit, inside the support and outside: chains of one parameter step on numbers."""
+    prior = od.Prior(theta=law)
+    at = np.concatenate([np.random.default_rng(1).normal(0.5, 2, 200), [-1.0, 0.0, 0.5, 1.0, 2.0, np.nextafter(2, 3)]])
+    assert [prior.logpdf_of_number(x) for x in at.tolist()] == prior.logpdf(at[:, None]).tolist()
+    assert prior.logpdf(at[:, None]) == pytest.approx(law.logpdf(at), rel=1e-12)
+
+
+def test_other_priors_have_no_log_density_of_a_plain_number():
+    for prior in (
+        od.Prior(a=stats.norm(), b=stats.norm()),
+        od.Prior(theta=stats.gamma(2)),
+        od.Prior(theta=stats.norm(), where=lambda theta: theta > 0),
+    ):
+        assert prior.logpdf_of_number is None

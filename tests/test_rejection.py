@@ -145,6 +145,82 @@ def test_blocks_run_apart_give_the_same_bytes():
     assert np.concatenate([part.arrays["theta"][:, 0] for part in apart]).tobytes() == whole.draws["theta"].tobytes()
 
 
+@pytest.mark.parametrize(
+    ("kind", "keep", "each"), [("plain", "all", 1), ("plain", "draws", 3), ("staged", "summaries", 2)]
+)
+def test_parts_of_a_block_are_joined_to_the_same_bytes(kind, keep, each):
+    """Acceptance is decided by one stream per block: it needs the whole."""
+    from onedraw.engines.streams import Phase
+    from onedraw.estimators.abc_average import AbcAverage
+    from onedraw.run.blocks import Block, parts_of
+    from onedraw.run.prior_draws import PriorDraws
+
+    model, block = toy(kind), Block(64, 50)
+    estimator = AbcAverage(model, od.gaussian(0.5), each, keep_rows=keep != "draws")
+    task = PriorDraws(estimator, 9, Phase.RUN, neighbours=4, keep=keep)
+    whole, one = task(block), task.joined(block, [task(part) for part in parts_of(block, 50)])
+    for found in (one, task.joined(block, [task(part) for part in parts_of(block, 7)])):
+        for mine, other in ((found.arrays, whole.arrays), (found.filed, whole.filed)):
+            assert mine.keys() == other.keys()
+            assert all(mine[name].tobytes() == other[name].tobytes() for name in other)
+        assert found._replace(arrays={}, filed={}) == whole._replace(arrays={}, filed={})
+    assert len(whole.arrays["theta"]) > 3
+
+
+def test_parts_have_the_failures_of_their_block():
+    from onedraw.engines.streams import Phase
+    from onedraw.estimators.abc_average import AbcAverage
+    from onedraw.run.blocks import Block, parts_of
+    from onedraw.run.prior_draws import PriorDraws
+
+    def simulate(rng, theta):
+        if theta > 1:
+            raise ValueError("too large")
+        return np.nan if theta < -1 else rng.normal(theta, 1.0)
+
+    model, block = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=1.0), Block(0, 60)
+    task = PriorDraws(AbcAverage(model, od.uniform(0.5)), 3, Phase.RUN)
+    whole, found = task(block), task.joined(block, [task(part) for part in parts_of(block, 8)])
+    assert found.failures == whole.failures and found.cost == whole.cost and whole.cost.failed > 10
+
+
+def test_blocks_of_a_long_run_grow(monkeypatch):
+    """By the number of proposals made, whatever the workers: draws, cost and what is kept have the same bytes."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from onedraw.run import prior_draws
+
+    monkeypatch.setattr(prior_draws, "GROW_FROM", 100)
+    monkeypatch.setattr(prior_draws, "GROW_SHARE", 4)
+    model = toy("plain")
+    assert [prior_draws.grown(16, model, 1, made) for made in (99, 100, 1000, 10**6)] == [16, 25, 250, 256]
+    assert [prior_draws.grown(5, model, 3, made) for made in (33, 34, 1000)] == [5, 8, 85]
+    assert prior_draws.grown(32_768, toy("batched"), 1, 10**6) == 32_768
+    given = {"kernel": od.gaussian(0.5), "draws": 300, "seed": 4, "keep": "summaries"}
+    alone = od.rejection(model, **given)
+    with ThreadPoolExecutor(3) as pool:
+        shared = od.rejection(model, **given, executor=pool)
+    assert alone.cost.proposals > 800 and alone.draws["theta"].tobytes() == shared.draws["theta"].tobytes()
+    assert alone.bank.rows.tobytes() == shared.bank.rows.tobytes()
+    assert shared.cost._replace(seconds=0, surplus=0) == alone.cost._replace(seconds=0, surplus=0)
+
+
+def test_parts_of_blocks_that_are_complete_are_no_surplus():
+    """A budget is spent to the end, so that nothing is simulated in vain."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from onedraw.cost import Cost
+    from onedraw.run.blocks import Block, in_parts
+    from onedraw.run.plan import Outcome, whole_outcome
+    from onedraw.run.pool import WorkerPool
+
+    pool, taken = WorkerPool(ThreadPoolExecutor(2)), []
+    blocks, take = in_parts(pool, [Block(0, 64), Block(64, 64)], lambda block, one: taken.append(one), whole_outcome)
+    for part in blocks:
+        take(part, Outcome({"theta": np.zeros((part.size, 1))}, Cost(part.size)))
+    assert [one.cost.simulations for one in taken] == [64, 64] and pool.surplus == 0
+
+
 def test_a_seed_is_drawn_and_recorded_when_absent():
     first = od.rejection(toy(), od.uniform(0.5), draws=10)
     again = od.rejection(toy(), od.uniform(0.5), draws=10, seed=first.seed)

@@ -99,7 +99,7 @@ def test_the_likelihood_of_a_data_set_is_the_product_of_those_of_its_rows():
     form = choose_form(Support(np.array([-np.inf]), np.array([np.inf])), training, training.rows[0], thorough=True)
     form = form._replace(terms=(Terms(), Terms("1", "1", "1")))
     surrogate = fit_surrogate(form, training, Success(np.array([0.3, -0.7])))._replace(power=0.7)
-    columns = form.columns(np.linspace(-2, 2, 50)[:, None])
+    columns = surrogate.form.columns(np.linspace(-2, 2, 50)[:, None])
     whole = surrogate.log_likelihood(columns, surrogate.at(training.rows[:1])[0])
     each = [surrogate.log_likelihood(columns, one) for one in surrogate.at(training.rows[0])]
     # That the simulation succeeded counts once.

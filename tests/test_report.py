@@ -20,7 +20,7 @@ from onedraw.estimators.weights import effective
 from onedraw.failures import Failure
 from onedraw.report import binning, chain_plots, page, pages, panels, plots, tolerances
 from onedraw.report.verdict import judge
-from onedraw.results.diagnostics import FEW, NARROW, too_narrow
+from onedraw.results.diagnostics import FEW, FEW_EFFECTIVE, KNOWN_SHARE, NARROW, USES, too_narrow
 from onedraw.results.monte_carlo_error import Draws
 from onedraw.results.posterior import Status
 from onedraw.results.summary import SummaryRow, describe, disagree
@@ -286,7 +286,7 @@ def test_the_call_on_the_page_makes_the_same_run(model, accepted, chains):
             assert again.weights.tobytes() == post.weights.tobytes()
 
 
-def test_a_file_and_the_run_in_memory_have_one_fingerprint(model, tmp_path):
+def test_a_file_and_the_run_in_memory_have_one_fingerprint(model, tmp_path, unrendered):
     post = od.rejection(model, od.uniform(1.0), draws=50, seed=1, store=tmp_path / "run.db")
     source = page.source_of(tmp_path / "run.db")
     assert page._prints(post, None)["model"] == page._prints(post, source)["model"]
@@ -309,7 +309,7 @@ def test_another_model_is_refused(model, tmp_path):
     assert "Posterior predictive check" in path.read_text() and verdict.level == "amber"
 
 
-def test_reports_of_runs_that_lack_something(model, accepted, chains, tmp_path):
+def test_reports_of_runs_that_lack_something(model, accepted, chains, tmp_path, unrendered):
     nothing = od.rejection(model, od.uniform(1e-9), budget=100, seed=1)
     text = nothing.report(tmp_path / "a.html").read_text()
     assert "Do not use these numbers yet." in text and "Raise eps or the budget" in text and 'id="eps"' not in text
@@ -330,7 +330,7 @@ def test_reports_of_runs_that_lack_something(model, accepted, chains, tmp_path):
         accepted.report(tmp_path / "none" / "c.html", predictive=0)
 
 
-def test_a_report_replaces_the_old_one_whole(accepted, tmp_path, monkeypatch):
+def test_a_report_replaces_the_old_one_whole(accepted, tmp_path, monkeypatch, unrendered):
     path = accepted.report(tmp_path / "run.html", predictive=0)
     before = path.read_text()
     monkeypatch.setattr(page.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
@@ -521,6 +521,21 @@ def test_effective_draws_of_a_learnt_likelihood_are_known_to_a_factor(accepted, 
     assert levels(post)["Effective draws"] == level
 
 
+@pytest.mark.parametrize(
+    ("effective", "enough", "too_few"),
+    [
+        (10.0, "a first look", "a mean with its interval"),
+        (99.0, "a mean with its interval", "a mean to a tenth of a standard deviation"),
+        (100.0, "a mean to a tenth of a standard deviation", "the ends of intervals"),
+    ],
+)
+def test_a_green_verdict_says_what_the_effective_draws_are_enough_for(accepted, effective, enough, too_few):
+    found = next(one for one in judge(replace(accepted, effective=effective)).findings if one.name == "Effective draws")
+    assert found.level == "green" and found.text.endswith(f"; enough for {enough}, too few for {too_few}.")
+    # Where a warning of a learnt likelihood ends, a mean can be reported.
+    assert (FEW_EFFECTIVE / KNOWN_SHARE, "a mean with its interval") in USES
+
+
 # Plots
 
 
@@ -654,7 +669,7 @@ def test_names_of_any_kind_can_be_drawn(accepted, chains):
         assert "<script" not in text and "onerror=" not in re.sub(r"<!--.*?-->", "", text)
 
 
-def test_json_for_the_page_closes_no_element(accepted):
+def test_json_for_the_page_closes_no_element(accepted, unrendered):
     content = page.content_of(replace(accepted, model=None), 0)
     data = str(content["data"])
     assert not set("<>&") & set(data) and len(json.loads(data)["eps"]) == len(content["positions"])
@@ -668,7 +683,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path):
         page.source_of(tmp_path / "x.db")
 
 
-def test_the_page_of_infer_has_no_raw_records_no_zero_counts_and_no_empty_section(tmp_path):
+def test_the_page_of_infer_has_no_raw_records_no_zero_counts_and_no_empty_section(tmp_path, quick, unrendered):
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
     post = od.infer(model, budget=60, seed=1)
     assert isinstance(post.settings["calibration"], dict) and post.cost.setups == 0

@@ -23,6 +23,7 @@ from onedraw.run import saving
 from onedraw.run.fingerprint import fingerprint
 from onedraw.run.pool import InProcess
 from onedraw.run.store import Store
+from onedraw.samplers import importance
 from tests.stored_run import KERNEL, RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 
 ROOT = Path(__file__).parent.parent
@@ -89,6 +90,22 @@ def test_the_segment_has_no_influence(name, whole, tmp_path):
         assert told(run(name, path, segment=segment)) == whole[name]
         assert told(od.load(path)) == whole[name]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1e-09.db", "30.0.db"]
+
+
+def test_a_reader_of_importance_has_densities_of_its_own(whole, tmp_path, monkeypatch):
+    """Whatever is filled in for a reader changes no bit of the run, here by what no rounding error could do."""
+    real, shown = importance.result_of, []
+
+    def spoilt(now, reason):
+        found = real(now, reason)
+        if reason == "unfinished":
+            shown.append(len(now.sources))
+            for one in now.sources:
+                one.log_density[:] = 99.0
+        return found
+
+    monkeypatch.setattr(importance, "result_of", spoilt)
+    assert told(run("importance", tmp_path / "run.db", segment=1e-9)) == whole["importance"] and max(shown) > 1
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -14,7 +14,7 @@ import onedraw as od
 from benchmarks import scaling
 from benchmarks.cluster import Cluster, spend, virtual
 from onedraw.run.blocks import Block, Deadline, Supply, cut, in_parts, parts_of, whole_of
-from onedraw.run.pool import WorkerPool
+from onedraw.run.pool import PIECES_PER_SECOND, WorkerPool
 from tests.test_executors import dask, same
 
 GOAL = {"rejection": 0.95, "chains": 0.93, "infer": 0.9}
@@ -78,7 +78,9 @@ def test_parts_of_a_block_are_its_rows():
     taken = []
     with virtual(Cluster(3)) as cluster:
         pool = WorkerPool(cluster)
-        items, take = in_parts(pool, cut(100, 32), lambda item, whole: bool(taken.append((item, whole))), sum)
+        items, take = in_parts(
+            pool, cut(100, 32), lambda item, whole: bool(taken.append((item, whole))), lambda _, sizes: sum(sizes)
+        )
         parts = list(items)
         assert {part.size for part in parts} == {4}
         for part in parts:
@@ -86,20 +88,55 @@ def test_parts_of_a_block_are_its_rows():
     assert taken == [(one, one.size) for one in cut(100, 32)]
 
 
+def sizes_of(supply):
+    sizes = []
+    while group := supply.next_group():
+        sizes.append(len(group))
+    return sizes
+
+
 def test_pieces_grow_with_the_number_of_workers_and_shrink_towards_the_end():
     with virtual(Cluster(1000)) as cluster:
         pool = WorkerPool(cluster)
-        assert pool.piece == 20.0
+        assert pool.piece == 1000 / PIECES_PER_SECOND
         supply = Supply(pool, cut(10**6, 1), Deadline(None))
         assert len(supply.next_group()) == 1
-        supply.took(1, 0.1)
+        supply.took([Block(0, 1)], 0.1)
         cluster.now += 1000
-        sizes = []
-        while group := supply.next_group():
-            sizes.append(len(group))
+        sizes = sizes_of(supply)
     assert sum(sizes) == 10**6 - 1
-    assert max(sizes) == 200 and sizes[len(sizes) // 4] == 200
-    assert sizes[-2] == 50
+    assert max(sizes) == 250 and sizes[len(sizes) // 4] == 250
+    assert sizes[-2] == 62
+
+
+def test_pieces_are_longer_if_too_many_were_sent():
+    """With 400 pieces sent at once, ten seconds of them at 40 per second."""
+    with virtual(Cluster(1000)) as cluster:
+        pool = WorkerPool(cluster)
+        for ticket in range(400):
+            pool.submit(ticket, abs, [-1])
+        assert pool.piece == pytest.approx(1000 / PIECES_PER_SECOND + 10)
+        cluster.now += 4
+        assert pool.piece == pytest.approx(1000 / PIECES_PER_SECOND + 6)
+        cluster.now += 100
+        assert pool.piece == 1000 / PIECES_PER_SECOND
+        for ticket in range(400, 10_000):
+            pool.submit(ticket, abs, [-1])
+        assert pool.piece == 2 * 1000 / PIECES_PER_SECOND
+
+
+def test_pieces_do_not_shrink_if_other_work_follows():
+    with virtual(Cluster(10)) as cluster:
+        pool = WorkerPool(cluster)
+        before = Supply(pool, cut(20, 2), Deadline(None))
+        before.took(before.next_group(), 0.02)
+        # Twice as large a block takes twice as long: 0.02 s of 0.25 s each.
+        last = Supply(pool, cut(400, 4), Deadline(None), before=before)
+        followed = Supply(pool, cut(400, 4), Deadline(None), followed=True, before=before)
+        shrinking, even = sizes_of(last), sizes_of(followed)
+    assert len(set(even[:-1])) == 1 and even[0] * 0.04 <= pool.piece
+    assert sum(even) == sum(shrinking) == 100
+    assert len(shrinking) > len(even) and shrinking[-1] < shrinking[0]
 
 
 @pytest.mark.slow

@@ -8,9 +8,20 @@ import pytest
 from scipy import stats
 
 import onedraw as od
+from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.tolerances import reweighted, tolerance_keeping, tolerance_with
 from onedraw.estimators.weights import effective, systematic
-from onedraw.run.population import ParticleBlock, Particles, StageChains, collected, occupation
+from onedraw.run import sequence as sequence_module
+from onedraw.run.population import (
+    ParticleBlock,
+    Particles,
+    Population,
+    Schedule,
+    StageChains,
+    collected,
+    occupation,
+    resampled,
+)
 from onedraw.run.store import Store
 from onedraw.samplers import smc as module
 from onedraw.samplers.smc import smc
@@ -37,21 +48,29 @@ COUNT = (lambda k, mu: k, lambda k, mu: mu, lambda k, mu: k == 2)
     ("problem", "functions", "settings"),
     [
         (Toy, ONE, {"budget": 4000}),
-        (Toy, ONE, {"budget": 16_000, "pseudo_samples": 4}),
+        pytest.param(Toy, ONE, {"budget": 16_000, "pseudo_samples": 4}, marks=pytest.mark.slow),
         (Toy, ONE, {"budget": 4000, "kernel": od.gaussian()}),
-        (TwoPieces, TWO, {"budget": 4000}),
+        pytest.param(TwoPieces, TWO, {"budget": 4000}, marks=pytest.mark.slow),
         (TwoPieces, TWO, {"budget": 16_000, "pseudo_samples": 4}),
-        (TwoPieces, TWO, {"budget": 4000, "kernel": od.gaussian()}),
+        pytest.param(TwoPieces, TWO, {"budget": 4000, "kernel": od.gaussian()}, marks=pytest.mark.slow),
         (Ordered, PAIR, {"budget": 4000}),
         (Counted, COUNT, {"budget": 2000}),
     ],
 )
 def test_draws_follow_the_posterior_at_the_tolerance_reached(problem, functions, settings):
+    """Each problem, each kernel and each M; the slow tests have the other pairs."""
     assert_right(errors(smc, problem, functions, range(32), **settings))
 
 
-@pytest.mark.parametrize("pseudo_samples", [1, 4])
-@pytest.mark.parametrize("problem", [Toy, TwoPieces])
+@pytest.mark.parametrize(
+    ("problem", "pseudo_samples"),
+    [
+        (Toy, 4),
+        (TwoPieces, 1),
+        pytest.param(Toy, 1, marks=pytest.mark.slow),
+        pytest.param(TwoPieces, 4, marks=pytest.mark.slow),
+    ],
+)
 def test_many_particles_at_a_given_tolerance(problem, pseudo_samples):
     """So many particles that the bias of adapting does not show: each run is within 4 of its errors."""
     z = errors(
@@ -162,7 +181,7 @@ class TestAdaptiveDistance(SignalAndNoise):
 
     def test_the_new_tolerance_lies_within_the_old(self, monkeypatch):
         """A column whose scale grows would let in what the old tolerance kept out, were it not restated."""
-        seen, plain = [], module.relearned
+        seen, plain = [], sequence_module.relearned
 
         def watched(now, outcome, least):
             then = plain(now, outcome, least)
@@ -170,7 +189,7 @@ class TestAdaptiveDistance(SignalAndNoise):
             seen.append((now.eps, scale, then.eps, new))
             return then
 
-        monkeypatch.setattr(module, "relearned", watched)
+        monkeypatch.setattr(sequence_module, "relearned", watched)
         model = replace(self.model(), distance=od.scaled(scale=[20.0, 0.8], adapt=True))
         smc(model, budget=6000, seed=1)
         growth = [(new / old).max() for _, old, _, new in seen]
@@ -196,7 +215,7 @@ class TestParts:
         """The states of chains before their first step and after each one, listed by hand."""
         begin, steps = 7, 5
         origin = Particles(
-            np.array([[10.0], [20.0], [30.0]]), np.zeros(3), np.zeros((3, 1)), np.full(3, 1 / 3), *2 * [np.arange(3)]
+            np.array([[10.0], [20.0], [30.0]]), np.zeros(3), np.zeros((3, 1)), np.full(3, 1 / 3), *3 * [np.arange(3)]
         )
         # Chain 0 moves at the first and at the last step, chain 1 never, chain 2 in between; 1 and 2 began together.
         moves = [(0, 7, 11.0), (2, 9, 31.0), (0, 11, 12.0), (2, 10, 32.0)]
@@ -210,6 +229,19 @@ class TestParts:
         expected = {value: stood.count(value) / len(stood) for value in set(stood)}
         assert dict(zip(found.theta[:, 0], found.weight, strict=True)) == pytest.approx(expected)
 
+    def test_chains_that_are_ahead_count_with_all_their_states(self):
+        """Two chains, of which the first has taken two steps and the second none."""
+        origin = Particles(
+            np.array([[1.0], [2.0]]), np.zeros(2), np.zeros((2, 1)), np.full(2, 0.5), *3 * [np.arange(2)]
+        )
+        moves = {"chain": np.array([0]), "time": np.array([8]), "theta": np.array([[3.0]])}
+        moves |= {"log_prior": np.zeros(1), "distances": np.zeros((1, 1))}
+        chains = StageChains(origin, np.arange(2), {}, np.eye(1), 0, 7, moves, lead=1, ahead=2)
+        assert chains.proposals == 2
+        found = collected(chains)
+        expected = {1.0: 2 / 4, 3.0: 1 / 4, 2.0: 1 / 4}
+        assert dict(zip(found.theta[:, 0], found.weight, strict=True)) == pytest.approx(expected)
+
     def test_occupation_by_hand(self):
         """Chain 0 moves at 3, chain 1 not, chain 2 at 1 and 2; they are at their starts at time 0 and end before 4."""
         first, after = occupation(np.array([2, 2, 0]), np.array([1, 2, 3]), 3, 0, 4)
@@ -217,12 +249,40 @@ class TestParts:
         nothing = occupation(np.empty(0, int), np.empty(0, int), 2, 5, 9)
         assert nothing[0].tolist() == [4, 4] and nothing[1].size == 0
 
+    def test_occupation_of_chains_that_are_ahead(self):
+        """As above, but chain 0 has been seen until before 6 and chain 2 until before 4."""
+        first, after = occupation(np.array([2, 2, 0]), np.array([1, 2, 3]), 3, 0, np.array([6, 5, 4]))
+        assert first.tolist() == [3, 5, 1] and after.tolist() == [1, 2, 3]
+
     def test_systematic_counts_are_within_one_of_the_weights(self):
         rng = np.random.default_rng(1)
         weight = rng.exponential(size=50)
         weight[::7] = 0
         counts = np.bincount(systematic(weight, 200, rng.random()), minlength=50)
         assert (np.abs(counts - 200 * weight / weight.sum()) < 1 + 1e-9).all() and (counts[::7] == 0).all()
+
+    def test_each_half_of_the_starts_stands_for_all_particles(self):
+        """Also the second, which is drawn when more are known."""
+        rng = np.random.default_rng(1)
+        estimator = AbcAverage(toy("plain"), od.uniform(1.0))
+
+        def population(number):
+            weight = np.arange(1.0, number + 1)
+            theta, distances = np.asfortranarray(rng.normal(size=(number, 1))), rng.random((number, 1))
+            every = np.arange(number)
+            particles = Particles(theta, np.zeros(number), distances, weight / weight.sum(), every, every, every)
+            return Population(Schedule(64, None, 1e-4, 1), estimator, particles, 0.0, eps=2.0)
+
+        def near(ancestor, weight):
+            counts = np.bincount(ancestor, minlength=len(weight))
+            return (np.abs(counts - 32 * weight) < 1 + 1e-9).all()
+
+        few, many = population(20), population(30)
+        before = resampled(few).chains
+        assert near(before.ancestor[:32], few.particles.weight) and near(before.ancestor[32:], few.particles.weight)
+        after = resampled(many, before).chains
+        assert (after.ancestor[:32] == before.ancestor[:32]).all() and near(after.ancestor[32:], many.particles.weight)
+        assert after.root is before.root
 
     def test_one_draw_is_systematic_too(self):
         picks = [int(systematic(np.array([0.3, 0.0, 0.7]), 1, u)[0]) for u in (np.arange(100) + 0.5) / 100]
@@ -252,8 +312,6 @@ class TestParts:
     def test_the_task_is_pure_and_can_be_sent_away(self):
         import pickle
 
-        from onedraw.estimators.abc_average import AbcAverage
-
         task = module.Moves(AbcAverage(PICKLED, od.uniform(1.0)), 3)
         item = ParticleBlock(0, 8)
         there = pickle.loads(pickle.dumps(item))
@@ -266,6 +324,14 @@ def test_its_file_shows_draws_while_it_goes_on_and_after_a_kill(tmp_path):
 
 
 PICKLED = toy("plain")
+
+
+def test_a_larger_budget_keeps_the_particles_of_the_first(tmp_path):
+    """Their default follows from the budget, and a run that goes on has those that it began with."""
+    for budget in (200, 600):
+        post = od.smc(toy("plain"), budget=budget, seed=1, store=tmp_path / "run.db")
+        assert post.settings["particles"] == 28 and budget - 28 <= post.cost.simulations <= budget
+    assert od.resume(tmp_path / "run.db", model=toy("plain"), budget=700).settings["particles"] == 28
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3])

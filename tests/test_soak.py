@@ -1,5 +1,7 @@
 """A long run under constant accidents: killed workers, killed runs, a full disk, a clock that jumps, a lost scheduler.
 
+After each of them nothing may be left: no worker, no scheduler, no helper of either.
+
 Three minutes; ONEDRAW_SOAK_SECONDS=1200 makes it twenty.
 """
 
@@ -19,6 +21,10 @@ import onedraw as od
 SECONDS = float(os.environ.get("ONEDRAW_SOAK_SECONDS", "180"))
 GROWTH = 50e6
 """Bytes by which the memory of a run's process may grow."""
+GONE = 5.0
+"""Seconds after the end of a session by which all of its processes have ended."""
+MARK = "ONEDRAW_SOAK_FOLDER"
+"""In the environment of every process of a session."""
 
 PROGRAM = """
 import os, subprocess, sys, threading, time
@@ -59,7 +65,7 @@ def main():
     pool.PATIENCE = 8.0
     if kind == "clock":
         threading.Thread(target=jumping, daemon=True).start()
-    more = {"executor": cluster(folder)} if kind == "dask" else {"workers": 4} if kind != "alone" else {}
+    more = {"executor": cluster(folder)} if kind.startswith("dask") else {"workers": 4} if kind != "alone" else {}
     model = od.Model(od.Prior(theta=stats.norm(0, 1)), simulate, observed=2.0)
     od.pseudo_marginal(model, od.uniform(1.0), budget=int(budget), chains=16, seed=1, store=file, segment=0.2,
                        max_seconds=None if kind == "alone" else 600, **more)
@@ -77,7 +83,7 @@ def limited():
 
 def session(folder, kind, budget, pause):
     file = folder / ("alone.db" if kind == "alone" else "run.db")
-    environment = {**os.environ, "PAUSE": str(pause)}
+    environment = {**os.environ, "PAUSE": str(pause), MARK: str(folder)}
     return subprocess.Popen(
         [sys.executable, folder / "program.py", kind, file, folder, str(budget)], env=environment,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -102,6 +108,8 @@ def resident(run):
 
 def disturbed(run, kind, chance, folder):
     """One session with its accident; how much its memory grew."""
+    if kind.startswith("dask"):
+        until_saved(run, folder)
     ends, sizes, killed = time.monotonic() + chance.uniform(4, 12), [], 0
     while run.poll() is None and time.monotonic() < ends:
         time.sleep(chance.uniform(0.3, 1.0))
@@ -110,11 +118,10 @@ def disturbed(run, kind, chance, folder):
         if kind == "workers" and killed < 4 and chance.random() < 0.3 and (found := workers_of(run)):
             found[chance.randrange(len(found))].kill()
             killed += 1
-    if kind == "dask" and (folder / "scheduler").exists():
+    if kind == "dask":
         os.kill(int((folder / "scheduler").read_text()), signal.SIGKILL)
-        (folder / "scheduler").unlink()
         run.wait(60)
-    elif kind in ("killed", "dask"):
+    elif kind in ("killed", "dask killed"):
         run.kill()
     elif run.poll() is None:
         run.send_signal(signal.SIGTERM)
@@ -122,8 +129,23 @@ def disturbed(run, kind, chance, folder):
     # What is known of a session that failed: it was killed, its disk was full, or its scheduler was lost.
     # A signal that comes before the run has begun ends the program as usual.
     assert run.returncode in (0, -signal.SIGKILL, -signal.SIGTERM) or kind in ("full disk", "dask"), (kind, said)
+    (folder / "scheduler").unlink(missing_ok=True)
+    give_up = time.monotonic() + GONE
+    while (there := left(folder)) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    assert not there, (kind, there)
     settled = [size for size in sizes[len(sizes) // 2 :] if size]
     return settled[-1] - settled[0] if settled else 0
+
+
+def until_saved(run, folder):
+    """Wait until a session on Dask has saved something, or has ended: before that its cluster is not known to it."""
+    place = folder / "scheduler"
+    while run.poll() is None:
+        time.sleep(0.2)
+        saved = [one.stat().st_mtime for one in folder.glob("run.db")]
+        if place.exists() and saved and saved[0] > place.stat().st_mtime:
+            return
 
 
 @pytest.mark.slow
@@ -132,7 +154,7 @@ def test_a_run_survives_whatever_happens(tmp_path):
     chance, give_up, grown, kinds = random.Random(1), time.monotonic() + SECONDS, 0, []
     budget = int(60 * SECONDS)
     while time.monotonic() < give_up:
-        kind = chance.choice(["workers", "killed", "full disk", "clock", "terminated", "dask"])
+        kind = chance.choice(["workers", "killed", "full disk", "clock", "terminated", "dask", "dask killed"])
         run = session(tmp_path, kind, budget, 0.05)
         grown = max(grown, disturbed(run, kind, chance, tmp_path))
         kinds.append(kind)
@@ -144,13 +166,17 @@ def test_a_run_survives_whatever_happens(tmp_path):
     assert post.draws["theta"].tobytes() == alone.draws["theta"].tobytes()
     assert post.cost.simulations == alone.cost.simulations and len(post.failures) == 0
     assert grown < GROWTH, kinds
-    give_up = time.monotonic() + 5
-    while left(tmp_path) and time.monotonic() < give_up:
-        time.sleep(0.2)
-    assert not left(tmp_path)
 
 
 def left(folder):
-    """Workers of sessions that are still there."""
-    place = str(folder / "program.py")
-    return [one for one in psutil.process_iter(["cmdline"]) if place in " ".join(one.info["cmdline"] or [])]
+    """Processes of sessions that are still there, with their commands."""
+    return [(one.pid, words) for one in psutil.process_iter() if (words := of_session(one, folder))]
+
+
+def of_session(process, folder):
+    try:
+        if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == str(folder):
+            return " ".join(process.cmdline())
+    except psutil.Error:
+        pass
+    return ""

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from onedraw.engines import streams
 from onedraw.engines.streams import Phase, Purpose, Rng
 
 
@@ -60,3 +61,22 @@ def test_use_is_noticed():
     assert rng.used()
     rng.single(0).integers(0, 5, dtype=np.int32)
     assert rng.used()
+
+
+def test_streams_are_the_same_if_numpy_sets_their_states(monkeypatch):
+    """States are written to memory where NumPy keeps them as we expect it."""
+
+    def drawn():
+        rng = Rng(2**63 - 1, Phase.RUN, 5, 3)
+        found = [rng.bulk(Purpose.MOVE, 2).standard_normal(9)]
+        for row in (4, 1, 4):
+            stream = rng.single(row, 7)
+            found.append([stream.integers(0, 2**31, dtype=np.int32), *stream.random(6)])
+        found.append(rng.bulk(Purpose.MOVE, 2).integers(0, 99, 3, dtype=np.int32))
+        return found, rng.words(Purpose.SIMULATE)
+
+    assert streams.state_is_in_memory(), "NumPy keeps states elsewhere: streams are named at half the speed"
+    ours, words = drawn()
+    monkeypatch.setattr(streams, "state_is_in_memory", lambda: False)
+    theirs, others = drawn()
+    assert all(np.array_equal(*both) for both in zip(ours, theirs, strict=True)) and np.array_equal(words, others)

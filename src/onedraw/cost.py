@@ -14,7 +14,7 @@ class Cost(NamedTuple):
     layout. `surplus` (work thrown away, such as blocks begun when a run was stopped) and `seconds` are not.
 
     >>> Cost(simulations=3, seconds=0.5).plus(Cost(simulations=2, failed=1))
-    Cost(simulations=5, setups=0, skipped=0, failed=1, proposals=0, reused=0, dear=0, surplus=0, seconds=0.5)
+    Cost(simulations=5, setups=0, skipped=0, failed=1, proposals=0, reused=0, expensive=0, surplus=0, seconds=0.5)
     """
 
     simulations: int = 0
@@ -29,9 +29,9 @@ class Cost(NamedTuple):
     """Parameter values proposed."""
     reused: int = 0
     """Earlier simulations, of a bank that was given; they do not count in `simulations`."""
-    dear: int = 0
+    expensive: int = 0
     """Of simulators in two parts (`od.stages`, `od.multifidelity`): second parts that were run. The first parts are
-    `simulations`, which are not run beside a dear model that always is."""
+    `simulations`, which are not run beside an expensive model that always is."""
     surplus: int = 0
     """Simulations whose results were not used, or that only filled up a program of fixed size."""
     seconds: float = 0.0

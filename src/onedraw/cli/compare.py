@@ -45,7 +45,7 @@ def compare(
     given = {key: one for key, one in options.items() if one is not None}
     files = labelled(models)
     if prior:
-        given["prior"] = numbers(prior)
+        given["prior"] = numbers(prior, list(files))
     values = {label: named(one, od.Model)[0] for label, one in files.items()}
     with plain_warnings(), cluster(dask) as there, interruptible(file):
         found = od.compare(values, store=file, **given, **there)
@@ -78,18 +78,20 @@ def labelled(models: tuple[str, ...]) -> dict[str, str]:
     for (label, _, file), path in zip(given, paths, strict=True):
         name = label or (split(file)[1] if same else path.stem)
         if name in found:
-            raise click.UsageError(f"two models would be called {name!r}: give one of them a label, as in other={file}")
+            raise click.UsageError(
+                f"two models would be called {name!r}: give one of them another label, as in other={file}"
+            )
         found[name] = file
     return found
 
 
-def numbers(prior: tuple[str, ...]) -> dict[str, float]:
-    """Prior probabilities by label.
+def numbers(prior: tuple[str, ...], labels: list[str]) -> dict[str, float]:
+    """Prior probabilities by label, one for each.
 
-    >>> numbers(("a=0.3", "b=0.7"))
+    >>> numbers(("a=0.3", "b=0.7"), ["a", "b"])
     {'a': 0.3, 'b': 0.7}
     """
-    found = {}
+    found: dict[str, float] = {}
     for one in prior:
         label, equals, value = one.rpartition("=")
         try:
@@ -98,4 +100,12 @@ def numbers(prior: tuple[str, ...]) -> dict[str, float]:
             equals = ""
         if not equals:
             raise click.UsageError(f"--prior {one} must be LABEL=NUMBER, as in --prior density=0.3")
+    for label in found:
+        if label not in labels:
+            raise click.UsageError(
+                f"--prior {label}={found[label]:g}: there is no model {label!r} among {', '.join(labels)}"
+            )
+    missing = [label for label in labels if label not in found]
+    if missing:
+        raise click.UsageError(f"--prior is missing for {', '.join(missing)}: give it for every model, or for none")
     return found

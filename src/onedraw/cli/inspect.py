@@ -124,6 +124,8 @@ def _shards_panel(state: Any) -> str:
     unused = f", {state.unused:,} not used" if state.unused else ""
     lines.append(f"{state.simulations:,} simulations{of}, {state.failed:,} failed{unused}{pace}")
     lines += [_shard_line(one) for one in sorted(state.shards, key=_urgency) if _urgency(one) < 3][:SHOWN]
+    if state.shards and state.count("done") == len(state.shards):
+        lines.append(f"All shards are done. Next: onedraw step {state.folder}")
     return printable("\n".join(lines))
 
 
@@ -132,12 +134,15 @@ def _urgency(one: Any) -> int:
 
 
 def _shard_line(one: Any) -> str:
-    from onedraw.run.progress import clock
+    from onedraw.run.progress import clock, number
 
+    failed = f", {one.failed:,} failed" if one.failed else ""
+    pace = f", {number(one.pace)}/s" if one.pace else ""
+    made = f"{100 * one.done / one.of:.0f} % done, {one.simulations:,} simulations{failed}{pace}"
     if one.state == "error":
-        return f"shard {one.shard}: error after {one.done:,} of {one.of:,}: {one.error}"
+        return f"shard {one.shard}: error, {made}: {one.error}"
     who = f"process {one.pid} on {one.host}, last sign of life {clock(one.age)} ago"
-    return f"shard {one.shard}: {one.state}, {one.done:,} of {one.of:,}, {who}"
+    return f"shard {one.shard}: {one.state}, {made}, {who}"
 
 
 def looks(file: str, every: float) -> Iterator[tuple[Look, Look | None]]:

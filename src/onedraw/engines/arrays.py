@@ -1,4 +1,5 @@
-"""The one array type that signatures name, and what lets the same code run on NumPy and on JAX.
+"""The one array type that signatures name, what lets the same code run on NumPy and on JAX, and what classes declare of
+themselves for compiled programs.
 
 Shapes are given in the docstrings.
 """
@@ -23,6 +24,22 @@ class DeviceParts(NamedTuple):
     """Attributes that may change from call to call: numbers, arrays, or objects that declare parts of their own."""
     fixed: tuple[str, ...] = ()
     """Attributes that are part of the program, which is compiled again if they change."""
+
+
+class Formula(NamedTuple):
+    """What a class declares as `formula`, if compiled loops can do what its objects do."""
+
+    name: str
+    """The name of the formula in the loops, such as "euclidean" or "random_walk"."""
+    array: Array | None = None
+    """Its numbers: what a distance has learnt (k, s), the root of a walk's covariance, the constants of a marginal."""
+    parts: tuple["Formula", ...] = ()
+    """The formulas that it is made of."""
+
+
+def declared(thing: Any) -> Formula | None:
+    """The formula that the class of an object declares itself: a subclass may compute something else."""
+    return thing.formula if "formula" in vars(type(thing)) else None
 
 
 def namespace(array: Any) -> Any:

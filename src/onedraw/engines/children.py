@@ -43,12 +43,18 @@ class Failed(Exception):
     """What went wrong in the child; its text is that of the exception there."""
 
 
+class NoRoom(MemoryError):
+    """There is too little memory to send a simulator to another process."""
+
+
 def packed(value: Any) -> bytes:
     """A task or a simulator as bytes, lambdas and functions of notebooks included."""
     import cloudpickle
 
     try:
         made: bytes = cloudpickle.dumps(value)
+    except MemoryError as error:
+        raise NoRoom(*error.args) from error
     except Exception as error:
         raise ValueError(
             f"the model cannot be sent to workers ({told(error)}): make locks, open files and "
@@ -177,6 +183,7 @@ def serve() -> None:
     threading.Thread(target=listen, daemon=True).start()
     function = pickle.loads(requests.get())
     _write(answers, pickle.dumps("ready"))
+    fresh = True
     while True:
         try:
             request = requests.get(timeout=IDLE_SECONDS)
@@ -190,7 +197,11 @@ def serve() -> None:
             with one_blas_thread():
                 value = function(np.random.Generator(bit_generator), *args, **kwargs)
         except FAULTS as raised:
+            if isinstance(raised, MemoryError) and not fresh:
+                # Earlier simulations may have left too little memory: the next child is asked again.
+                os._exit(1)
             error = told(raised), "".join(traceback.format_exception(raised))
+        fresh = False
         # Whoever draws after this, such as the second part of a simulation, goes on where the stream is now.
         after = bit_generator.state
         after = None if pickle.dumps(after) == before else after
@@ -246,19 +257,26 @@ class Family:
             child.kill()
 
 
-_of_thread = threading.local()
+class _ThreadChildren(threading.local):
+    """What is so for the work of a thread."""
+
+    family: Family | None = None
+    alone = False
+    known: Any = None
+
+
+_of_thread = _ThreadChildren()
 
 
 def family() -> Family:
     """That of this thread; children of worker processes have none, and end when they are idle."""
-    found: Family | None = getattr(_of_thread, "family", None)
-    return Family() if found is None else found
+    return _of_thread.family or Family()
 
 
 @contextmanager
 def family_of_run() -> Iterator[Family]:
     """The children that the work in here starts, which end with it; a run inside another run shares its family."""
-    outer: Family | None = getattr(_of_thread, "family", None)
+    outer = _of_thread.family
     family = Family() if outer is None else outer
     try:
         with working_for(family):
@@ -273,7 +291,7 @@ def family_of_run() -> Iterator[Family]:
 @contextmanager
 def working_for(family: Family | None) -> Iterator[None]:
     """Children that this thread starts in here belong to this family."""
-    before = getattr(_of_thread, "family", None)
+    before = _of_thread.family
     _of_thread.family = family
     try:
         yield
@@ -291,11 +309,16 @@ def isolated(alone: bool) -> Iterator[None]:
         _of_thread.alone = False
 
 
+def apart() -> bool:
+    """Whether work here is `isolated`."""
+    return bool(_of_thread.alone)
+
+
 def kept_apart(function: Callable[..., Any]) -> Callable[..., Any]:
     """The simulator, to be run in a child if work must be `isolated`."""
-    if not getattr(_of_thread, "alone", False) or isinstance(function, Limited):
+    if not _of_thread.alone or isinstance(function, Limited):
         return function
-    known = getattr(_of_thread, "known", None)
+    known = _of_thread.known
     if known is None or known[0] != function:
         known = _of_thread.known = (function, Limited(function, None))
     limited: Limited = known[1]

@@ -10,7 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_of_thread = threading.local()
+
+class _ThreadLimit(threading.local):
+    """What a thread is doing. A default of the class is found faster than that nothing is there."""
+
+    until: float | None = None
+
+
+_of_thread = _ThreadLimit()
 
 
 class OutOfTime(Exception):
@@ -19,14 +26,14 @@ class OutOfTime(Exception):
 
 def look() -> None:
     """OutOfTime if the time of the work that this thread does is up."""
-    until = getattr(_of_thread, "until", None)
+    until = _of_thread.until
     if until is not None and time.time() > until:
         raise OutOfTime
 
 
 def limited() -> bool:
     """Whether the work that this thread does has a time limit; it keeps it until it is done."""
-    return getattr(_of_thread, "until", None) is not None
+    return _of_thread.until is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +44,7 @@ class InTime:
     until: float
 
     def __call__(self, item: Any) -> Any:
-        before = getattr(_of_thread, "until", None)
+        before = _of_thread.until
         _of_thread.until = self.until if before is None else min(before, self.until)
         try:
             look()

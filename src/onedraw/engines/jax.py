@@ -3,7 +3,7 @@
 `jax.jit` writes a program from our array code by running it on stand-ins for arrays (tracers). So everything between
 a chain's state and its next state must be array code that asks `arrays.namespace` for its module, and no value may be
 inspected there. What differs from NumPy is here (the loop over steps, the transfer to the device and back) and in
-`jax_streams`.
+`jax_keys` and `jax_streams`.
 
 *Declared parts.* The engine knows no class of the package. It reads which attributes a class declares as numbers and
 which as part of the program (`arrays.DeviceParts`), and returns plain tuples of arrays and numbers.
@@ -31,7 +31,8 @@ import numpy as np
 from jax import lax
 
 from onedraw.engines.arrays import Array, DeviceParts
-from onedraw.engines.jax_streams import DeviceRng, StreamName, key_of, threefry_key
+from onedraw.engines.jax_keys import key_at, key_of, threefry_key
+from onedraw.engines.jax_streams import DeviceRng, StreamName
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.failures import Failure, SimulationError
 
@@ -43,6 +44,9 @@ UNROLLED, LONG_LOOP = 4, 64
 in its registers for longer, but the program takes longer to compile."""
 VALUES = 2**25
 """Numbers of raw data that a step holds at once; beyond that the M pseudo-samples are drawn in groups."""
+MANY, TOGETHER, FEW_NUMBERS = 2**20, 4, 256
+"""If a step draws that many pseudo-samples, these are drawn side by side, each computed from at most so many numbers:
+two share a hash, and the sum of all M has fewer terms, but the program takes longer to compile."""
 
 
 def _options() -> dict[str, Any]:
@@ -215,9 +219,9 @@ class Held:
 PLAIN = (bool, int, float, str, frozenset)
 
 
-def simulator_key(simulator: Any, words: tuple[Any, Any], counter: Any) -> Any:
-    """The key of one pseudo-sample, of the kind that the simulator's functions take."""
-    return (threefry_key if simulator.own_keys else key_of)(words, counter)
+def simulator_key(simulator: Any, words: tuple[Any, Any], counter: Any, every: int) -> Any:
+    """The key of one pseudo-sample of `every`, of the kind that the simulator's functions take."""
+    return threefry_key(words, counter) if simulator.own_keys else key_of(words, counter, every % 2 == 0)
 
 
 class DeviceDraws(NamedTuple):
@@ -234,29 +238,86 @@ class DeviceDraws(NamedTuple):
 def draw(model: Any, rng: DeviceRng, theta: Any, first: Any, count: int, every: int, chunk: Any = 0) -> DeviceDraws:
     """Pseudo-samples first .. first + count - 1 of `every` at each row of theta (n, dim)."""
     words = rng.named(Purpose.SIMULATE, chunk)
-    observed = jnp.asarray(model.observed_row, rng.dtype)
-    if count > 1:
-        # What a row has in common is computed once; otherwise it becomes a part of every pseudo-sample's program.
-        barrier: Any = lax.optimization_barrier
-        theta = barrier(theta)
+    theta = _computed_once(theta) if count > 1 else theta
+    model = known(model)
 
-    def one(counter: Any, row: Any) -> tuple[Any, Any, Any]:
-        summary = simulated(model.recipe, model.simulate, words, counter, row, rng.dtype)
-        distance = distance_of(model, summary, observed)
-        # Our own distances are not finite if a summary is not; others are checked more closely.
-        bad = ~(distance < jnp.inf)
-        if not hasattr(model.distance, "learnt"):
-            bad = bad | ~jnp.isfinite(summary).all() | (distance < 0)
-            distance = jnp.where(bad, jnp.inf, distance)
-        return distance, bad, summary
+    def one(counter: Any, row: Any) -> Any:
+        return _compared(model, simulator_key(model.simulate, words, counter, every), row, dtype=rng.dtype)
 
     return DeviceDraws(*_mapped(one, theta, first, count, every))
 
 
-def simulated(recipe: Any, simulator: Any, words: tuple[Any, Any], counter: Any, row: Any, dtype: Any) -> Any:
+def _computed_once(theta: Any) -> Any:
+    """Theta, in whose computation pseudo-samples have no part: otherwise it belongs to the program of each of them."""
+    barrier: Any = lax.optimization_barrier
+    return barrier(theta)
+
+
+@partial(jax.jit, static_argnames=("dtype",))
+def _compared(model: Any, key: Any, row: Any, *, dtype: Any) -> DeviceDraws:
+    """One pseudo-sample at one row of theta (dim,); a program by itself, so that it is traced once for all others."""
+    summary = simulated(model.recipe, model.simulate, key, row, dtype)
+    distance = distance_of(model, summary, jnp.asarray(model.observed_row, dtype))
+    # Our own distances are not finite if a summary is not; others are checked more closely.
+    bad = ~(distance < jnp.inf)
+    if not hasattr(model.distance, "learnt"):
+        bad = bad | ~jnp.isfinite(summary).all() | (distance < 0)
+        distance = jnp.where(bad, jnp.inf, distance)
+    return DeviceDraws(distance, bad, summary)
+
+
+def simulated(recipe: Any, simulator: Any, key: Any, row: Any, dtype: Any) -> Any:
     """The summary (s,) of one pseudo-sample at one row of theta (dim,)."""
-    key = simulator_key(simulator, words, counter)
     return summarised(recipe, simulator.function(key, **recipe.prior.columns(row)), dtype)
+
+
+def hits(model: Any, rng: DeviceRng, theta: Any, draws: int, eps: Any) -> tuple[Any, Any]:
+    """How many of `draws` pseudo-samples at each row of theta are within eps, and how many failed: those of `draw`.
+
+    One sum for both: two would draw every pseudo-sample twice.
+    """
+    words = rng.named(Purpose.SIMULATE)
+    theta, model = _computed_once(theta), known(model)
+
+    def one(pair: Any, odd: Any, row: Any) -> Any:
+        drawn = _compared(model, key_at(words, pair, odd), row, dtype=rng.dtype)
+        return jnp.where(drawn.bad, 2**16, drawn.distances < eps)
+
+    together = math.gcd(draws, TOGETHER)
+    few = together == 1 or theta.shape[0] * draws < MANY
+    if few or model.simulate.own_keys or not _few_numbers(one, theta):
+        drawn = draw(model, rng, theta, 0, draws, draws)
+        total = jnp.where(drawn.bad, 2**16, drawn.distances < eps).sum(axis=1)
+    else:
+
+        def several(group: Any, row: Any) -> Any:
+            # The keys' last word is a constant here: the compiler sees which of them share a hash.
+            pairs = group * jnp.uint32(together // 2)
+            return sum(one(pairs + jnp.uint32(k // 2), jnp.uint32(k % 2), row) for k in range(together))
+
+        total = _mapped(several, theta, 0, draws // together, draws // together).sum(axis=1)
+    return total & 0xFFFF, total >> 16
+
+
+def _few_numbers(one: Callable[..., Any], theta: Any) -> bool:
+    """Whether a pseudo-sample is computed from few numbers, without loops or long arrays."""
+    word = jax.ShapeDtypeStruct((), jnp.uint32)
+    return _numbers(jax.make_jaxpr(one)(word, word, jax.ShapeDtypeStruct(theta.shape[1:], theta.dtype))) <= FEW_NUMBERS
+
+
+def _numbers(program: Any) -> float:
+    """How many numbers a traced program computes; infinite if it has loops or arrays longer than a key."""
+    total = 0.0
+    for step in program.eqns:
+        inner = [part for part in step.params.values() if hasattr(part, "eqns")]
+        sizes = [math.prod(one.aval.shape) for one in step.outvars]
+        if step.primitive.name in LOOPS or max(sizes, default=0) > LONGEST_ARRAY:
+            return math.inf
+        total += sum(map(_numbers, inner)) if inner else sum(sizes)
+    return total
+
+
+LOOPS, LONGEST_ARRAY = ("scan", "while", "cond", "random_gamma"), 4
 
 
 def _mapped(one: Callable[[Any, Any], Any], theta: Any, first: Any, count: int, every: int) -> Any:
@@ -393,7 +454,7 @@ def _rows(simulator: Any, name: StreamName, theta: Any, chunk: Any, *, recipe: H
     words = DeviceRng.of(name, engine.dtype).named(Purpose.SIMULATE, chunk)
 
     def one(counter: Any, row: Any) -> Any:
-        return simulated(recipe.value, simulator, words, counter, row, engine.dtype)
+        return simulated(recipe.value, simulator, simulator_key(simulator, words, counter, draws), row, engine.dtype)
 
     return _mapped(one, theta.astype(engine.dtype), 0, draws, draws)
 

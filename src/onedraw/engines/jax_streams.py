@@ -1,12 +1,8 @@
 """Random streams of the JAX engine: the names of `engines.streams`, drawn on a device.
 
-A pseudo-sample has a key of its own, as `jax.random` wants it, and naming a key costs nothing: it is the key of the
-block and step with the number of the pseudo-sample as a counter, and only drawing from it hashes (Threefry 2x32 with 20
-rounds, Salmon et al. 2011, the hash of JAX's own keys, which would be hashed twice). All 64 bits of a seed are used;
-`jax.random.key` would take 32 of them.
+All 64 bits of a seed are used; `jax.random.key` would take 32 of them.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,68 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import random as jax_keys
 
+from onedraw.engines import jax_draws
 from onedraw.engines.arrays import Array
+from onedraw.engines.jax_keys import key_of, threefry
 from onedraw.engines.streams import Rng
-
-ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-PARITY = 0x1BD11BDA
-"""The constant of Threefry's key schedule for 32-bit words."""
-
-
-def threefry(key: tuple[Any, Any], first: Any, second: Any) -> tuple[Any, Any]:
-    """Two words of 32 bits from a key and a counter of two words each."""
-    schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(PARITY))
-    x, y = first + schedule[0], second + schedule[1]
-    for group in range(5):
-        for rotation in ROTATIONS[group % 2]:
-            x = x + y
-            y = ((y << jnp.uint32(rotation)) | (y >> jnp.uint32(32 - rotation))) ^ x
-        x = x + schedule[(group + 1) % 3]
-        y = y + schedule[(group + 2) % 3] + jnp.uint32(group + 1)
-    return x, y
-
-
-def _seed(seed: Any) -> Any:
-    low = jnp.asarray(seed).astype(jnp.uint32)
-    return jnp.stack([jnp.zeros_like(low), low, jnp.zeros_like(low)])
-
-
-def _split(key: Any, shape: tuple[int, ...]) -> Any:
-    x, y = threefry((key[0], key[1]), key[2], lax.iota(jnp.uint32, math.prod(shape)))
-    return jnp.stack([x, y, jnp.zeros_like(x)], axis=-1).reshape(*shape, 3)
-
-
-def _fold_in(key: Any, data: Any) -> Any:
-    x, y = threefry((key[0], key[1]), key[2], jnp.asarray(data).astype(jnp.uint32))
-    return jnp.stack([x, y, jnp.zeros_like(x)])
-
-
-def _random_bits(key: Any, width: int, shape: tuple[int, ...]) -> Any:
-    places = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-    x, y = threefry((key[0], key[1]), key[2], places)
-    if width == 64:
-        return (x.astype(jnp.uint64) << jnp.uint64(32)) | y.astype(jnp.uint64)
-    return x.astype(getattr(jnp, f"uint{width}"))
-
-
-COUNTED = jax_keys.define_prng_impl(
-    key_shape=(3,), seed=_seed, split=_split, random_bits=_random_bits, fold_in=_fold_in, name="onedraw", tag="od"
-)
-"""Keys (k0, k1, c) of `jax.random`: a Threefry key and the upper word of its counter, the lower one being the place of
-a number within a draw."""
-
-
-def key_of(words: tuple[Any, Any], counter: Any) -> Any:
-    """A key that jax.random takes."""
-    return jax.random.wrap_key_data(jnp.stack([words[0], words[1], jnp.asarray(counter, jnp.uint32)]), impl=COUNTED)
-
-
-def threefry_key(words: tuple[Any, Any], counter: Any) -> Any:
-    """A key of JAX's own kind, for the few functions that take no other (jax.random.poisson)."""
-    pair = threefry(words, jnp.asarray(counter, jnp.uint32), jnp.uint32(0xFFFFFFFF))
-    return jax.random.wrap_key_data(jnp.stack(pair), impl="threefry2x32")
 
 
 class StreamName(NamedTuple):
@@ -137,9 +76,9 @@ class Stream:
     def __init__(self, words: tuple[Any, Any], dtype: Any, calls: int = 0) -> None:
         self.words, self.dtype, self.calls = words, dtype, calls
 
-    def _next(self, kind: Callable[..., Any] = key_of) -> Any:
+    def _next(self) -> Any:
         self.calls += 1
-        return kind(self.words, self.calls - 1)
+        return key_of(self.words, self.calls - 1)
 
     def standard_normal(self, size: Any = ()) -> Any:
         return jax.random.normal(self._next(), _shape(size), self.dtype)
@@ -178,7 +117,7 @@ class Stream:
 
     def poisson(self, lam: Any = 1.0, size: Any = None) -> Any:
         shape = jnp.shape(lam) if size is None else _shape(size)
-        return jax.random.poisson(self._next(threefry_key), lam, shape)
+        return jax_draws.poisson(self._next(), jnp.asarray(lam, self.dtype), shape)
 
     def until(self, draw: Callable[["Stream"], Any], allowed: Callable[[Any], Any]) -> Any:
         """Draws of which each row is drawn again until it is allowed."""

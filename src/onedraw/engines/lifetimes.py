@@ -220,8 +220,11 @@ def end_with_parent(parent: int, name: str) -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
-def _end_with_line(name: str) -> None:
-    """Have the kernel end this process when the other end of the line closes, whatever its threads do."""
+def _end_with_line(name: str) -> bool:
+    """Have the kernel end this process when the other end of the line closes, whatever its threads do.
+
+    Whether there is such a line, which only processes of the same machine reach.
+    """
     import fcntl
     import socket
 
@@ -231,25 +234,29 @@ def _end_with_line(name: str) -> None:
         end.connect(name)
     except OSError:
         # Nobody is there any more, or too many hold the line: the thread looks in any case.
-        return
+        return False
     fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
     _held.append(end)
+    return True
 
 
 _joined: set[int] = set()
 
 
 def end_with_run(run: int, name: str) -> None:
-    """In a worker of somebody else's pool: end with the run's process if that has started it, and not otherwise.
+    """In a worker of somebody else's pool, or in Dask's scheduler: end with the run's process if that has started it.
 
     Workers of a cluster belong to nobody's run, and go on.
     """
-    processes = sys.modules.get("multiprocessing")
-    if os.getpid() in _joined or processes is None:
+    if os.getpid() in _joined:
         return
     _joined.add(os.getpid())
-    parent = processes.parent_process()
+    processes = sys.modules.get("multiprocessing")
+    parent = None if processes is None else processes.parent_process()
     if parent is not None and parent.pid == run:
         end_with_parent(os.getppid(), name)
+    elif os.getppid() == run and name:
+        # The same number on another machine is another process.
+        _end_with_line(name)

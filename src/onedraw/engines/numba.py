@@ -119,22 +119,6 @@ def compiled(function: Any) -> Compiled:
     return Compiled(function, options)
 
 
-class Formula(NamedTuple):
-    """What a class declares as `formula`, if compiled loops can do what its objects do."""
-
-    name: str
-    """The name of the formula in the loops, such as "euclidean" or "random_walk"."""
-    array: Array | None = None
-    """Its numbers: what a distance has learnt (k, s), the root of a walk's covariance, the constants of a marginal."""
-    parts: tuple["Formula", ...] = ()
-    """The formulas that it is made of."""
-
-
-def declared(thing: Any) -> Formula | None:
-    """The formula that the class of an object declares itself: a subclass may compute something else."""
-    return thing.formula if "formula" in vars(type(thing)) else None
-
-
 class LoopReport(NamedTuple):
     """What a loop says of its pseudo-samples: how many failed, and the first of these."""
 
@@ -439,10 +423,10 @@ def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
     from onedraw.engines.numba_streams import STREAM
 
     simulator, summary = recipe.simulator, recipe.summary
-    draw = inlined(simulator.function, **simulator.options)
+    draw = inlined(simulator.function, **{**simulator.options, "forceinline": True})
     given = _parameters(list(inspect.signature(simulator).parameters.values())[1:], recipe.prior)
     types = (STREAM, array_type(numba, 2), numba.int64)
-    one, owner = inlined(lambda rng, theta, i: draw(rng, *given(theta, i))), simulator
+    one, owner = inlined(lambda rng, theta, i: draw(rng, *given(theta, i)), forceinline=True), simulator
     returned = _returned(numba, owner, one, types)
     if isinstance(summary, Compiled):
         shorten = inlined(summary.function, **summary.options)
@@ -452,7 +436,7 @@ def _new_attempt(numba: Any, recipe: Any, careful: bool) -> Any:
     layout = drawn_layout(recipe)
     put, width = _put(numba, returned, layout, owner), layout.size
 
-    @inlined
+    @partial(inlined, forceinline=True)
     def attempt(rng, theta, i, row):  # type: ignore[no-untyped-def]
         if not put(row, one(rng, theta, i)):
             return WRONG_SHAPE

@@ -9,7 +9,7 @@ a step from the stream of this step, chain after chain.
 So the draws are those of `lockstep.advance` with the same sampler, and where steps are cut into groups or segments has
 no influence on them.
 
-Samplers, estimators, proposals and priors declare as `formula` what they are (`numba.Formula`). A sampler of which some
+Samplers, estimators, proposals and priors declare as `formula` what they are (`Formula`). A sampler of which some
 part declares none is stepped in NumPy.
 """
 
@@ -20,17 +20,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.engines.arrays import Array
+from onedraw.engines.arrays import Array, Formula, declared
 from onedraw.engines.clock import look
 from onedraw.engines.numba import (
     BAD_DISTANCE,
     NO_ROWS,
     PROFILES,
-    Formula,
     LoopReport,
     array_type,
     compiled_loop,
-    declared,
     distance_in_loops,
     fixed,
     made,
@@ -319,7 +317,7 @@ def _steps_loop(loop: ChainLoop, careful: bool) -> Any:
 
 def _new_steps_loop(numba: Any, recipe: Any, formula: str, own: Any, careful: bool) -> Any:
     """The loop over steps and chains."""
-    from onedraw.engines.numba_streams import stream
+    from onedraw.engines.numba_streams import left_by, own_stream
 
     average = row_average(recipe, formula, own, careful)
     log_density = _density()
@@ -331,7 +329,7 @@ def _new_steps_loop(numba: Any, recipe: Any, formula: str, own: Any, careful: bo
         theta, log_prior, log_estimate, distances, accepted, proposals, marks, kept, kept_distances,
         totals, events, places, here,
     ):  # fmt: skip
-        rng, n, width = stream(words), theta.shape[1], distances.shape[1]
+        n, width = theta.shape[1], distances.shape[1]
         holds, walks, from_prior = held.size > 0, kind == WALK, kind == FROM_PRIOR
         for s in range(len(streams)):
             batch, place = marks[s, 0], marks[s, 1]
@@ -355,8 +353,7 @@ def _new_steps_loop(numba: Any, recipe: Any, formula: str, own: Any, careful: bo
                         needed[i] = infinity
                     else:
                         proposals[batch, i] += 1
-            for w in range(5):
-                words[w] = streams[s, w]
+            rng = own_stream(streams[s])
             for w in range(4):
                 noted[w] = 0
             simulated = 0
@@ -378,11 +375,18 @@ def _new_steps_loop(numba: Any, recipe: Any, formula: str, own: Any, careful: bo
                             theta[k, i] = proposed[k, i]
                         for m in range(width):
                             distances[i, m] = apart[here, m]
-                if place >= 0:
+            if place >= 0:
+                for i in range(n):
                     for k in range(dim):
                         kept[place, i, k] = theta[k, i]
-                    for m in range(kept_distances.shape[2]):
-                        kept_distances[place, i, m] = distances[i, m]
+                if kept_distances.shape[2] == 1:
+                    for i in range(n):
+                        kept_distances[place, i, 0] = distances[i, 0]
+                else:
+                    for i in range(n):
+                        for m in range(kept_distances.shape[2]):
+                            kept_distances[place, i, m] = distances[i, m]
+            left_by(rng, words)
             totals[0] += simulated * draws
             totals[1] += noted[0]
             if noted[0] > 0 and totals[2] < len(events):

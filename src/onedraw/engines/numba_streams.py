@@ -36,6 +36,7 @@ from numba.np.random import generator_methods as numbas
 from onedraw.engines.arrays import Array
 
 WORD, HALF = ir.IntType(64), ir.IntType(32)
+WORDS = 5
 TO_UNIT = 1.0 / 9007199254740992.0
 MASK = np.uint64(0x000FFFFFFFFFFFFF)
 U0, U1, U3, U8, U9, U11, U255 = (np.uint64(n) for n in (0, 1, 3, 8, 9, 11, 255))
@@ -95,6 +96,37 @@ def stream(context: Any, words: Any) -> Any:
         return made._getvalue()
 
     return STREAM(words), code
+
+
+@intrinsic
+def own_stream(context: Any, words: Any) -> Any:
+    """The generator that begins with these words, with a state of its own: in registers if all draws are in place."""
+
+    def code(target: Any, builder: Any, signature: Any, given: Any) -> Any:
+        made = cgutils.create_struct_proxy(STREAM)(target, builder)
+        made.bit_generator = cgutils.alloca_once(builder, WORD, size=WORDS)
+        _copy(builder, target.make_array(signature.args[0])(target, builder, given[0]).data, made.bit_generator)
+        return made._getvalue()
+
+    return STREAM(words), code
+
+
+@intrinsic
+def left_by(context: Any, rng: Any, words: Any) -> Any:
+    """Put the state of a generator into these words."""
+
+    def code(target: Any, builder: Any, signature: Any, given: Any) -> Any:
+        bits = cgutils.create_struct_proxy(STREAM)(target, builder, value=given[0]).bit_generator
+        _copy(builder, bits, target.make_array(signature.args[1])(target, builder, given[1]).data)
+        return target.get_dummy_value()
+
+    return types.void(rng, words), code
+
+
+def _copy(builder: Any, source: Any, place: Any) -> None:
+    for k in range(WORDS):
+        at = [ir.Constant(HALF, k)]
+        builder.store(builder.load(builder.gep(source, at)), builder.gep(place, at))
 
 
 @intrinsic
@@ -182,13 +214,69 @@ def _unit(bits):
     return np.int64(_word(bits) >> U11) * TO_UNIT
 
 
+def _seldom(rare: Any) -> Any:
+    """(bits, word) -> a draw by a function that is called, with a copy of the state, and not put in place.
+
+    The caller's state could not stay in registers if its address were handed on.
+    """
+    state = types.UniTuple(types.uint64, 4)
+
+    def on_a_copy(a, b, c, count, word):
+        bits = _bits_of(a, b, c, count)
+        drawn = rare(bits, word)
+        return drawn, _state_of(bits)
+
+    @intrinsic
+    def call(context: Any, bits: Any, word: Any) -> Any:
+        def code(target: Any, builder: Any, signature: Any, given: Any) -> Any:
+            places = [builder.gep(given[0], [ir.Constant(HALF, k)]) for k in range(4)]
+            returned = types.Tuple((types.float64, state))
+            inner = returned(*[types.uint64] * 5)
+            compiled = target.compile_subroutine(builder, on_a_copy, inner)
+            callee = target.declare_function(builder.module, compiled.fndesc)
+            _, found = target.call_conv.call_function(
+                builder, callee, returned, inner.args, [*(builder.load(place) for place in places), given[1]],
+                attrs=("noinline",),
+            )  # fmt: skip
+            drawn, after = cgutils.unpack_tuple(builder, found)
+            for value, place in zip(cgutils.unpack_tuple(builder, after), places, strict=True):
+                builder.store(value, place)
+            return drawn
+
+        return types.float64(bits, types.uint64), code
+
+    return call
+
+
+@intrinsic
+def _bits_of(context: Any, a: Any, b: Any, c: Any, count: Any) -> Any:
+    def code(target: Any, builder: Any, signature: Any, given: Any) -> Any:
+        bits = cgutils.alloca_once(builder, WORD, size=WORDS)
+        for k, value in enumerate(given):
+            builder.store(value, builder.gep(bits, [ir.Constant(HALF, k)]))
+        return bits
+
+    return BITS(a, b, c, count), code
+
+
+@intrinsic
+def _state_of(context: Any, bits: Any) -> Any:
+    state = types.UniTuple(types.uint64, 4)
+
+    def code(target: Any, builder: Any, signature: Any, given: Any) -> Any:
+        words = [builder.load(builder.gep(given[0], [ir.Constant(HALF, k)])) for k in range(4)]
+        return target.make_tuple(builder, state, words)
+
+    return state(bits), code
+
+
 @njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **IN_PLACE)
 def _normal(bits):
     word = _word(bits)
     layer, size = word & U255, (word >> U9) & MASK
     if size < KI[layer]:
         return _signed(np.int64(size) * WI[layer], word >> U8)
-    return _rare_normal(bits, word)
+    return _other_normal(bits, word)
 
 
 @njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
@@ -210,13 +298,16 @@ def _rare_normal(bits, word):
         word = _word(bits)
 
 
+_other_normal = _seldom(_rare_normal)
+
+
 @njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **IN_PLACE)
 def _exponential(bits):
     word = _word(bits) >> U3
     layer, size = word & U255, word >> U8
     if size < KE[layer]:
         return np.int64(size) * WE[layer]
-    return _rare_exponential(bits, word)
+    return _other_exponential(bits, word)
 
 
 @njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
@@ -231,6 +322,9 @@ def _rare_exponential(bits, word):
         if (FE[layer - U1] - FE[layer]) * _unit(bits) + FE[layer] < np.exp(-x):
             return x
         word = _word(bits) >> U3
+
+
+_other_exponential = _seldom(_rare_exponential)
 
 
 @njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")

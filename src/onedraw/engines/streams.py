@@ -9,6 +9,7 @@ whose 256-bit state is filled with four words of the named Philox stream: the sa
 """
 
 import ctypes
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,25 +31,52 @@ class Blank(ISeedSequence):
 BLANK: Any = Blank()
 
 
+PHILOX = struct.Struct("=i36xiI2Q4Q")
+"""The state of a Philox generator in memory, behind two pointers: how much of its buffer is used, the buffer, what is
+left of a word that was halved, key and counter."""
+PACK = PHILOX.pack_into
+NOTHING_LEFT = bytes(8)
+SPENT = 4
+"""How much of a buffer is used when nothing is left in it."""
+
+
+def _memory(generator: np.random.Generator, first: int, size: int) -> Any:
+    """Bytes of a generator's state, for as long as it exists."""
+    place = generator.bit_generator.ctypes.state_address + first
+    return memoryview((ctypes.c_char * size).from_address(place)).cast("B")
+
+
 def state_words(generator: np.random.Generator) -> Any:
     """The state of an SFC64 generator in memory, (5,) uint64: four words, and what is left of one that was halved."""
-    words: Any = (ctypes.c_uint64 * 5).from_address(generator.bit_generator.ctypes.state_address)
-    return np.frombuffer(words, np.uint64)
+    return np.frombuffer(_memory(generator, 0, 40), np.uint64)
 
 
 @cache
-def state_is_in_words() -> bool:
-    """Whether NumPy keeps the state of SFC64 as `state_words` expects it."""
+def state_is_in_memory() -> bool:
+    """Whether NumPy keeps the states of SFC64 and Philox as `state_words` and `PHILOX` expect them."""
     generator = np.random.Generator(np.random.SFC64(BLANK))
     state_words(generator)[:] = 1, 2, 3, 4, 1 | 7 << 32
     state: Any = generator.bit_generator.state
-    return bool(state["state"]["state"].tolist() == [1, 2, 3, 4] and (state["has_uint32"], state["uinteger"]) == (1, 7))
+    if state["state"]["state"].tolist() != [1, 2, 3, 4] or (state["has_uint32"], state["uinteger"]) != (1, 7):
+        return False
+    philox = np.random.Philox(BLANK)
+    at = philox.ctypes.state_address
+    # The pointers must be to what lies behind them, or something else would be written to.
+    if struct.unpack("=2Q", _memory(np.random.Generator(philox), 0, 16)) != (at + 80, at + 64):
+        return False
+    memory = _memory(np.random.Generator(philox), 16, PHILOX.size)
+    PACK(memory, 0, SPENT, 0, 0, 1, 2, 3, 4, 5, 6)
+    other: Any = np.random.Philox(key=np.array([1, 2], np.uint64), counter=np.array([3, 4, 5, 6], np.uint64))
+    same = philox.random_raw() == (words := other.random_raw(4)).tolist()[0] and memory[8:40] == words.tobytes()
+    PACK(memory, 0, 3, 1, 7, 1, 2, 3, 4, 5, 6)
+    state = philox.state
+    return bool(same and (state["buffer_pos"], state["has_uint32"], state["uinteger"]) == (3, 1, 7))
 
 
 @contextmanager
 def words_of(generator: np.random.Generator) -> Iterator[Any]:
     """The state of an SFC64 generator as `state_words`, while compiled code draws from it."""
-    if state_is_in_words():
+    if state_is_in_memory():
         yield state_words(generator)
         return
     state: Any = generator.bit_generator.state
@@ -107,21 +135,23 @@ class Rng:
         self._philox = np.random.Philox(BLANK)
         self._single = np.random.Generator(self._philox)
         self._bulk: dict[int, tuple[np.random.Generator, Any]] = {}
-        # Setting a whole state empties the buffer too; plain tuples are taken over faster than arrays.
-        self._name: dict[str, tuple[int, ...]] = {"counter": (0, 0, 0, 0), "key": (0, 0)}
-        self._state: Any = {
+        # Written to directly, a state takes a third of the time that NumPy takes to set it.
+        self._memory: Any = _memory(self._single, 16, PHILOX.size) if state_is_in_memory() else None
+        self._buffer = None if self._memory is None else self._memory[8:40]
+
+    def _position(self, purpose: int, a: int, b: int, c: int) -> None:
+        if self._memory is not None:
+            PACK(self._memory, 0, SPENT, 0, 0, self.seed, self.phase << 8 | purpose, 0, c, b, a)
+            return
+        state: Any = {
             "bit_generator": "Philox",
-            "state": self._name,
+            "state": {"counter": (0, c, b, a), "key": (self.seed, self.phase << 8 | purpose)},
             "buffer": (0, 0, 0, 0),
-            "buffer_pos": 4,
+            "buffer_pos": SPENT,
             "has_uint32": 0,
             "uinteger": 0,
         }
-
-    def _position(self, purpose: int, a: int, b: int, c: int) -> None:
-        self._name["counter"] = (0, c, b, a)
-        self._name["key"] = (self.seed, (self.phase << 8) | purpose)
-        self._philox.state = self._state
+        self._philox.state = state
 
     def words(self, purpose: int, chunk: int = 0) -> Any:
         """The state that `bulk` gives its generator, (5,) uint64 as in `state_words`, for compiled code."""
@@ -139,11 +169,14 @@ class Rng:
         known = self._bulk.get(purpose)
         if known is None:
             generator = np.random.Generator(np.random.SFC64(BLANK))
-            known = self._bulk[purpose] = generator, state_words(generator) if state_is_in_words() else None
-        generator, words = known
-        if words is not None:
-            # Five times as fast as setting the state.
-            words[:4], words[4] = self._philox.random_raw(4), 0
+            parts = None if self._memory is None else (_memory(generator, 0, 32), _memory(generator, 32, 8))
+            known = self._bulk[purpose] = generator, parts
+        generator, memory = known
+        if memory is not None:
+            # The first of four words fills the buffer with all of them.
+            self._philox.random_raw()
+            words, left = memory
+            words[:], left[:] = self._buffer, NOTHING_LEFT
             return generator
         generator.bit_generator.state = {
             "bit_generator": "SFC64",
@@ -155,10 +188,14 @@ class Rng:
 
     def single(self, row: int, pseudo_sample: int = 0) -> np.random.Generator:
         """The stream of one simulation: (first + row, step, pseudo_sample). The generator is used again."""
-        # As `_position`, which would be called as often as the simulator.
-        self._name["counter"] = (0, pseudo_sample, self.step, self.first + row)
-        self._name["key"] = (self.seed, self.phase << 8 | SIMULATE)
-        self._philox.state = self._state
+        if self._memory is None:
+            self._position(SIMULATE, self.first + row, self.step, pseudo_sample)
+        else:
+            # As `_position`, which would be called as often as the simulator.
+            PACK(
+                self._memory, 0, SPENT, 0, 0, self.seed, self.phase << 8 | SIMULATE, 0, pseudo_sample, self.step,
+                self.first + row,
+            )  # fmt: skip
         return self._single
 
     def used(self) -> bool:
@@ -170,18 +207,24 @@ class Rng:
 _of_thread = threading.local()
 
 
-@contextmanager
-def borrowed(seed: int, phase: int, first: int) -> Iterator[Rng]:
+class Borrowed:
     """An Rng for as long as it takes to simulate one block: making its generators would take longer than a small one.
 
     Work inside that asks for another one, such as a simulator that runs a sampler, gets another one.
     """
-    rng: Rng | None = getattr(_of_thread, "rng", None)
-    _of_thread.rng = None
-    if rng is None:
-        rng = Rng(seed, phase, first)
-    rng.seed, rng.phase, rng.first, rng.step = seed, phase, first, 0
-    try:
-        yield rng
-    finally:
-        _of_thread.rng = rng
+
+    def __init__(self, seed: int, phase: int, first: int) -> None:
+        self._name = seed, phase, first
+
+    def __enter__(self) -> Rng:
+        rng: Rng | None = getattr(_of_thread, "rng", None)
+        _of_thread.rng = None
+        if rng is None:
+            rng = Rng(*self._name)
+        rng.seed, rng.phase, rng.first = self._name
+        rng.step = 0
+        self._rng = rng
+        return rng
+
+    def __exit__(self, *error: object) -> None:
+        _of_thread.rng = self._rng

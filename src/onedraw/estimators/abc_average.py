@@ -14,10 +14,10 @@ import numpy as np
 
 from onedraw.arguments import one_of, whole_number
 from onedraw.cost import Cost
-from onedraw.engines.arrays import NO_DISTANCES, Array, DeviceParts, namespace
+from onedraw.engines.arrays import NO_DISTANCES, Array, DeviceParts, Formula, namespace
 from onedraw.engines.clock import look
 from onedraw.engines.numba import CHUNK_ROWS as COMPILED_ROWS
-from onedraw.engines.numba import Formula, averages, fusible
+from onedraw.engines.numba import averages, fusible
 from onedraw.engines.streams import Rng
 from onedraw.estimators.pairs import evaluate_pairs
 from onedraw.estimators.protocol import Evaluation, from_device, joined, public_estimate
@@ -118,25 +118,22 @@ class AbcAverage:
         nothing: Any = None
         if together == draws:
             drawn = device.draw(self.model, rng, theta, 0, draws, draws)
-            if self.kernel.indicator and 1 < draws < 2**15 and not self.keep_distances and not self.keep_rows:
-                # One sum for hits and failures: two would draw every pseudo-sample twice.
-                total = namespace(theta).where(drawn.bad, 2**16, drawn.distances < self.kernel.eps).sum(axis=1)
-                log_estimate, failed = log_share(total & 0xFFFF, draws), total >> 16
-                bad = drawn.bad
-                if log_needed is not None:
-                    wanted = log_needed <= 0.0
-                    failed, bad = failed * wanted, bad & wanted[:, None]
-                shown: Any = (device.FailureMask(theta, bad),)
-                return Evaluation(log_estimate, nothing, Cost(n * draws, failed=failed), shown)
             log_estimate = self.kernel.log_average(drawn.distances)
         else:
             drawn, log_estimate = self._in_groups(rng, theta, together)
         # A row that is rejected whatever it gives has not failed.
         bad = drawn.bad if log_needed is None else drawn.bad & (log_needed <= 0.0)[:, None]
         distances = namespace(theta).where(drawn.bad, np.inf, drawn.distances) if self.keep_distances else nothing
+        failed = bad.sum(axis=1)
+        nothing_kept = not self.keep_distances and not self.keep_rows
+        if together == draws and self.kernel.indicator and 1 < draws < 2**15 and nothing_kept:
+            # What was drawn above then names failures alone, in programs that ask for them.
+            count, failed = device.hits(self.model, rng, theta, draws, self.kernel.eps)
+            log_estimate = log_share(count, draws)
+            failed = failed if log_needed is None else failed * (log_needed <= 0.0)
         failures: Any = (device.FailureMask(theta, bad),)
         rows = drawn.rows if self.keep_rows else None
-        return Evaluation(log_estimate, distances, Cost(n * draws, failed=bad.sum(axis=1)), failures, rows=rows)
+        return Evaluation(log_estimate, distances, Cost(n * draws, failed=failed), failures, rows=rows)
 
     def _in_groups(self, rng: Any, theta: Array, together: int) -> tuple[Any, Any]:
         """All M pseudo-samples, `together` of them at once, summed up on the way."""
@@ -176,7 +173,7 @@ class AbcAverage:
         """
         if self.engine is not None:
             return from_device(self, rng, theta, None)
-        if fusible(self.model, self.kernel):
+        if self.model.compiled and fusible(self.model, self.kernel):
             return self._in_compiled_code(rng, theta, rows)
         n, draws = len(theta), self.pseudo_samples
         most = max(1, min(CHUNK_ROWS, CHUNK_VALUES // self.model.recipe.width))
@@ -184,8 +181,7 @@ class AbcAverage:
         width = min(draws, most) if self.model.batched else draws
         height = max(1, most // width)
         if n <= height and width == draws:
-            part = self.model.simulate_rows(rng, theta, rows, draws, on_error=self.on_error)
-            return self._compared(part, rng, theta, rows, 0)
+            return self.compared(self.simulated(rng, theta, rows), rng, theta, rows, 0)
         parts: list[Evaluation] = []
         lefts = range(0, draws, width)
         for top in range(0, n, height):
@@ -196,11 +192,15 @@ class AbcAverage:
             for place, left in enumerate(lefts):
                 m = min(width, draws - left)
                 part = self.model.simulate_rows(rng, theta[some], places, m, left, chunk + place, self.on_error)
-                across.append((m / draws, self._compared(part, rng, theta[some], places, left)))
+                across.append((m / draws, self.compared(part, rng, theta[some], places, left)))
             parts.append(across[0][1] if len(across) == 1 else _averaged(across))
         return _stacked(parts)
 
-    def _compared(self, part: Simulated, rng: Rng, theta: Array, places: Array | None, first: int) -> Evaluation:
+    def simulated(self, rng: Rng, theta: Array, rows: Array | None) -> Simulated:
+        """All M pseudo-samples at every row of theta, at once."""
+        return self.model.simulate_rows(rng, theta, rows, self.pseudo_samples, on_error=self.on_error)
+
+    def compared(self, part: Simulated, rng: Rng, theta: Array, places: Array | None, first: int) -> Evaluation:
         """The averages over pseudo-samples, as an evaluation by themselves."""
         part, distances = self.model.measured(part, rng, theta, places, first, self.on_error)
         return Evaluation(

@@ -3,10 +3,10 @@
 With R what the first part alone says (K of the cheap data, or 0 for a simulation in stages) and c = 1/alpha if the
 second part was run and 0 if it was not,
 
-    T = R + c (K(dear) - R) = (1 - c) R + c K(dear)
+    T = R + c (K(expensive) - R) = (1 - c) R + c K(expensive)
 
-has the mean of K(dear), whatever alpha is (docs/theory.md). A simulation is kept as three numbers: its last distance, c
-and the distance of the cheap data (inf for stages, for which R = 0).
+has the mean of K(expensive), whatever alpha is (docs/theory.md). A simulation is kept as three numbers: its last
+distance, c and the distance of the cheap data (inf for stages, for which R = 0).
 """
 
 import math
@@ -41,7 +41,7 @@ class PairDraws(NamedTuple):
     """One simulation at each of n rows of theta."""
 
     distances: Array
-    """(n,) of the dear data; of the cheap ones if the second part was not run, and inf without any."""
+    """(n,) of the expensive data; of the cheap ones if the second part was not run, and inf without any."""
     factor: Array
     """(n,) c: 1/alpha if the second part was run, otherwise 0."""
     cheap: Array
@@ -94,7 +94,7 @@ def _drawn(
     if not pair.signed:
         signal = begun.rows[:, 0, 0]
         alive = ~np.isnan(signal)
-    elif not pair.dear_alone:
+    elif not pair.expensive_alone:
         begun, found = model.measured(begun, rng, theta, places, 0, on_error)
         distances = found[:, 0].copy()
         signal = distances.copy()
@@ -115,7 +115,9 @@ def _drawn(
         # A simulation of which both parts fail is one that failed.
         twice = int(np.count_nonzero(np.isnan(begun.rows[on, 0, 0]) & np.isnan(ended.rows[:, 0, 0])))
         cost = cost._replace(
-            dear=int(on.size), failed=cost.failed + ended.cost.failed - twice, surplus=cost.surplus + ended.cost.surplus
+            expensive=int(on.size),
+            failed=cost.failed + ended.cost.failed - twice,
+            surplus=cost.surplus + ended.cost.surplus,
         )
         failures = first_failures(failures, ended.failures)[:1]
         ignored = begun.ignored_rng and ended.ignored_rng
@@ -144,13 +146,13 @@ def estimates(kernel: Kernel, distances: Array, counted: Array) -> Array:
 
 def hits(kernel: Kernel, log_u: Array, distances: Array, counted: Array) -> Array:
     """T (n,) with K replaced by whether a uniform u is below it, the same u for both parts: it has the same mean."""
-    dear, cheap = (log_u < kernel.log_weight(of) for of in (distances, counted[:, 1]))
-    return combined(dear.astype(float), cheap.astype(float), counted[:, 0])
+    expensive, cheap = (log_u < kernel.log_weight(of) for of in (distances, counted[:, 1]))
+    return combined(expensive.astype(float), cheap.astype(float), counted[:, 0])
 
 
-def combined(dear: Array, cheap: Array, factor: Array) -> Array:
+def combined(expensive: Array, cheap: Array, factor: Array) -> Array:
     """R + c (K - R)."""
-    return cheap + factor * (dear - cheap)
+    return cheap + factor * (expensive - cheap)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,20 +178,20 @@ class PairMoments(NamedTuple):
     """What the second moment of an estimate is made of, for each of n simulations."""
 
     whole: Array
-    """(n,) that of the dear data alone: K², or K if hits are counted."""
+    """(n,) that of the expensive data alone: K², or K if hits are counted."""
     change: Array
     """(n,) what the second part changes: (K - R)², or |K - R|."""
 
 
-def moments(kernel: Kernel, cheap: Array, dear: Array, by_hits: bool) -> PairMoments:
+def moments(kernel: Kernel, cheap: Array, expensive: Array, by_hits: bool) -> PairMoments:
     """Of simulations with these distances (n,); `by_hits` as rejection counts them, with 1{u < K} for K."""
-    of_dear, of_cheap = (np.exp(kernel.log_weight(of)) for of in (dear, cheap))
-    change = np.abs(of_dear - of_cheap)
-    return PairMoments(of_dear, change) if by_hits else PairMoments(of_dear**2, change**2)
+    of_expensive, of_cheap = (np.exp(kernel.log_weight(of)) for of in (expensive, cheap))
+    change = np.abs(of_expensive - of_cheap)
+    return PairMoments(of_expensive, change) if by_hits else PairMoments(of_expensive**2, change**2)
 
 
 def learnt_rule(
-    pair: Pair, kernel: Kernel, signal: Array, cheap: Array, dear: Array, by_hits: bool = False
+    pair: Pair, kernel: Kernel, signal: Array, cheap: Array, expensive: Array, by_hits: bool = False
 ) -> tuple[ContinuationRule, float]:
     """The best continuation probability by pilot simulations with these signals and distances (n,).
 
@@ -197,11 +199,11 @@ def learnt_rule(
     one the rule does not rise with the signal. A rule that does not do better than whole simulations at draws that it
     was not learnt from is not used: alpha is 1 then.
     """
-    near = np.sort(dear[np.isfinite(dear)])
+    near = np.sort(expensive[np.isfinite(expensive)])
     if near.size <= FEWEST_HITS:
         return ALWAYS, math.inf
     kernel, asked = kernel.with_eps(max(kernel.eps, float(near[FEWEST_HITS]))), kernel.eps
-    whole, change = moments(kernel, cheap, dear, by_hits)
+    whole, change = moments(kernel, cheap, expensive, by_hits)
     # The first stage may have failed: such a simulation is never taken up again. Without a signal it always is.
     alive = ~np.isnan(signal) if pair.signed else np.isfinite(signal)
     signal, change, whole = signal[alive], change[alive], whole[alive]

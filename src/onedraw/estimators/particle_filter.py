@@ -154,7 +154,8 @@ class ParticleFilter:
         from jax import lax
 
         from onedraw.engines.jax import FailureMask
-        from onedraw.engines.jax_streams import Stream, threefry
+        from onedraw.engines.jax_keys import threefry
+        from onedraw.engines.jax_streams import Stream
 
         n, particles, times = theta.shape[0], self.particles, len(self.data)
         parameters = {name: values[:, None] for name, values in self.prior.columns(theta).items()}

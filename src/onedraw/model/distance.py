@@ -11,8 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from onedraw.arguments import numbers, shown, true_or_false, whole_number
-from onedraw.engines.arrays import Array, DeviceParts, namespace
-from onedraw.engines.numba import Formula
+from onedraw.engines.arrays import Array, DeviceParts, Formula, namespace
 
 PILOT_MEANING = "the number of simulations from which the scale is learnt"
 MAD_OF_A_NORMAL = 0.6744897501960817

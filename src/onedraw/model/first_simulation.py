@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from onedraw.failures import SimulationError, in_words, told
 from onedraw.model.layout import WrongForm
 
-HOPELESS = (NameError, ImportError)
+MISWRITTEN = (NameError, ImportError)
 """Errors that a simulator raises whatever the parameters are."""
 MISTAKES = (TypeError, AttributeError)
 """Errors that it most probably raises whatever the parameters are: two of them in a row end the run."""
@@ -24,7 +24,16 @@ LOOKS = 2
 """Simulations, at different parameters if there are several, whose form is checked."""
 QUICK = 10.0
 """Simulations that take longer, in seconds, are not repeated."""
-_of_thread = threading.local()
+
+
+class _ThreadLooks(threading.local):
+    """What a thread knows of its run."""
+
+    first = False
+    listener: "Listener | None" = None
+
+
+_of_thread = _ThreadLooks()
 
 
 class FirstSimulation(NamedTuple):
@@ -54,7 +63,7 @@ class Listener(NamedTuple):
 @contextmanager
 def listening(tell: Callable[[FirstSimulation], None], repeat: int = 1) -> Iterator[None]:
     """In here, `tell` is called with the first simulation of each run that this thread makes itself."""
-    before = getattr(_of_thread, "listener", None)
+    before = _of_thread.listener
     _of_thread.listener = Listener(tell, repeat)
     try:
         yield
@@ -89,15 +98,14 @@ class LooksAtFirst:
 
 def is_first() -> bool:
     """Whether the next simulation is the first of its run; asked a second time, it is not."""
-    first: bool = getattr(_of_thread, "first", False)
+    first = _of_thread.first
     _of_thread.first = False
     return first
 
 
 def listener() -> Listener | None:
     """The listener of this thread."""
-    found: Listener | None = getattr(_of_thread, "listener", None)
-    return found
+    return _of_thread.listener
 
 
 def left_to_look_at(left: int, error: BaseException | None, theta: dict[str, float | int], word: str) -> int:
@@ -115,6 +123,6 @@ def left_to_look_at(left: int, error: BaseException | None, theta: dict[str, flo
         return left - 1
     if isinstance(error, MISTAKES) and left > 1:
         return left - 1
-    if isinstance(error, HOPELESS + MISTAKES):
+    if isinstance(error, MISWRITTEN + MISTAKES):
         raise SimulationError(f"the first simulation failed at {in_words(theta)}: {told(error)}") from error
     return 0

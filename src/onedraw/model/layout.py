@@ -4,11 +4,14 @@ import itertools
 import math
 import operator
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from onedraw.engines.arrays import Array, namespace
+
+FLOAT = np.dtype(np.float64)
 
 
 class WrongForm(ValueError):
@@ -38,7 +41,7 @@ class Layout(NamedTuple):
     @property
     def size(self) -> int:
         """Length of the flat row."""
-        return sum(map(math.prod, self.shapes))
+        return _slices(self.shapes)[-1].stop if self.shapes else 0
 
     def slices(self) -> list[slice]:
         """The columns of the flat row that each array takes.
@@ -46,8 +49,7 @@ class Layout(NamedTuple):
         >>> Layout(("a", "b"), ((), (3,))).slices()
         [slice(0, 1, None), slice(1, 4, None)]
         """
-        ends = list(itertools.accumulate(map(math.prod, self.shapes), initial=0))
-        return [slice(*both) for both in itertools.pairwise(ends)]
+        return list(_slices(self.shapes))
 
     def labels(self, word: str = "") -> list[str]:
         """A name for each column of the flat row, for error messages."""
@@ -104,8 +106,16 @@ class Layout(NamedTuple):
         return [(key, value[key]) for key in self.keys]
 
 
+@cache
+def _slices(shapes: tuple[tuple[int, ...], ...]) -> tuple[slice, ...]:
+    ends = itertools.accumulate(map(math.prod, shapes), initial=0)
+    return tuple(slice(*both) for both in itertools.pairwise(ends))
+
+
 def numbers(value: Any) -> Array:
     """`value` as an array of floats; WrongForm if that is impossible."""
+    if type(value) is np.ndarray and value.dtype is FLOAT:
+        return value
     if isinstance(value, np.ma.MaskedArray):
         refuse_masked(value)
     if value is None:

@@ -261,7 +261,9 @@ class Model:
     ) -> Simulated:
         """Summaries of pseudo-samples at rows of theta: see `onedraw.model.simulator.simulate_rows`."""
         found = simulate_rows(self.recipe, rng, theta, index, pseudo_samples, first_pseudo_sample, chunk, on_error)
-        return found if self.pair is None else found._replace(cost=found.cost._replace(dear=found.cost.simulations))
+        return (
+            found if self.pair is None else found._replace(cost=found.cost._replace(expensive=found.cost.simulations))
+        )
 
     def measured(
         self,

@@ -1,7 +1,8 @@
-"""A simulation in two parts, a cheap one that always runs and a dear one that runs with a known probability.
+"""A simulation in two parts, a cheap one that always runs and an expensive one that runs with a known probability.
 
-`stages` is one simulation that may be stopped half-way; `multifidelity` is a cheap approximate model beside the dear
-one. Which parts of a simulation are run is decided here; what the estimates are made of is in `estimators.pairs`.
+`stages` is one simulation that may be stopped half-way; `multifidelity` is a cheap approximate model beside the
+expensive one. Which parts of a simulation are run is decided here; how estimates are computed from them is in
+`estimators.pairs`.
 """
 
 import inspect
@@ -66,7 +67,7 @@ class Pair:
     first: Any
     """The part that always runs: the first stage, or the cheap model."""
     second: Any
-    """The part that may be left out: the rest, or the dear model."""
+    """The part that may be left out: the rest, or the expensive model."""
     signed: bool
     """Whether the first part gives data too, so that estimates may be negative."""
     signal: Callable[..., Any] | None
@@ -84,8 +85,8 @@ class Pair:
         return self.continuation is None
 
     @property
-    def dear_alone(self) -> bool:
-        """Whether the dear model always runs beside the cheap one, which then tells nothing and is left out."""
+    def expensive_alone(self) -> bool:
+        """Whether the expensive model always runs beside the cheap one, which then tells nothing and is left out."""
         rule = self.continuation
         if not self.signed or self.learns:
             return False
@@ -93,7 +94,7 @@ class Pair:
 
     @property
     def whole(self) -> Any:
-        """The dear simulator, all of it."""
+        """The expensive simulator, all of it."""
         if self.signed:
             return self.second
         if isinstance(self.first, Batched):
@@ -108,13 +109,13 @@ class Pair:
         """What a simulation costs at most, in the unit of the budget."""
         if self.price is None:
             return 1.0
-        return self.price[1] if self.dear_alone else sum(self.price)
+        return self.price[1] if self.expensive_alone else sum(self.price)
 
     def units(self, cost: Cost) -> float:
         """What was spent, in the unit of the budget."""
         if self.price is None:
             return cost.simulations
-        return self.price[1] * cost.dear + (0.0 if self.dear_alone else self.price[0] * cost.simulations)
+        return self.price[1] * cost.expensive + (0.0 if self.expensive_alone else self.price[0] * cost.simulations)
 
     def for_budget(self, budget: float | None) -> "Pair":
         """With the size of its pilot: the user's, or a share of the budget.
@@ -171,7 +172,7 @@ class FirstPart(NamedTuple):
     """The cheap model's summaries (n, 1, s), zeros if it is not needed; or the signals (n, 1, 1) of the first stage:
     inf if they are not finite, and NaN if the stage has failed."""
     second: Callable[[Array], Simulated]
-    """Summaries (k, 1, s) of the dear simulations at rows (k,) of these."""
+    """Summaries (k, 1, s) of the expensive simulations at rows (k,) of these."""
     later: Rng
     """The streams of the second parts."""
 
@@ -184,15 +185,15 @@ def first_part(
     later = rng if pair.common else Rng(rng.seed, rng.phase + SECOND, rng.first, rng.step)
     states = States(pair, rng)
     made = recipe._replace(simulator=pair.first)
-    dear = recipe._replace(simulator=pair.second)
+    expensive = recipe._replace(simulator=pair.second)
     if not pair.signed:
         made = recipe._replace(simulator=states.first(), summary=None, layout=SIGNAL, raw=None)
 
     def second(some: Array) -> Simulated:
-        simulator = dear if pair.signed else dear._replace(simulator=states.rest(some))
+        simulator = expensive if pair.signed else expensive._replace(simulator=states.rest(some))
         return simulate_rows(simulator, later, theta[some], places[some], 1, 0, chunk, on_error)
 
-    if pair.dear_alone:
+    if pair.expensive_alone:
         return FirstPart(Simulated(np.zeros((len(theta), 1, 1)), Cost(len(theta)), ignored_rng=True), second, later)
     found = simulate_rows(made, rng, theta, index, 1, 0, chunk, on_error)
     if not pair.signed:
@@ -279,7 +280,7 @@ class RunAgain(NamedTuple):
 def run_again(pair: Pair, rng: Rng, parameters: dict[str, Any], good: Callable[[Any], bool]) -> RunAgain:
     """The part of a simulation that has failed, with the streams of its failure: the phase says which part it was.
 
-    With common random numbers it does not: then it is the dear one if the data of the cheap one are `good`.
+    With common random numbers it does not: then it is the expensive one if the data of the cheap one are `good`.
     """
     ended = rng.phase >= SECOND
     began, later = (Rng(rng.seed, rng.phase % SECOND + more, rng.first, rng.step) for more in (0, SECOND))
@@ -344,7 +345,7 @@ def stages(
     ...                  + state.sum(), signal=lambda state: abs(state.mean() - 4.0), continuation=0.5)
     >>> model = od.Model(od.Prior(rate=stats.uniform(0, 10)), pair, observed=400)
     >>> post = od.rejection(model, od.uniform(10.0), budget=2000, seed=1)
-    >>> post.cost.simulations, 900 < post.cost.dear < 1100
+    >>> post.cost.simulations, 900 < post.cost.expensive < 1100
     (2000, True)
     """
     _check_kinds({"first": first, "rest": rest}, "stages")
@@ -360,7 +361,7 @@ def stages(
 
 def multifidelity(
     cheap: Callable[..., Any],
-    dear: Callable[..., Any],
+    expensive: Callable[..., Any],
     *,
     continuation: float | Callable[..., Any] | None = None,
     price: tuple[float, float] | None = None,
@@ -368,23 +369,23 @@ def multifidelity(
     pilot: int | None = None,
     common: bool = False,
 ) -> Pair:
-    """A simulator with a cheap approximation, which decides whether the dear simulation is run.
+    """A simulator with a cheap approximation, which decides whether the expensive simulation is run.
 
     With K the kernel, the estimate is K(cheap), and with probability alpha it is corrected by
-    (K(dear) - K(cheap))/alpha. The posterior is exactly that of the dear model, however poor the cheap one is
+    (K(expensive) - K(cheap))/alpha. The posterior is exactly that of the expensive model, however poor the cheap one is
     (docs/theory.md). Estimates and weights may be negative, so it works only with `od.rejection` and `od.importance`.
     If alpha is 1 throughout, the cheap model tells nothing and is not run.
 
     Parameters
     ----------
-    cheap, dear
+    cheap, expensive
         Two simulators of the same data: functions `(rng, **parameters)`, or two that are marked `@od.batched`.
     continuation
         alpha: a number, or a function `continuation(signal, **parameters)` of arrays that gives probabilities; signal
         is the distance of the cheap simulation from the data. By default it is learnt from a pilot.
     price
-        What a cheap and a dear simulation cost, in any unit, as (1, 50) or seconds. `budget` is then in this unit. It
-        is needed if alpha is learnt.
+        What a cheap and an expensive simulation cost, in any unit, as (1, 50) or seconds. `budget` is then in this
+        unit. It is needed if alpha is learnt.
     floor
         The least alpha.
     pilot
@@ -393,7 +394,7 @@ def multifidelity(
         Without a budget it is 400.
     common
         Whether both simulations receive the same random numbers. If similar numbers give similar data, the two agree
-        more often, and the dear one is needed less often.
+        more often, and the expensive one is needed less often.
 
     >>> import onedraw as od
     >>> from scipy import stats
@@ -401,18 +402,18 @@ def multifidelity(
     ...                         common=True, price=(1, 10))
     >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), pair, observed=2.0)
     >>> post = od.rejection(model, od.uniform(0.5), budget=40_000, seed=1)
-    >>> post.cost.dear < 0.5 * post.cost.simulations
+    >>> post.cost.expensive < 0.5 * post.cost.simulations
     True
     >>> abs(post.summary()["theta"].mean - 1.0) < 0.2
     True
     """
-    _check_kinds({"cheap": cheap, "dear": dear}, "multifidelity")
+    _check_kinds({"cheap": cheap, "expensive": expensive}, "multifidelity")
     if true_or_false("common", common) and isinstance(cheap, Batched | Compiled):
         raise ValueError(
             "common=True is for plain simulators, which have a random stream for each simulation: a batched or "
             "compiled one has a stream for many, and only some of them continue"
         )
-    return Pair(cheap, dear, True, None, *_checked(continuation, price, floor, pilot), common)
+    return Pair(cheap, expensive, True, None, *_checked(continuation, price, floor, pilot), common)
 
 
 def _check_kinds(parts: dict[str, Any], maker: str) -> None:
@@ -438,17 +439,17 @@ def _checked(continuation: Any, price: Any, floor: Any, pilot: Any) -> tuple[Any
         raise ValueError(f"floor must lie above 0 and not above 1, got {shown(floor)}: it is the least probability")
     if price is not None:
         try:
-            cheap, dear = (number_or_nan(one) for one in price)
+            cheap, expensive = (number_or_nan(one) for one in price)
         except (TypeError, ValueError):
-            cheap = dear = float("nan")
-        if not (0 < cheap < float("inf") and 0 < dear < float("inf")):
+            cheap = expensive = float("nan")
+        if not (0 < cheap < float("inf") and 0 < expensive < float("inf")):
             raise ValueError(
-                f"price must be two positive numbers, the costs of the cheap and the dear part, got {shown(price)}"
+                f"price must be two positive numbers, the costs of the cheap and the expensive part, got {shown(price)}"
             )
-        price = (cheap, dear)
+        price = (cheap, expensive)
     elif continuation is None:
         raise ValueError(
-            "give price=(cheap, dear), what the two parts cost, in seconds or any unit: the best continuation "
+            "give price=(cheap, expensive), what the two parts cost, in seconds or any unit: the best continuation "
             "probability depends on it; or give continuation="
         )
     if pilot is not None:
@@ -458,7 +459,7 @@ def _checked(continuation: Any, price: Any, floor: Any, pilot: Any) -> tuple[Any
 
 def check_pair(pair: Pair, prior: Prior) -> None:
     """A ValueError if the functions of a pair do not fit the prior's parameters."""
-    forms = {"cheap": (pair.first, 1), "dear": (pair.second, 1)}
+    forms = {"cheap": (pair.first, 1), "expensive": (pair.second, 1)}
     if not pair.signed:
         forms = {"first": (pair.first, 1), "rest": (pair.second, 2)}
     if callable(pair.continuation) and not isinstance(pair.continuation, ContinuationRule):

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import a_function, names_in
-from onedraw.engines.arrays import Array, namespace, special
-from onedraw.engines.numba import Formula
+from onedraw.arguments import a_function, names_in, shown
+from onedraw.engines.arrays import Array, Formula, namespace, special
 from onedraw.failures import FAULTS, in_words, told
 from onedraw.model.hierarchy import Conditional, Vector, entries, parents_of, returned
 from onedraw.model.layout import Layout, numbers, read_only
@@ -30,6 +29,8 @@ TAKEN = ("rng", "self")
 """Names that simulators, which may be methods, have for other arguments."""
 PROBES = 61
 """Prior draws at which functions of a hierarchical prior are tried."""
+COLUMNS_AT_ONCE = 8
+"""Columns of a vector that are copied together."""
 PATIENCE = 1_000_000
 """Prior draws that may miss a constraint in a row before sampling gives up."""
 
@@ -44,6 +45,8 @@ class Marginal(NamedTuple):
     """Whether finite draws and numbers that are not NaN are certain, as they are for the formulas of this file."""
     formula: Formula | None = None
     """For compiled loops, with the numbers (loc, scale, log of the scale, shape, second shape, constant)."""
+    of_number: Callable[[float], float] | None = None
+    """The log density of a plain number, if it takes arithmetic alone: the same to the last bit as in an array."""
 
 
 class Prior:
@@ -71,7 +74,12 @@ class Prior:
     Prior(mu, tau, group[8])
     """
 
-    def __init__(self, /, *, where: Callable[..., Any] | None = None, **marginals: Any) -> None:
+    def __init__(self, /, *unnamed: Any, where: Callable[..., Any] | None = None, **marginals: Any) -> None:
+        if unnamed:
+            raise ValueError(
+                "each distribution needs the name of its parameter, as in od.Prior(theta=stats.norm(0, 1)), got "
+                f"{shown(unnamed[0])} without a name"
+            )
         names = _checked_names(tuple(marginals))
         given = dict(zip(names, marginals.values(), strict=True))
         made = _ancestral(given) if any(map(_is_function, given.values())) else _independent(given)
@@ -153,7 +161,11 @@ class Prior:
         self._where_names = () if where is None else parameters_of("where=", where, names)
         self.normalised = True
         """Whether the density, without `where`, is known to integrate to one."""
-        self._draw, self._log_density, self.own_log_density, self.range_of, self._trusted, self._columns = formulas
+        self._draw, self._log_density, self.own_log_density, self.range_of, self._trusted, self._columns, *_ = formulas
+        self.logpdf_of_number = formulas.of_number if where is None else None
+        """The log density of the only parameter as a function of a plain number; None if it takes arrays."""
+        self.draw_number = formulas.draw_number if where is None else None
+        """A draw of the only parameter as a plain number, the same as in an array; None if it comes in one."""
         # A prior that cannot be sampled or evaluated is found out here, before a simulation is spent on it.
         theta = self.sample(np.random.Generator(np.random.SFC64(0)), 64)
         if not self._trusted:
@@ -238,6 +250,9 @@ class Prior:
                 name: values if values.ndim > 1 else values.tolist() for name, values in self.columns(theta).items()
             }
             return [{name: values[i] for name, values in columns.items()} for i in range(len(theta))]
+        if self.dim == 1 and not self._whole[0]:
+            name = self.names[0]
+            return [{name: value} for value in theta[:, 0].tolist()]
         rows: list[list[Any]] = theta.tolist()
         if any(self._whole):
             rows = [[int(v) if w else v for v, w in zip(row, self._whole, strict=True)] for row in rows]
@@ -307,6 +322,10 @@ class Formulas(NamedTuple):
     trusted: bool
     columns: tuple[Formula, ...] = ()
     """For compiled loops, if all columns have a formula there."""
+    of_number: Callable[[float], float] | None = None
+    """Of a prior of one number: see `Marginal`."""
+    draw_number: Callable[[np.random.Generator], float] | None = None
+    """A draw of such a prior as a plain number."""
 
 
 Ends = tuple[Array, Array]
@@ -382,7 +401,12 @@ def _independent(given: Mapping[str, Any]) -> Made:
 
     columns = tuple(part.formula for part in parts if part.formula is not None)
     trusted = all(part.trusted for part in parts)
-    formulas = Formulas(draw, log_density, own, _not_known, trusted, columns if len(columns) == len(parts) else ())
+    columns = columns if len(columns) == len(parts) else ()
+    of_number = parts[0].of_number if len(parts) == 1 else None
+    # NumPy's generators return a number if they are asked for None of them.
+    first: Any = parts[0].draw
+    draw_number = None if of_number is None else lambda rng: first(rng, None)
+    formulas = Formulas(draw, log_density, own, _not_known, trusted, columns, of_number, draw_number)
     return tuple(shapes), [part.discrete for part in parts], formulas
 
 
@@ -519,17 +543,26 @@ def _as_python_reads(name: str) -> str:
     return unicodedata.normalize("NFKC", name)
 
 
+def _in_rows(columns: Array) -> Array:
+    """A copy (..., size) in C order, some columns at a time: each lies elsewhere in memory."""
+    rows = np.empty(columns.shape, columns.dtype)
+    for first in range(0, columns.shape[-1], COLUMNS_AT_ONCE):
+        some = slice(first, first + COLUMNS_AT_ONCE)
+        rows[..., some] = columns[..., some]
+    return rows
+
+
 def columns_by_name(layout: Layout, whole: Sequence[bool], theta: Array) -> dict[str, Array]:
     """Theta (..., columns) by name, read-only arrays (..., *shape); those that are whole numbers as integers."""
     columns = {}
     for name, shape, part in zip(layout.keys or (), layout.shapes, layout.slices(), strict=True):
         column = theta[..., part] if shape else theta[..., part.start]
-        if shape and isinstance(column, np.ndarray):
-            # In one order, whatever that of theta: what is summed along its axes depends on it.
-            column = np.ascontiguousarray(column)
         if whole[part.start]:
             column = column.astype(int)
         if isinstance(column, np.ndarray):
+            if shape:
+                # In one order, whatever that of theta: what is summed along its axes depends on it.
+                column = _in_rows(column)
             column.flags.writeable = False
         columns[str(name)] = column
     return columns
@@ -594,10 +627,12 @@ def _location_scale(
     bounded_density: bool = True,
     shapes: tuple[float, float] = (0.0, 0.0),
     constant: float = 0.0,
+    arithmetic: bool = False,
 ) -> Marginal:
     """loc + scale·Z with Z's draws and log density given on [low, high].
 
-    Family, shapes and constant name the formula of this density in compiled loops.
+    Family, shapes and constant name the formula of this density in compiled loops. `arithmetic` is whether the density
+    takes no more than that, so that it is that of numbers, too.
     """
     log_scale = math.log(scale)
     bounded = low > -math.inf or high < math.inf
@@ -611,25 +646,38 @@ def _location_scale(
         inside = (z >= low) & (z <= high)
         return xp.where(inside, log_density(xp.where(inside, z, 0.5)) - log_scale, -np.inf)
 
+    def of_number(x: float) -> float:
+        z = x if standard else (x - loc) / scale
+        if bounded and not low <= z <= high:
+            return -math.inf
+        found: Any = log_density(z)  # type: ignore[arg-type]
+        return float(found if standard and not bounded else found - log_scale)
+
     shifted: Draw = draw if standard else lambda rng, n: draw(rng, n) * scale + loc
     formula = Formula(family, np.array([loc, scale, log_scale, *shapes, constant]))
-    return Marginal(shifted, log_density_of, discrete=False, trusted=bounded_density, formula=formula)
+    return Marginal(
+        shifted, log_density_of, discrete=False, trusted=bounded_density, formula=formula,
+        of_number=of_number if arithmetic else None,
+    )  # fmt: skip
 
 
 def _norm(loc: float, scale: float) -> Marginal:
     return _location_scale(
-        "norm", loc, scale, lambda rng, n: rng.standard_normal(n), lambda z: z * z * -0.5 - LOG_SQRT_2PI
-    )
+        "norm", loc, scale, lambda rng, n: rng.standard_normal(n), lambda z: z * z * -0.5 - LOG_SQRT_2PI,
+        arithmetic=True,
+    )  # fmt: skip
 
 
 def _uniform(loc: float, scale: float) -> Marginal:
     return _location_scale(
-        "uniform", loc, scale, lambda rng, n: rng.random(n), lambda z: namespace(z).zeros_like(z), 0.0, 1.0
+        "uniform", loc, scale, lambda rng, n: rng.random(n), lambda z: z * 0.0, 0.0, 1.0, arithmetic=True
     )
 
 
 def _expon(loc: float, scale: float) -> Marginal:
-    return _location_scale("expon", loc, scale, lambda rng, n: rng.standard_exponential(n), operator.neg, 0.0)
+    return _location_scale(
+        "expon", loc, scale, lambda rng, n: rng.standard_exponential(n), operator.neg, 0.0, arithmetic=True
+    )
 
 
 def _gamma(a: float, loc: float, scale: float) -> Marginal:

@@ -16,7 +16,7 @@ import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array, DeviceParts
-from onedraw.engines.children import kept_apart
+from onedraw.engines.children import NoRoom, apart, kept_apart
 from onedraw.engines.clock import limited, look
 from onedraw.engines.numba import NOT_FINITE, Compiled, LoopReport, draw_rows, drawn_layout
 from onedraw.engines.streams import Purpose, Rng
@@ -172,28 +172,30 @@ def simulate_rows(
     plain and staged simulators; `chunk` names that of a batched one.
     """
     look()
-    places = range(len(theta)) if index is None else index.tolist()
     shape = (len(theta), pseudo_samples, recipe.layout.size)
-    watch = rng.first == 0 and rng.step == 0 and chunk == 0 and first_pseudo_sample == 0
+    watch = rng.step == 0 and rng.first == 0 and chunk == 0 and first_pseudo_sample == 0
     first = watch and is_first()
-    began = time.perf_counter()
-    if isinstance(recipe.simulator, Compiled):
+    began = time.perf_counter() if first else 0.0
+    batched = isinstance(recipe.simulator, Batched)
+    # A batched simulator's rows have places if one of them fails.
+    places: Any = range(len(theta)) if index is None else index if batched else index.tolist()
+    if not batched and isinstance(recipe.simulator, Compiled):
         found = _compiled_rows(recipe, rng, theta, places, shape, first_pseudo_sample, chunk, on_error, watch)
         return _with_first(recipe, rng, theta, index, found, began) if first else found
     setups = surplus = 0
     failures: list[Failure] = []
     ignored_rng = False
-    if isinstance(recipe.simulator, JaxSimulator):
-        from onedraw.engines import jax as device
-
-        chunk = chunk << 16 | first_pseudo_sample
-        rows, surplus = device.simulate_rows(recipe, rng, theta, pseudo_samples, chunk)
-    elif isinstance(recipe.simulator, Batched):
+    if batched:
         rows, ignored_rng, fault = _batched_rows(recipe, rng, theta, shape, chunk, watch)
         if fault is not None:
             row, m = divmod(fault.row, pseudo_samples)
             m += first_pseudo_sample
-            note_failure(recipe, rng, theta[row], places[row], m, fault.error, failures, on_error)
+            note_failure(recipe, rng, theta[row], int(places[row]), m, fault.error, failures, on_error)
+    elif isinstance(recipe.simulator, JaxSimulator):
+        from onedraw.engines import jax as device
+
+        chunk = chunk << 16 | first_pseudo_sample
+        rows, surplus = device.simulate_rows(recipe, rng, theta, pseudo_samples, chunk)
     elif isinstance(recipe.simulator, Staged):
         setups = len(theta)
         rows, surplus = _staged_rows(recipe, rng, theta, places, shape, first_pseudo_sample, failures, on_error, first)
@@ -210,13 +212,13 @@ def simulate_rows(
         rows[bad] = np.nan
         if not failures:
             row, m = (int(k) for k in np.argwhere(bad)[0])
-            where = places[row], first_pseudo_sample + m
+            where = int(places[row]), first_pseudo_sample + m
             failures.append(_failure(recipe, rng, theta[row], *where, NOT_FINITE_OUTPUT))
             if on_error == "raise":
                 raise SimulationError(f"simulation failed {failures[0]}")
     cost = Cost(shape[0] * pseudo_samples, setups, failed=failed, surplus=surplus)
     found = Simulated(rows, cost, tuple(failures), ignored_rng)
-    together = first and isinstance(recipe.simulator, Batched | JaxSimulator)
+    together = first and (batched or isinstance(recipe.simulator, JaxSimulator))
     return _with_first(recipe, rng, theta, index, found, began) if together else found
 
 
@@ -264,6 +266,8 @@ class PlainCall:
         self._summary = None if recipe.summary is None else _one_at_a_time(recipe.summary)
         self.one_number = recipe.layout.keys is None and recipe.layout.size == 1
         """Whether a summary is a number; otherwise it is a flat row."""
+        self.as_they_are = self.one_number and recipe.summary is None
+        """Whether results are numbers that are compared as they are."""
 
     def summarised(self, value: Any) -> Any:
         """The summary of one data set, as a number or a flat row of its own."""
@@ -288,29 +292,29 @@ def _plain_rows(
 ) -> tuple[Array, bool, int]:
     """Rows (n, M, s), whether the simulator draws from its generator (True unless that is watched), and a surplus."""
     call, single = PlainCall(recipe), rng.single
-    simulate, summarised = call.simulate, call.summarised
+    simulate, summarised, as_they_are = call.simulate, call.summarised, call.as_they_are
     used = not watch
     missing: Any = np.nan if call.one_number else np.full(shape[2], np.nan)
     # Results wait in a list: after a slow simulation, storing a single one in an array costs ten times its usual price.
     drawn: list[Any] = []
     began, surplus = time.perf_counter(), 0
     looks = min(LOOKS, shape[0] * shape[1]) if first_of_run else 0
-    in_time = limited()
+    in_time, draws = limited(), range(first, first + shape[1])
     for row, (parameters, place) in enumerate(zip(recipe.prior.rows(theta), index, strict=True)):
-        for m in range(shape[1]):
+        for m in draws:
             if in_time:
                 look()
             fault: BaseException | None = None
             try:
-                value = simulate(single(place, first + m), **parameters)
+                value = simulate(single(place, m), **parameters)
                 if not used:
                     used = rng.used()
-                drawn.append(summarised(value))
+                drawn.append(value if as_they_are and type(value) in SCALARS else summarised(value))
             except FAULTS as error:
                 drawn.append(missing)
-                note_failure(recipe, rng, theta[row], place, first + m, error, failures, on_error)
+                note_failure(recipe, rng, theta[row], place, m, error, failures, on_error)
                 used, fault = True, error
-            if looks and (m == 0 or shape[0] == 1):
+            if looks and (m == first or shape[0] == 1):
                 looks = left_to_look_at(looks, fault, recipe.prior.named(theta[row]), recipe.compared())
             if first_of_run:
                 first_of_run, seconds = False, time.perf_counter() - began
@@ -360,7 +364,7 @@ def _batched_rows(
     generator = rng.bulk(Purpose.SIMULATE, chunk)
     before = generator.bit_generator.state["state"]["state"] if watch else None
     try:
-        values = kept_apart(recipe.simulator)(generator, **recipe.prior.columns(repeated))
+        values = kept_apart(recipe.simulator.function)(generator, **recipe.prior.columns(repeated))
         rows, fault = _summaries(recipe, values, n)
     except FAULTS as error:
         raise SimulationError(
@@ -535,7 +539,13 @@ def note_failure(
     failures: list[Failure],
     on_error: str,
 ) -> None:
-    """Note the first failure of several simulations, or raise it."""
+    """Note the first failure of several simulations, or raise it.
+
+    A lack of memory in this process is none: earlier simulations may have left it full (`run.pool.attempted`). It is
+    one if it is found again when simulations have a process of their own.
+    """
+    if isinstance(error, NoRoom) or (isinstance(error, MemoryError) and not apart()):
+        raise error
     if on_error == "raise" or not failures:
         failure = _failure(recipe, rng, theta, place, m, told(error), error)
         if on_error == "raise":

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, as_completed, wait
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,6 +41,8 @@ class Task(NamedTuple):
     arguments: tuple[Any, ...]
     result: type | None = None
     """The named tuple that comes back and is kept on disk; None for results that are not kept."""
+    programs: tuple[int, ...] = ()
+    """Tasks that have this in common run the same programs on a device; the larger, the longer they take to compile."""
 
 
 def do(task: Task) -> Any:
@@ -114,9 +117,53 @@ def _results(tasks: Sequence[Task], workers: int, device: bool) -> Iterator[Iter
     if workers == 1:
         yield ((task, do(task)) for task in tasks)
         return
-    with processes(workers, device=device) as pool:
-        futures = {pool.submit(do, task): task for task in tasks}
-        yield ((futures[future], future.result()) for future in as_completed(futures))
+    if not device:
+        with processes(workers) as pool:
+            futures = {pool.submit(do, task): task for task in tasks}
+            yield ((futures[future], future.result()) for future in as_completed(futures))
+        return
+    with ExitStack() as opened:
+        yield _shared_out(tasks, [opened.enter_context(processes(1, device=True)) for _ in range(workers)])
+
+
+def _shared_out(tasks: Sequence[Task], pools: Sequence[Executor]) -> Iterator[tuple[Task, Any]]:
+    """Each task with its result, as they finish; a process prefers tasks whose programs it has compiled.
+
+    If any process took any task, each would compile nearly all programs.
+    """
+    waiting: dict[tuple[int, ...], list[Task]] = {}
+    for task in reversed(tasks):
+        waiting.setdefault(task.programs, []).append(task)
+    seconds: dict[tuple[int, ...], list[float]] = {}
+    """What finished tasks took; with the first, programs are compiled."""
+    compiled: list[set[tuple[int, ...]]] = [set() for _ in pools]
+    running: dict[Future[Any], tuple[int, Task, float]] = {}
+
+    def worth_joining(programs: tuple[int, ...]) -> bool:
+        taken = seconds.get(programs, [])
+        return len(taken) > 1 and len(waiting[programs]) * taken[-1] > taken[0]
+
+    def submit(process: int) -> None:
+        left = {programs for programs in waiting if waiting[programs]}
+        begun = set().union(*compiled)
+        choices = left & compiled[process] or left - begun or set(filter(worth_joining, left))
+        if choices:
+            task = waiting[max(choices)].pop()
+            compiled[process].add(task.programs)
+            running[pools[process].submit(do, task)] = process, task, time.monotonic()
+
+    idle = set(range(len(pools)))
+    while idle:
+        for process in sorted(idle):
+            submit(process)
+        idle -= {process for process, *_ in running.values()}
+        if not running:
+            return
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            process, task, began = running.pop(future)
+            seconds.setdefault(task.programs, []).append(time.monotonic() - began)
+            idle.add(process)
+            yield task, future.result()
 
 
 @contextmanager

@@ -52,22 +52,24 @@ def fewer_bound(few: int, many: int, v_many: Array, v_target: Array) -> Array:
     return many / few * (v_many + v_target)
 
 
-def second_moment(share: Array, cheap: Array, dear: Array, alpha: Array) -> float:
-    """E T² of T = R + c(K − R), from the outcomes: shares (z, a, b) of signal, K of the cheap and of the dear data."""
-    on, off = (combined(dear, cheap, factor) for factor in (1 / alpha[:, None, None], np.zeros((len(alpha), 1, 1))))
+def second_moment(share: Array, cheap: Array, expensive: Array, alpha: Array) -> float:
+    """E T² of T = R + c(K − R), from the outcomes: shares (z, a, b), and K of the cheap and the expensive data."""
+    on, off = (
+        combined(expensive, cheap, factor) for factor in (1 / alpha[:, None, None], np.zeros((len(alpha), 1, 1)))
+    )
     chance = alpha[:, None, None]
     return float((share * (chance * on**2 + (1 - chance) * off**2)).sum())
 
 
 class Pairs(NamedTuple):
-    """Outcomes of a cheap and a dear simulation at parameters from the prior."""
+    """Outcomes of a cheap and an expensive simulation at parameters from the prior."""
 
     share: Array
     """(z, a, b) probability of signal and both outcomes."""
     cheap: Array
     """(1, a, 1) K of the cheap data; zeros for stages."""
-    dear: Array
-    """(1, 1, b) K of the dear data."""
+    expensive: Array
+    """(1, 1, b) K of the expensive data."""
     price: tuple[float, float]
     floor: float
 
@@ -75,8 +77,8 @@ class Pairs(NamedTuple):
     def parts(self) -> tuple[Array, Array, float]:
         """Shares and mean squared changes of the signals, and the rest of the second moment."""
         each = self.share.sum(axis=(1, 2))
-        squared = (self.share * (self.dear - self.cheap) ** 2).sum(axis=(1, 2))
-        rest = float((self.share * self.dear**2).sum() - squared.sum())
+        squared = (self.share * (self.expensive - self.cheap) ** 2).sum(axis=(1, 2))
+        rest = float((self.share * self.expensive**2).sum() - squared.sum())
         return each, squared / each, rest
 
     def best(self) -> Array:
@@ -86,7 +88,7 @@ class Pairs(NamedTuple):
     def product(self, alpha: Array) -> float:
         """Cost times second moment, from the outcomes."""
         spent = self.price[0] + self.price[1] * float((self.share.sum(axis=(1, 2)) * alpha).sum())
-        return spent * second_moment(self.share, self.cheap, self.dear, alpha)
+        return spent * second_moment(self.share, self.cheap, self.expensive, alpha)
 
 
 def random_pairs(pick: int) -> Pairs:
@@ -95,11 +97,13 @@ def random_pairs(pick: int) -> Pairs:
     signals, a, b = rng.integers(1, 5), rng.integers(1, 4), rng.integers(2, 4)
     share = rng.dirichlet(np.full(signals * a * b, 0.5)).reshape(signals, a, b) + 1e-6
     uniform = rng.random() < 0.5
-    cheap, dear = ((rng.random(k) < 0.5).astype(float) if uniform else rng.random(k) for k in (a, b))
-    dear[0] = 1.0
+    cheap, expensive = ((rng.random(k) < 0.5).astype(float) if uniform else rng.random(k) for k in (a, b))
+    expensive[0] = 1.0
     cheap = cheap * (rng.random() < 0.7)
     price = (1.0, float(10 ** rng.uniform(-1, 3)))
-    return Pairs(share / share.sum(), cheap[None, :, None], dear[None, None], price, float(rng.choice([0.01, 0.1])))
+    return Pairs(
+        share / share.sum(), cheap[None, :, None], expensive[None, None], price, float(rng.choice([0.01, 0.1]))
+    )
 
 
 # --- checks: each gives ratios that must not exceed 1 -------------------------------------------------------
@@ -112,8 +116,8 @@ def unbiased(work: Any) -> Any:
     yield 1 + float(np.abs(found.mean - law.mean).max() / law.mean.max())
     pairs = random_pairs(work.instance.pick)
     alpha = pairs.best()[:, None, None]
-    mean = alpha * combined(pairs.dear, pairs.cheap, 1 / alpha) + (1 - alpha) * pairs.cheap
-    truth = float((pairs.share * pairs.dear).sum())
+    mean = alpha * combined(pairs.expensive, pairs.cheap, 1 / alpha) + (1 - alpha) * pairs.cheap
+    truth = float((pairs.share * pairs.expensive).sum())
     yield 1 + abs(float((pairs.share * mean).sum()) - truth) / truth
 
 
@@ -160,13 +164,13 @@ def always_or_not(work: Any) -> Any:
     """α is 1 throughout, or the floor, just if every mean squared change is large enough, or small enough."""
     pairs = random_pairs(work.instance.pick)
     share, change, rest = pairs.parts
-    (cheap, dear), floor, best = pairs.price, pairs.floor, pairs.best()
-    moment = float((pairs.share * pairs.dear**2).sum())
-    margin = change.min() / (dear / (cheap + dear) * moment)
+    (cheap, expensive), floor, best = pairs.price, pairs.floor, pairs.best()
+    moment = float((pairs.share * pairs.expensive**2).sum())
+    margin = change.min() / (expensive / (cheap + expensive) * moment)
     if abs(margin - 1) > 1e-6:
         yield 1.0 if bool(np.allclose(best, 1)) == (margin > 1) else 2.0
     moment = rest + float((share * change).sum()) / floor
-    margin = change.max() / (dear * floor**2 * moment / (cheap + dear * floor))
+    margin = change.max() / (expensive * floor**2 * moment / (cheap + expensive * floor))
     if abs(margin - 1) > 1e-6:
         yield 1.0 if bool(np.allclose(best, floor)) == (margin < 1) else 2.0
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.engines.arrays import Array, DeviceParts
-from onedraw.engines.numba import Formula, declared
+from onedraw.engines.arrays import Array, DeviceParts, Formula, declared
 from onedraw.model.prior import Prior
 from onedraw.proposals.protocol import Proposed
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from onedraw.arguments import number_or_nan, shown
-from onedraw.engines.arrays import Array, DeviceParts
-from onedraw.engines.numba import Formula, declared
+from onedraw.engines.arrays import Array, DeviceParts, Formula, declared
 from onedraw.model.prior import Prior
 from onedraw.proposals.protocol import Proposed
 from onedraw.proposals.resolve import resolve

@@ -213,15 +213,8 @@ def local_roots(
     points: Array, weights: Array, centres: Array, count: int, towards_all: float = 0.0, shrink: bool = False
 ) -> Array:
     """Cholesky roots (m, dim, dim) of the covariances of each centre's nearest points: see `local_mixture`."""
-    from scipy.spatial import cKDTree
-
-    mean, whole = moments(points, weights / weights.sum())
-    # Points that agree in a column still give a full covariance.
-    least = np.where(np.diag(whole) > 0, 0.0, 1e-12 * np.maximum(mean * mean, 1.0))
-    floor = np.diag(1e-6 * np.diag(whole) + least)
-    whiten = np.linalg.inv(np.linalg.cholesky(whole + floor))
-    _, close = cKDTree(points @ whiten.T).query(centres @ whiten.T, k=min(count, len(points)))
-    close = close.reshape(len(centres), -1)
+    whole, floor = covariance_of_all(points, weights)
+    close = neighbours(points, centres, whole + floor, min(count, len(points)))
     share = weights[close] / np.maximum(weights[close].sum(axis=1), 1e-300)[:, None]
     around = zip((points[some] for some in close), centres, share, strict=True)
     local = np.array([spread_around(*one) for one in around])
@@ -231,6 +224,25 @@ def local_roots(
         diagonal = np.einsum("mii->mi", local)[:, :, None] * np.eye(points.shape[1])
         local = (1 - few)[:, None, None] * local + few[:, None, None] * diagonal
     return np.linalg.cholesky((1 - towards_all) * local + towards_all * whole + floor)
+
+
+def covariance_of_all(points: Array, weights: Array) -> tuple[Array, Array]:
+    """The covariance (dim, dim) of weighted points, and what makes it a full one if points agree in a column."""
+    mean, whole = moments(points, weights / weights.sum())
+    least = np.where(np.diag(whole) > 0, 0.0, 1e-12 * np.maximum(mean * mean, 1.0))
+    return whole, np.diag(1e-6 * np.diag(whole) + least)
+
+
+def neighbours(points: Array, centres: Array, covariance: Array, count: int, slack: float = 0.0) -> Array:
+    """Numbers (m, count) of the points nearest to each centre, in standard deviations of this covariance.
+
+    `slack` is the share by which the distance of one that is found may exceed that of the nearest.
+    """
+    from scipy.spatial import cKDTree
+
+    whiten = np.linalg.inv(np.linalg.cholesky(covariance))
+    found: Array = cKDTree(points @ whiten.T).query(centres @ whiten.T, k=count, eps=slack)[1]
+    return found.reshape(len(centres), count)
 
 
 def log_weights(log_prior: Array, of_prior: int, others: Iterable[tuple[int, Array]]) -> Array:

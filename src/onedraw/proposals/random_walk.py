@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from onedraw.arguments import numbers, positive
-from onedraw.engines.arrays import Array, DeviceParts, namespace
-from onedraw.engines.numba import Formula, declared
+from onedraw.engines.arrays import Array, DeviceParts, Formula, declared, namespace
 from onedraw.model.prior import Prior
 from onedraw.proposals.protocol import Proposed
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from onedraw.report.pages import filled, image_of, write_page
-from onedraw.report.panels import empty_figure, in_style, line_of, short
+from onedraw.report.panels import empty_figure, few_plain_ticks, in_style, line_of, short
 from onedraw.report.style import BLUE
-from onedraw.results.comparison import LEVEL, Comparison, RouteTried, shown
+from onedraw.results.comparison import LEVEL, Comparison, RouteTried, factor_shown, shown
 from onedraw.results.misfit import SURE, Misfit
 from onedraw.results.model_choice import RouteEstimate, probabilities
 from onedraw.run.progress import clock
@@ -31,6 +31,7 @@ def content_of(found: Comparison) -> dict[str, Any]:
         "found": found,
         "level": f"{100 * LEVEL:.0f} %",
         "boxes": boxes_of(found),
+        "findings": [sentence(found, one) for one in found.findings],
         "models": [row_of(found, name) for name in found.names],
         "bars": image_of(probability_bars(found)),
         "curve": None if found.decided.exact else image_of(tolerance_curve(found)),
@@ -45,28 +46,42 @@ def content_of(found: Comparison) -> dict[str, Any]:
     }
 
 
+def sentence(found: Comparison, finding: str) -> str:
+    """A finding as a sentence; the name of a model stays as it was given."""
+    begins = any(finding.startswith(f"{name} ") for name in found.names)
+    return f"{finding if begins else finding[0].upper() + finding[1:]}."
+
+
 def boxes_of(found: Comparison) -> list[tuple[str, str]]:
     """The numbers at the top."""
     best, errors = found[found.best], found.decided.errors
     boxes = [
-        (shown(best.probability), f"probability of {best.name}"),
-        (f"{shown(best.low)}–{shown(best.high)}", f"{100 * LEVEL:.0f} % interval"),
+        (best.told, f"probability of {best.name}"),
+        (best.interval, f"{100 * LEVEL:.0f} % interval"),
     ]
     if not math.isnan(errors.local):
-        boxes.append((f"{100 * errors.local:.2g} %", "wrong near the data"))
+        boxes.append((f"{100 * errors.local:.2g} %", "wrong choices near the data"))
     return [*boxes, (f"{found.cost.simulations:,}", "simulations")]
 
 
 def row_of(found: Comparison, name: str) -> dict[str, Any]:
     """A row of the table of models."""
     one = found[name]
-    factor = "0" if one.log_evidence == 0 else f"{one.log_evidence:.2f} ± {one.log_evidence_se:.2g}"
-    factor = "−∞" if math.isinf(one.log_evidence) else factor.replace("-", "−")
+    factor = signed(factor_shown(one.log_evidence, one.log_evidence_se))
     cells = [
-        f"{one.prior:.3g}", shown(one.probability), f"{one.se:.2g}", f"{shown(one.low)}–{shown(one.high)}", factor,
-        f"{one.simulations:,}", f"{one.failed:,}", f"{one.near:,}",
+        one.told, one.interval, f"{one.se:.2g}", factor, f"{one.prior:.3g}", f"{one.simulations:,}",
+        f"{one.failed:,}", f"{one.near:,}",
     ]  # fmt: skip
     return {"name": name, "cells": cells, "best": name == found.best}
+
+
+def signed(text: str) -> str:
+    """A number as a page shows it.
+
+    >>> signed("-inf"), signed("-0.2 ± 0.1")
+    ('−∞', '−0.2 ± 0.1')
+    """
+    return text.replace("-", "−").replace("inf", "∞")
 
 
 def factors_of(found: Comparison) -> list[dict[str, Any]]:
@@ -76,9 +91,8 @@ def factors_of(found: Comparison) -> list[dict[str, Any]]:
         cells = []
         for second in found.names:
             value, se = found.log_bayes_factor(first, second)
-            text = f"{value:.2f} ± {se:.2g}" if math.isfinite(value) else f"{value:+.0f}"
             unknown = first == second or math.isnan(value)
-            cells.append("" if unknown else text.replace("-", "−").replace("inf", "∞"))
+            cells.append("" if unknown else signed(factor_shown(value, se)))
         rows.append({"name": first, "cells": cells})
     return rows
 
@@ -87,7 +101,7 @@ def trial_row(one: RouteTried) -> dict[str, Any]:
     """A row of the table of routes."""
     known = not math.isnan(one.score)
     behind = f"{one.behind:.3f} ± {one.behind_se:.2g}" if known and one.behind_se > 0 else "0" if known else ""
-    cells = [f"{one.score:.3f}".replace("-", "−") if known else "", behind, *(shown(p) for p in one.probabilities)]
+    cells = [signed(f"{one.score:.3f}") if known else "", behind, *(shown(p, 0.01) for p in one.probabilities)]
     return {"name": one.route, "chosen": one.chosen, "cells": cells}
 
 
@@ -151,14 +165,16 @@ def tolerance_curve(found: Comparison) -> Any:
     with in_style():
         figure = empty_figure(5.2, 2.9)
         axes = figure.add_subplot()
-        left = curve[0, 0] * (curve[0, 0] / curve[-1, 0]) ** 0.08
         for k, one in enumerate(found.models):
             colour, style = line_of(k)
+            # Side by side: several models may have a probability of zero.
+            left = curve[0, 0] * (curve[0, 0] / curve[-1, 0]) ** (0.08 + 0.025 * (models - 1 - k))
             axes.fill_between(curve[:, 0], lows[:, k], highs[:, k], color=colour, alpha=0.18, linewidth=0)
             axes.plot(curve[:, 0], values[:, k], color=colour, linestyle=style, linewidth=1.4, label=short(one.name))
             axes.plot([left, left], [one.low, one.high], color=colour, linewidth=2)
             axes.plot([left], [one.probability], marker="o", color=colour, markersize=4.5)
         axes.set_xscale("log")
+        few_plain_ticks(axes, curve[:, 0])
         axes.axvline(found.decided.eps, color="0.5", linewidth=0.8, linestyle=(0, (2, 2)))
         axes.set(ylim=(-0.02, 1.02), xlabel="tolerance, in scaled summaries", ylabel="probability")
         figure.legend(loc="outside upper left", ncols=min(models, 4))

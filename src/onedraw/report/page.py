@@ -53,7 +53,7 @@ LEDGER = {
     "skipped": "pseudo-samples that early rejection or the prior made unnecessary",
     "proposals": "parameter values proposed",
     "reused": "simulations of earlier runs, given as a bank; they do not count as simulations of this run",
-    "dear": "second parts of simulations in two parts",
+    "expensive": "second parts of simulations in two parts",
     "surplus": "simulations whose results were not used (unfinished when the run had enough, or lost with a worker)",
 }
 NOT_WRITTEN = ("model", "kernel", "estimator", "store", "proposal", "eps")

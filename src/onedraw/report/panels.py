@@ -228,6 +228,13 @@ def rows_labelled(axes: Any, places: Array, rows: Sequence[Quantity]) -> None:
     axes.spines["left"].set_visible(False)
 
 
+def few_plain_ticks(axes: Any, at: Array) -> None:
+    """Up to five of the tolerances as ticks of a logarithmic axis."""
+    places = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), 5)).round().astype(int))]
+    axes.set_xticks(places, [f"{place:.3g}" for place in places])
+    axes.minorticks_off()
+
+
 def short(name: str, longest: int = LONGEST_NAME) -> str:
     """A name for an axis: one line, and not longer than a panel is wide."""
     name = " ".join("".join(letter if letter.isprintable() else " " for letter in str(name)).split())

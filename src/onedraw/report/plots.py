@@ -34,6 +34,7 @@ from onedraw.report.panels import (
     Truth,
     columns_for,
     empty_figure,
+    few_plain_ticks,
     in_style,
     labelled,
     line_of,
@@ -604,19 +605,12 @@ def tolerances(
             if one.truth is not None:
                 axes.axhline(one.truth, label="truth", **TRUTH)
             axes.set_xscale("log")
-            _few_plain_ticks(axes, at)
+            few_plain_ticks(axes, at)
             axes.invert_xaxis()
             axes.set_xlabel("tolerance ε")
             titled(axes, one)
         found.legend()
     return found.figure
-
-
-def _few_plain_ticks(axes: Any, at: Array) -> None:
-    """Up to five of the tolerances as ticks of a logarithmic axis."""
-    places = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), 5)).round().astype(int))]
-    axes.set_xticks(places, [f"{place:.3g}" for place in places])
-    axes.minorticks_off()
 
 
 def alternatives(

@@ -18,7 +18,16 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from onedraw.report.tolerances import SliderPosition
-from onedraw.results.diagnostics import FEW, FEW_EFFECTIVE, FEWEST_PLACED, MISFIT, NARROW, sure_effective, too_narrow
+from onedraw.results.diagnostics import (
+    FEW,
+    FEW_EFFECTIVE,
+    FEWEST_PLACED,
+    MISFIT,
+    NARROW,
+    enough_for,
+    sure_effective,
+    too_narrow,
+)
 from onedraw.results.misfit import DOUBTFUL, SURE, Misfit, kept
 from onedraw.results.posterior import Posterior
 from onedraw.results.summary import ESS_LIMIT, SummaryRow, disagree
@@ -188,7 +197,8 @@ def _effective_draws(post: Posterior, rows: dict[str, SummaryRow]) -> Finding:
     text = f"of {math.prod(post.shape):,} draws, fewest for {name}"
     if least.sd > 0:
         text += f": the error of its mean is {100 * least.mcse / least.sd:.2g} % of a posterior standard deviation"
-    text += "."
+    suffices = enough_for(ess) if level == GREEN else ""
+    text += f"; {suffices}." if suffices else "."
     todo = ""
     if level != GREEN and post.effective is not None:
         todo = "Raise the budget."

@@ -49,17 +49,19 @@ def adjusted(post: Posterior, draws: int | None, seed: int | None) -> Posterior:
             return replace(post, notes=notes)
         found = estimate(near, observed, method)
         theta, _, _ = posterior_draws(rng, near, found, method, number, model.prior, support)
+        worth = effective_draws(near, observed, method, found)
     return replace(
         post,
         draws={name: column[None] for name, column in model.prior.columns(theta).items()},
         weights=None,
         run_weights=None,
         groups=None,
+        refits=None,
         distances=None,
         kernel=None,
         bank=None,
         independent=True,
-        effective=effective_draws(near, observed, method, found),
+        effective=worth,
         settings={**post.settings, "adjustment": method.words(), "nearest": len(found.source)},
         notes=notes,
     )

@@ -30,6 +30,8 @@ LEARN_FROM, LEARN_SHARE = 5000, 0.3
 """The most simulations from which a summary is learnt, and the share of all, the nearest, they are taken from."""
 FEWEST_CLUSTERED = 100
 """Simulations below which no clusters are sought."""
+TOO_SURE = 0.8
+"""A power of the likelihood of rows below this share of the other's says that the rows are not independent."""
 LEAST_LEAD = 0.2
 """How much of the log score, beyond its error, others must be ahead of a surrogate: the best of many methods of
 regression is chosen at the same simulations, so its score is too good. Standard deviations that are wrong by a factor
@@ -63,6 +65,8 @@ class Assessment(NamedTuple):
     """From raw summaries to distances by the chosen summary."""
     learnt: LearntLikelihood | None = None
     """The surrogate that did best at the same held-out simulations, if there is one."""
+    constant: LearntLikelihood | None = None
+    """A surrogate that depends on no parameter, if there is no other: it says how dense the data are, and no more."""
 
     @property
     def method(self) -> Method:
@@ -119,11 +123,17 @@ def scaled_summary(model: Model, rows: Array) -> tuple[str, Rows]:
 
 
 def assess(
-    model: Model, simulations: SimulatedPairs, pilot: int, rng: np.random.Generator, thorough: bool
+    model: Model,
+    simulations: SimulatedPairs,
+    pilot: int,
+    rng: np.random.Generator,
+    thorough: bool,
+    less: bool = False,
 ) -> Assessment:
     """Try methods at simulations near the data, and estimate the posterior by the best.
 
-    The first `pilot` simulations are from the prior.
+    The first `pilot` simulations are from the prior. With `less`, a thorough assessment tries regressions briefly, and
+    a brief one tries none: it takes half as long, and a learnt likelihood is used if there is one.
     """
     own, theta, rows = own_distance(model), simulations.theta, simulations.rows
     name, scale = scaled_summary(model, rows[:pilot])
@@ -141,15 +151,17 @@ def assess(
     for one, there in zip(maps, observed, strict=True):
         near = Neighbourhood(theta[index], one(rows[index]), weights, ~np.asarray(model.prior.discrete), (), own)
         neighbourhoods.append(with_clusters(near, there) if len(index) >= FEWEST_CLUSTERED else near)
-    most = held_out_count(thorough)
-    each = max(1, (most if own is None else min(most, HELD_OUT_OF_OWN)) // len(maps))
+    tried_long = thorough and not less
+    # With a distance of the user's own there is no likelihood to lean on.
+    most = 0 if less and not thorough and own is None else held_out_count(tried_long)
+    each = max(min(1, most), (most if own is None else min(most, HELD_OUT_OF_OWN)) // len(maps))
     among = min(max(60, len(rows) // 50), len(index) // 2)
     picked = [
         near_data(near, there, among, each, rng, index % 2 == 1)
         for near, there in zip(neighbourhoods, observed, strict=True)
     ]
     held_out = np.concatenate(picked)
-    trial = choose_method(neighbourhoods, held_out, thorough)
+    trial = choose_method(neighbourhoods, held_out, tried_long)
     k = trial.method.summary
     draws = estimate(neighbourhoods[k], observed[k], trial.method)
     distances = _distances(maps[k], own, model)
@@ -165,18 +177,21 @@ def assess(
         None if some is None else learn_likelihood(simulations, some, held_out, trial.share, to_compare, rng, thorough)
         for some in (_described(maps, every, model.observed_row), _by_row(model, every))
     )
-    return found._replace(learnt=_better(whole, by_row, trial.share))
+    whole, constant = (None, whole) if whole is not None and whole.constant else (whole, None)
+    by_row = None if by_row is not None and by_row.constant else by_row
+    best = _better(whole, by_row, trial.share)
+    return found._replace(learnt=best, constant=constant if best is None else None)
 
 
 def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None, share: Array) -> LearntLikelihood | None:
     """The likelihood of all summaries, or that of one row of the data: the latter unless it is clearly behind.
 
     That rows are independent was said by the user, and from that many more of them little is left to chance. If they
-    are not, the sum over them is too sure, and is raised to a power below 1.
+    are not, the sum over them is too sure, and is raised to a power below 1. The first power below 1 may be chance.
     """
     if whole is None or by_row is None:
         return by_row or whole
-    if by_row.surrogate.power < whole.surrogate.power:
+    if by_row.surrogate.power < TOO_SURE * whole.surrogate.power:
         return whole
     return whole if _ahead(*_gain(by_row.scores, whole.scores, share)) else by_row
 

@@ -26,10 +26,14 @@ LEVEL = 0.9
 """Of the intervals."""
 DECISIVE, CLEAR, SOME = 150.0, 20.0, 3.0
 """Bayes factors from which evidence is called very strong, strong and positive (Kass and Raftery 1995)."""
+MOST_SHOWN = 1e6
+"""Bayes factors beyond this are not told apart in words."""
 LARGE_ERROR = 0.2
 """Local error rate from which the choice is called unreliable."""
 DECIDED, UNDECIDED = 0.95, 0.75
 """Probabilities from which predictions need no other model, and below which the data do not decide."""
+DIGITS = 1000
+"""What is a smaller part of an interval than one in so many is not told apart from 0 or 1 in words."""
 WIDE = 0.2
 """Length of an interval from which more simulations, and not other data, are what is missing."""
 
@@ -54,6 +58,16 @@ class ComparedModel(NamedTuple):
     misfit: float
     """p-value: whether the data can come from this model (docs/did_it_work.md); NaN if too few simulations succeeded.
     """
+
+    @property
+    def told(self) -> str:
+        """The probability as text."""
+        return shown(self.probability, self.high - self.low)
+
+    @property
+    def interval(self) -> str:
+        """The ends of the interval as text."""
+        return "–".join(shown(end, self.high - self.low) for end in (self.low, self.high))
 
 
 class RouteTried(NamedTuple):
@@ -198,11 +212,12 @@ class Comparison:
     @cached_property
     def headline(self) -> str:
         """The decision in words."""
-        order = sorted(self.models, key=lambda one: -one.probability)
+        order = sorted(self.models, key=lambda one: (-one.probability, -one.high))
         first, second = order[0], order[1]
         if len(self.unlike) == len(self.names):
-            return f"None of the models reproduces the data; {first.name} does so least badly among them"
-        told = f"{shown(first.probability)} ({100 * LEVEL:.0f} % interval {_interval(first)})"
+            least = "" if self.undecided else f"; {first.name} does so least badly among them"
+            return f"None of the models reproduces the data{least}"
+        told = f"{first.told} ({100 * LEVEL:.0f} % interval {first.interval})"
         what = "These simulations" if first.high - first.low > WIDE else "The data"
         between = f"{what} do not decide between {first.name} and {second.name}"
         if first.name in self.unlike:
@@ -214,13 +229,18 @@ class Comparison:
 
     def _strength(self, first: ComparedModel, second: ComparedModel) -> str:
         value, _ = self.log_bayes_factor(first.name, second.name)
+        bound = float(self.decided.bounds[self._index(second.name)])
+        if not math.isnan(bound):
+            value = float(self.decided.chosen.log_evidence[self._index(first.name)]) - bound
         factor = math.exp(min(value, 700.0))
         if factor >= DECISIVE:
             word = "very strong"
         else:
             word = "strong" if factor >= CLEAR else "positive" if factor >= SOME else "weak"
-        times = "" if math.isinf(value) else f" (Bayes factor {_number(factor)})"
-        return f"{word} evidence against {second.name}{times}"
+        size = f"above {MOST_SHOWN:,.0f}" if factor > MOST_SHOWN else _number(factor)
+        if not math.isnan(bound):
+            return f"at least {word} evidence against {second.name} (Bayes factor {size} or more)"
+        return f"{word} evidence against {second.name} (Bayes factor {size})"
 
     @cached_property
     def findings(self) -> tuple[str, ...]:
@@ -248,7 +268,7 @@ class Comparison:
         return tuple(found)
 
     def _absent(self, one: ComparedModel) -> str:
-        if one.simulations and one.failed >= one.simulations - 1:
+        if one.failed == one.simulations:
             return f"every simulation of {one.name} failed: {self._first_failure(one.name)}"
         return (
             f"no simulation of {one.name} came near the data: its probability is at most {shown(one.high)} by the "
@@ -270,8 +290,10 @@ class Comparison:
             )
         else:
             tried = [one for one in self.trial if not math.isnan(one.score)]
-            how = f" by its log score at {self._held_out()} held-out simulations" if tried else ""
-            told.append(f"Route: {self.route}, chosen{how}.")
+            how = f"chosen by its log score at {self._held_out()} held-out simulations"
+            if not tried:
+                how = "without a trial: fewer than two models came near the data often enough"
+            told.append(f"Route: {self.route}, {how}.")
         if decided.unavailable and not decided.exact:
             told.append(f"Learnt likelihoods could not be compared: {decided.unavailable}.")
         if self.route == ACCEPTANCE and not decided.exact:
@@ -311,7 +333,7 @@ class Comparison:
     __str__ = summary
 
     def __repr__(self) -> str:
-        shares = ", ".join(f"{one.name} {shown(one.probability)}" for one in self.models)
+        shares = ", ".join(f"{one.name} {one.told}" for one in self.models)
         return f"Comparison({shares}; {self.cost.simulations:,} simulations)"
 
     @property
@@ -322,7 +344,8 @@ class Comparison:
     def _rows(self) -> list[list[str]]:
         head = ["", "probability", "se", f"{100 * LEVEL:.0f} % interval", "log Bayes factor", "simulations", "misfit p"]
         body = [
-            [one.name, shown(one.probability), f"{one.se:.2g}", _interval(one), _factor(one), f"{one.simulations:,}",
+            [one.name, one.told, f"{one.se:.2g}", one.interval,
+             factor_shown(one.log_evidence, one.log_evidence_se), f"{one.simulations:,}",
              "" if math.isnan(one.misfit) else f"{one.misfit:.2g}"]
             for one in self.models
         ]  # fmt: skip
@@ -401,29 +424,32 @@ def _blamed(misfit: Misfit) -> str:
     return "" if worst is None else worst.words()
 
 
-def _factor(one: ComparedModel) -> str:
-    if one.log_evidence == 0.0:
-        return "0"
-    if math.isinf(one.log_evidence):
-        return "-inf"
-    return f"{one.log_evidence:.2f} ± {one.log_evidence_se:.2g}"
+def factor_shown(value: float, se: float) -> str:
+    """A log Bayes factor as text, with no more digits than its error allows.
 
-
-def _interval(one: ComparedModel) -> str:
-    return f"{shown(one.low)}–{shown(one.high)}"
+    >>> factor_shown(-0.2612, 0.0634), factor_shown(-1675.42, 2657.0), factor_shown(-math.inf, 0.0)
+    ('-0.26 ± 0.063', '-1,675 ± 2,657', '-inf')
+    """
+    if value == 0.0 or math.isinf(value):
+        return f"{value:.0f}"
+    return f"{value:.2f} ± {se:.2g}" if se < 10 else f"{value:,.0f} ± {se:,.0f}"
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if 10 <= value < 1e6 else f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def shown(probability: float) -> str:
-    """A probability as text, exact near 0 and 1.
+def shown(probability: float, length: float = 0.0) -> str:
+    """A probability as text, exact near 0 and 1 as far as the length of its interval allows.
 
     >>> shown(0.1234), shown(0.00012), shown(0.99988), shown(1.0)
     ('0.123', '0.00012', '0.99988', '1')
+    >>> shown(1e-12, 0.05), shown(1 - 1e-12, 0.05), shown(0.00012, 0.05)
+    ('0', '1', '0.00012')
     """
     rest = 1.0 - probability
+    if min(probability, rest) < length / DIGITS:
+        return "0" if probability < rest else "1"
     if probability < 0.01:
         return f"{probability:.2g}"
     if rest < 0.01:

@@ -17,6 +17,14 @@ FEW_EFFECTIVE = 10
 KNOWN_SHARE = 0.4
 """That of a learnt likelihood comes from eight fits or more, each without a part of the simulations: in nine of ten
 cases the right number is above this share of it (chi square with 7 degrees of freedom)."""
+USES = (
+    (10, "a first look"),
+    (25, "a mean with its interval"),
+    (100, "a mean to a tenth of a standard deviation"),
+    (400, "the ends of intervals"),
+)
+"""Effective draws, and what they are enough for (docs/effective_draws.md). With 25, an interval would have to be 2 %
+wider to include the error of the mean; below, a learnt likelihood has a warning (FEW_EFFECTIVE over KNOWN_SHARE)."""
 FEWEST_PLACED = 20
 """Simulations near the posterior from which coverage is told and judged."""
 NOMINAL, LEAST_COVERAGE, BY_CHANCE = 0.9, 0.85, 0.01
@@ -225,6 +233,19 @@ def sure_effective(effective: float, learnt: bool) -> float:
     (8.0, 20.0)
     """
     return KNOWN_SHARE * effective if learnt else effective
+
+
+def enough_for(effective: float) -> str:
+    """What so many effective draws are enough for, and what they are too few for, in words.
+
+    >>> enough_for(24.0), enough_for(400.0)
+    ('enough for a first look, too few for a mean with its interval', 'enough for the ends of intervals')
+    """
+    reached = [use for least, use in USES if effective >= least]
+    missed = [use for least, use in USES if effective < least]
+    if not reached:
+        return ""
+    return f"enough for {reached[-1]}" + (f", too few for {missed[0]}" if missed else "")
 
 
 def _few(effective: float, learnt: bool) -> list[str]:

@@ -49,6 +49,7 @@ def resampled(post: Posterior, draws: int | None = None, seed: int | None = None
         weights=None,
         run_weights=None,
         groups=None,
+        refits=None,
         distances=distances,
         kernel=None,
         kept=None,
@@ -76,22 +77,46 @@ def neighbours_in_order(theta: Array, parts: int) -> Array:
     """
     spread = theta.std(axis=0)
     scaled = theta / np.where(spread > 0, spread, 1.0)
-    done, open_parts, last = [], [np.arange(len(theta))], np.zeros(theta.shape[1])
-    smallest = max(1, len(theta) // (4 * parts))
+    order, middles = _halved(scaled, max(1, len(theta) // (4 * parts)))
+    done, open_parts, last = [], [(0, len(theta))], np.zeros(theta.shape[1])
     while open_parts:
-        part = open_parts.pop()
-        if len(part) <= smallest:
-            done.append(part)
-            last = scaled[part[-1]]
+        start, stop = open_parts.pop()
+        both = middles.get((start, stop))
+        if both is None:
+            done.append(order[start:stop])
+            last = scaled[order[stop - 1]]
             continue
-        along = scaled[part, np.ptp(scaled[part], axis=0).argmax()]
-        part = part[np.argsort(along, kind="stable")]
-        half = len(part) // 2
-        halves = [part[half:], part[:half]]
+        half = start + (stop - start) // 2
+        halves = [(half, stop), (start, half)]
         # The half that is nearer to where the order has come to is next: a stretch across a border lies together too.
-        away = [np.square(scaled[one].mean(axis=0) - last).sum() for one in halves]
-        open_parts += halves if not done or away[1] <= away[0] else halves[::-1]
+        lower, upper = np.square(both - last).sum(axis=1).tolist()
+        open_parts += halves if not done or lower <= upper else halves[::-1]
     return np.concatenate(done)
+
+
+def _halved(rows: Array, smallest: int) -> tuple[Array, dict[tuple[int, int], Array]]:
+    """An order of rows (n, dim), halved along their widest direction, and the halves again, until they are small.
+
+    With the middles (2, dim) of the halves of each part, which is named by where it begins and ends in that order.
+    """
+    order, middles = np.arange(len(rows)), dict[tuple[int, int], Array]()
+    start, stop = np.array([0]), np.array([len(rows)])
+    while (wide := stop - start > smallest).any():
+        start, stop = start[wide], stop[wide]
+        sizes = stop - start
+        top = np.cumsum(sizes) - sizes
+        part = np.repeat(np.arange(len(sizes)), sizes)
+        place = np.arange(len(part)) + (start - top)[part]
+        given = rows[order[place]]
+        widest = (np.maximum.reduceat(given, top) - np.minimum.reduceat(given, top)).argmax(axis=1)
+        along = np.lexsort((given[np.arange(len(part)), widest[part]], part))
+        order[place] = order[place[along]]
+        half = sizes // 2
+        sums = np.add.reduceat(given[along], np.column_stack([top, top + half]).reshape(-1))
+        means = sums.reshape(len(sizes), 2, -1) / np.column_stack([half, sizes - half])[:, :, None]
+        middles.update(zip(zip(start.tolist(), stop.tolist(), strict=True), means, strict=True))
+        start, stop = np.concatenate([start, start + half]), np.concatenate([start + half, stop])
+    return order, middles
 
 
 def for_export(post: Posterior, weighted: bool, draws: int | None, seed: int | None) -> Posterior:

@@ -20,10 +20,10 @@ from onedraw.surrogate.training import Training, training_of
 from onedraw.surrogate.validation import (
     FreeDraws,
     HeldOut,
-    choice_error,
     choose_power,
     held_out_likelihoods,
-    jackknife_error,
+    with_other_forms,
+    without_groups,
 )
 
 MOST_FITTED, EARLIER = 20_000, 0.5
@@ -35,7 +35,7 @@ FEWEST_FREE, MOST_ROWS_TRIED = 500, 20_000_000
 BREADTH = 2.0
 """Covariances of the normals around known parameters, in covariances of their neighbours."""
 GROUPS, MORE_GROUPS, MORE_UPTO = 8, 24, 2000
-"""Parts of the simulations that are left out in turn for the error of the posterior means; more, up to a number of
+"""Parts of the simulations that are left out in turn for the errors of estimates; more, up to a number of
 simulations for which fits are quick: an error from eight of them is itself uncertain by a fourth."""
 LEAST_RELEVANCE = 0.05
 """Of simulations that were proposed far from the posterior."""
@@ -45,6 +45,10 @@ FEWEST_PER_TERM = 5
 """Simulations per term of a quadratic that says where simulations fail."""
 CALIBRATION = 100
 """Simulations proposed near the posterior at which intervals are checked, and the power of the likelihood chosen."""
+PARTICLES, PER_PARTICLE = 2000, 4
+"""Particles that find the posterior, if no fewer draws are wanted of it, and the most draws that come from one."""
+MOST_REWEIGHTED = 2000
+"""Draws that are reweighted for the errors of estimates: they are the same for all fits, so that few do."""
 MOST_PLACED = 1000
 """Draws of the posterior that are compared with the simulations."""
 FAR, FAR_AT_LEAST = 5.0, 1.5
@@ -140,6 +144,14 @@ class LearntLikelihood(NamedTuple):
     """Parameters of the simulations that were made to look there, and not by chance."""
 
     @property
+    def constant(self) -> bool:
+        """Whether it depends on no parameter, as far as the simulations show.
+
+        It is a density of the data, and the posterior would be the prior: no error would show that nothing was learnt.
+        """
+        return self.surrogate.form.flat and self.surrogate.success is None
+
+    @property
     def rows(self) -> int:
         """How many rows the data have whose likelihoods are multiplied; 0 if it is one likelihood of all summaries."""
         return len(self.observed) if self.observed.ndim == 2 else 0
@@ -155,27 +167,28 @@ class LearntLikelihood(NamedTuple):
 
     def draws(self, simulations: SimulatedPairs, number: int, rng: np.random.Generator) -> Array:
         """Draws (number, dim) of the posterior."""
-        given = self.surrogate.at(self.observed[None])[0]
+        data = self.surrogate.of_data(self.observed)
         return tempered_draws(
-            simulations.of_prior(rng, number),
+            simulations.of_prior(rng, max(min(number, PARTICLES), number // PER_PARTICLE)),
             simulations.log_prior,
-            lambda points: self.surrogate.log_likelihood(self.surrogate.form.columns(points), given),
+            lambda points: self.surrogate.data_log_likelihood(self.surrogate.form.columns(points), data),
             simulations.discrete,
             rng,
+            number,
         )
 
     def unseen(self, draws: Array) -> Array:
         """Which of some draws (n, dim) are where no stage has looked."""
         return unseen(self.looks, draws)
 
-    def effective_draws(self, draws: Array) -> float:
-        """How many independent draws would give posterior means as exactly as these draws (n, dim) do."""
-        given = self.surrogate, self.training, self.observed, draws
+    def refits(self, draws: Array) -> Array:
+        """How the shares of draws (n, dim), or of some of them, change with other simulations and other forms (m, k).
+
+        See `monte_carlo_error.Draws`.
+        """
+        given = self.surrogate, self.training, self.observed, draws[:: -(-len(draws) // MOST_REWEIGHTED)]
         groups = MORE_GROUPS if len(self.training.rows) <= MORE_UPTO else GROUPS
-        error = np.hypot(jackknife_error(*given, groups), choice_error(*given))
-        variance = draws.var(axis=0)
-        some = variance > 0
-        return float(1.0 / (np.mean(np.square(error[some]) / variance[some]) + 1.0 / len(draws))) if some.any() else 1.0
+        return np.concatenate([without_groups(*given, groups), with_other_forms(*given)]).astype(np.float32)
 
 
 def unseen(theta: Array, draws: Array) -> Array:
@@ -265,6 +278,8 @@ def learn_likelihood(
 ) -> LearntLikelihood | None:
     """The surrogate of these simulations, and how it does at those held out; None if none could be learnt.
 
+    One that depends on no parameter is not tried, and is found only if there is no other.
+
     `share` (m,) is that of each of them in means.
 
     `scale` (dim, dim) takes parameters to the coordinates in which densities are compared. If many simulations were
@@ -272,11 +287,14 @@ def learn_likelihood(
     """
     picked = _picked(simulations, described, held_out, rng, thorough)
     found = _learnt(simulations, described, picked, LEAST_RELEVANCE, scale, thorough)
-    if not (picked.training.weights < 1.0).any() or not (found is None or simulations.for_others):
+    nothing = found is None or found.constant
+    if not (picked.training.weights < 1.0).any() or not (nothing or simulations.for_others):
         return found
     in_full = _learnt(simulations, described, picked, 1.0, scale, thorough)
     if found is None or in_full is None:
         return found or in_full
+    if found.constant or in_full.constant:
+        return in_full if found.constant else found
     return found if better(found.scores, in_full.scores, share, CLEARLY) else in_full
 
 
@@ -317,8 +335,11 @@ def _learnt(
         return None
     both, success = picked.tried(), success_of(simulations, form)
     if form.flat and success is None:
-        # The posterior would be the prior, and no error would show that nothing was learnt.
-        return None
+        none = np.empty((0, training.theta.shape[1]))
+        surrogate = fit_surrogate(form, training, None)
+        return LearntLikelihood(
+            surrogate, training, described.observed, described.learnt, np.empty(0), none, none, picked.looks()
+        )
     held = held_out_likelihoods(form, training, both, free, success)
     near = held.some(np.searchsorted(both, calibration))
     power = choose_power(near, free.log_aimed)
@@ -356,6 +377,7 @@ def success_of(simulations: SimulatedPairs, form: Form) -> Success | None:
     good, failed = simulations.outcomes()
     if not len(failed):
         return None
+    form = form._replace(features=form.features.lower(min(form.features.degree, 2), steps=False))
     both, sets = form.columns(np.concatenate([good, failed])), form.features.sets()
     enough = "2" in sets and FEWEST_PER_TERM * len(sets["2"]) < len(both)
     return fit_success(both[:, sets["2" if enough else "1"]], np.arange(len(both)) < len(good))
@@ -367,12 +389,8 @@ def _scores(
     """Log densities of known parameters (m, dim) as `trial.log_density` has them."""
     constant = 0.5 * known.shape[1] * math.log(2 * math.pi) - math.log(abs(float(np.linalg.det(scale))))
     inside = simulations.log_prior(known) + held.log_ratios(free.log_weights, power) + constant
-    points, shares = free.points @ scale, held.weights(free.log_weights, power)
-    found = [
-        log_with_broad(one, points, share, there)
-        for one, share, there in zip(inside, shares, known @ scale, strict=True)
-    ]
-    return np.array(found)
+    shares = held.weights(free.log_weights, power)
+    return log_with_broad(inside, free.points @ scale, shares, known @ scale)
 
 
 def _placed(weights: Array, points: Array, known: Array, discrete: Array) -> tuple[Array, Array]:

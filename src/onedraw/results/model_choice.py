@@ -32,6 +32,8 @@ FEWEST_EXACT = 40.0
 FEWEST_NEAR = 50.0
 WIDER = 4.0
 """Size of the classifier's neighbourhood, in effective simulations of the other."""
+INNER = 0.5
+"""Size of a narrower neighbourhood of the classifier, in effective simulations of its own."""
 PER_COLUMN = 12
 """Effective simulations per column of a polynomial that is used."""
 RIDGE = 0.02
@@ -196,8 +198,11 @@ class Classifier(NamedTuple):
         return columns - 1 if not self.quadratic else int((math.sqrt(8 * columns + 1) - 3) / 2)
 
 
-def classify(pool: Pool, kernel: Array) -> Classifier | None:
-    """The classifier, with a kernel (n,) that says which simulations are near; None if fewer than two models are."""
+def classify(pool: Pool, kernel: Array, quadratic: bool | None = None) -> Classifier | None:
+    """The classifier, with a kernel (n,) that says which simulations are near; None if fewer than two models are.
+
+    It is quadratic if enough simulations are near, unless that is said.
+    """
     models = len(pool.proposals)
     total, _ = pool.evidence(kernel)
     present, near = np.flatnonzero(total > 0), np.flatnonzero((kernel > 0) & (pool.weights > 0))
@@ -208,12 +213,34 @@ def classify(pool: Pool, kernel: Array) -> Classifier | None:
     worth = effective(balanced)
     weights = balanced * worth / balanced.sum()
     width = pool.rows.shape[1]
-    quadratic = worth >= PER_COLUMN * (len(present) - 1) * (1 + width + width * (width + 1) // 2)
+    if quadratic is None:
+        quadratic = worth >= PER_COLUMN * (len(present) - 1) * (1 + width + width * (width + 1) // 2)
     unit = float(np.abs(pool.rows[near]).max()) or 1.0
     columns = polynomial(pool.rows[near] / unit, quadratic)
     label = np.searchsorted(present, pool.label[near])
     coefficients, covariance = fit_logistic(columns, label, weights, len(present))
     return Classifier(present, models, coefficients, np.log(total[present]), covariance, quadratic, unit)
+
+
+def with_curvature_error(whole: RouteEstimate, inner: RouteEstimate, shrunk: float) -> RouteEstimate:
+    """What a classifier states at the data, with an error that has the bias from a polynomial of few terms.
+
+    The bias grows at least in proportion to the neighbourhood's radius, so that its change to a radius `shrunk` times
+    as large says how large it is at most. The change has an error of its own: the inner simulations are among all, so
+    that its variance is the difference of both variances. It is taken off.
+
+    >>> whole, inner = (RouteEstimate(np.array([0.0, log]), np.diag([0.0, v])) for log, v in ((1.0, 0.01), (1.5, 0.05)))
+    >>> with_curvature_error(whole, inner, 0.5).covariance.round(4).tolist()
+    [[0.0, 0.0], [0.0, 0.85]]
+    """
+    there = np.isfinite(whole.log_evidence)
+    change = np.where(there, inner.log_evidence, 0.0) - np.where(there, whole.log_evidence, 0.0)
+    change = np.where(there, change - change[np.argmax(there)], 0.0)
+    noise = float(np.maximum(np.diag(inner.covariance)[there] - np.diag(whole.covariance)[there], 0.0).sum())
+    total = float(change @ change)
+    left = max(0.0, 1.0 - noise / total) if total > 0 else 0.0
+    bias = change / (1.0 - shrunk)
+    return whole._replace(covariance=whole.covariance + left * np.outer(bias, bias))
 
 
 def fit_logistic(columns: Array, label: Array, weights: Array, classes: int) -> tuple[Array, Array]:
@@ -420,8 +447,19 @@ def prior_errors(rows: Array, label: Array, log_prior: Array) -> tuple[float, fl
     # A model without simulations has no error rate, and counts for nothing.
     prior = np.where(counts > 0, np.exp(log_prior), 0.0)
     prior, wrong = prior / prior.sum(), 1.0 - np.diag(confusion)
-    variance = float((prior**2 * wrong * (1 - wrong) / np.maximum(counts, 1)).sum())
-    return float(prior @ wrong), math.sqrt(variance), confusion
+    error = math.sqrt(float(np.square(prior * share_error(wrong, counts)).sum()))
+    return float(prior @ wrong), error, confusion
+
+
+def share_error(share: Array, number: Array) -> Array:
+    """Standard error of a share of so many: the spread of its posterior, which is not zero if none or all of them are.
+
+    >>> share_error(np.array([0.0, 0.3]), np.array([48, 4000])).round(4).tolist()
+    [0.0196, 0.0072]
+    """
+    mean = (share * number + 1.0) / (number + 2.0)
+    found: Array = np.sqrt(mean * (1.0 - mean) / (number + 3.0))
+    return found
 
 
 def _classified(pool: Pool) -> Classifier | None:
@@ -441,7 +479,8 @@ def local_error(held: HeldOutRows, log_evidence: Array, log_prior: Array, total:
     weight = weight / weight.sum()
     wrong = (np.argmax(log_evidence + log_prior, axis=1) != held.label).astype(float)
     rate = float(weight @ wrong)
-    return rate, math.sqrt(float(np.square(weight) @ np.square(wrong - rate)))
+    spread = math.sqrt(float(np.square(weight) @ np.square(wrong - rate)))
+    return rate, max(spread, float(share_error(np.array(rate), np.array(effective(weight)))))
 
 
 def first_of_the_best(scores: Sequence[Array | None], share: Array) -> int:
@@ -521,24 +560,26 @@ def probabilities(estimate: RouteEstimate, log_prior: Array, bounds: Array, leve
     """Posterior probabilities with intervals of this level, symmetric on the scale of log odds.
 
     `bounds` (models,) are upper bounds of the log evidence of models that never came near the data, NaN for others:
-    their probability is at most what the bound gives.
+    their probability is at most what the bound gives. A standard error is the length of the interval in units of the
+    errors of log odds: a derivative says nothing near 0 and 1.
     """
     absent, found = ~np.isnan(bounds), []
     near = estimate._replace(log_evidence=np.where(absent, -np.inf, estimate.log_evidence))
     worst = estimate._replace(log_evidence=np.where(absent, bounds, estimate.log_evidence))
     worst = worst._replace(covariance=np.where(absent[:, None] | absent, 0.0, estimate.covariance))
     for model in range(len(log_prior)):
-        odds, se = log_odds(estimate, log_prior, model)
+        odds, _ = log_odds(estimate, log_prior, model)
         low, high = _interval(estimate, log_prior, model, level)
         if absent[model]:
-            high = _share(log_odds(worst, log_prior, model)[0])
+            # The others may be less probable than they seem, too.
+            _, high = _interval(worst, log_prior, model, level)
         elif absent.any():
             # From models that came near the data alone, and with the others at their bounds.
             low, _ = _interval(worst, log_prior, model, level)
             _, high = _interval(near, log_prior, model, level)
         value = _share(odds)
-        error = 0.0 if math.isnan(se) else value * (1 - value) * se
-        found.append(Probability(value, error, min(low, value), max(high, value)))
+        low, high = min(low, value), max(high, value)
+        found.append(Probability(value, (high - low) / (2 * reach(estimate, log_prior, model, level)), low, high))
     return found
 
 
@@ -549,6 +590,6 @@ def _interval(estimate: RouteEstimate, log_prior: Array, model: int, level: floa
 
 
 def _share(odds: float) -> float:
-    if math.isinf(odds):
-        return 1.0 if odds > 0 else 0.0
-    return 1.0 / (1.0 + math.exp(-min(max(odds, -700.0), 700.0)))
+    from scipy.special import expit
+
+    return float(expit(odds))

@@ -9,12 +9,12 @@ from onedraw.engines.arrays import Array
 from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs, success_of
 from onedraw.surrogate.choice import Form, choose_form
 from onedraw.surrogate.success import Success
-from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
-from onedraw.surrogate.tempering import LAST_MOVES, tempered
+from onedraw.surrogate.surrogate import Surrogate, fit_surrogate, fit_surrogates
+from onedraw.surrogate.tempering import MOST_MOVES, tempered
 from onedraw.surrogate.training import Training
 from onedraw.surrogate.validation import evidence_ratio
 
-RUNS, PARTICLES = 4, 5000
+RUNS, PARTICLES = 4, 2000
 """Runs of the sequential sampler, and draws of each; their spread is the Monte Carlo error."""
 GROUPS, HALVES = 16, 15
 """Groups of simulations, and halves made of them, to which the surrogate is fitted again."""
@@ -61,13 +61,30 @@ def comparable(learnt: list[LearntLikelihood | None]) -> str:
     return ""
 
 
-def density(form: Form, training: Training, success: Success | None) -> Surrogate:
-    """The surrogate of a form as a density of the summaries: without a power, and hardly penalised.
+def of_prior(learnt: LearntLikelihood, pairs: SimulatedPairs) -> LearntLikelihood | None:
+    """A likelihood that depends on no parameter, learnt from simulations that count as draws from the prior.
+
+    What it says of the data is then their density under the prior, the evidence itself, even if it depends on
+    parameters more than so few simulations show.
+    """
+    weights = np.exp(pairs.log_weights(learnt.training.theta))
+    # As many as they are worth.
+    training = learnt.training._replace(weights=weights * weights.sum() / np.square(weights).sum())
+    form = choose_form(pairs.support, training, learnt.observed, thorough=True)
+    return None if form is None else learnt._replace(surrogate=fit_surrogate(form, training, None), training=training)
+
+
+def unpenalised(form: Form) -> Form:
+    """The form whose surrogates are densities of the summaries, hardly penalised.
 
     A penalty lowers the error of predictions on average, and biases the density at one point, the data.
     """
-    free = form._replace(terms=tuple(one._replace(ridge=min(one.ridge, RIDGE)) for one in form.terms))
-    return fit_surrogate(free, training, success)
+    return form._replace(terms=tuple(one._replace(ridge=min(one.ridge, RIDGE)) for one in form.terms))
+
+
+def density(form: Form, training: Training, success: Success | None) -> Surrogate:
+    """The surrogate of a form as a density of the summaries: without a power, and hardly penalised."""
+    return fit_surrogate(unpenalised(form), training, success)
 
 
 def balanced_halves(n: int) -> Array:
@@ -89,14 +106,16 @@ def balanced_halves(n: int) -> Array:
 
 def fitted_again(learnt: LearntLikelihood, pairs: SimulatedPairs) -> list[Surrogate]:
     """Densities of the same form, each fitted to half of the simulations."""
-    form, found = learnt.surrogate.form, []
-    parts = zip(
-        *(balanced_halves(len(some)) for some in (learnt.training.rows, pairs.theta, pairs.failed)), strict=True
+    form, number = learnt.surrogate.form, len(learnt.training.rows)
+    parts = zip(*(balanced_halves(len(some)) for some in (pairs.theta, pairs.failed)), strict=True)
+    some = (
+        pairs._replace(theta=pairs.theta[good], rows=pairs.rows[good], failed=pairs.failed[bad]) for good, bad in parts
     )
-    for half, good, bad in parts:
-        some = pairs._replace(theta=pairs.theta[good], rows=pairs.rows[good], failed=pairs.failed[bad])
-        found.append(density(form, learnt.training.some(half), success_of(some, form)))
-    return found
+    successes = [success_of(one, form) for one in some]
+    # All have the features of the one that has most.
+    most = max(successes, key=lambda one: 0 if one is None else len(one.coefficients))
+    fitted = fit_surrogates(unpenalised(form), learnt.training, balanced_halves(number), most)
+    return [one._replace(success=own) for one, own in zip(fitted, successes, strict=True)]
 
 
 def chosen_again(learnt: LearntLikelihood, pairs: SimulatedPairs) -> list[Surrogate]:
@@ -123,7 +142,7 @@ def learnt_evidence(learnt: LearntLikelihood, pairs: SimulatedPairs, rng: np.ran
             pairs.of_prior(rng, PARTICLES), pairs.log_prior,
             lambda points: surrogate.log_density(points, observed), pairs.discrete, rng, last_moves,
         )
-        for last_moves in (LAST_MOVES, *[0] * (RUNS - 1))
+        for last_moves in (MOST_MOVES, *[0] * (RUNS - 1))
     ]  # fmt: skip
     logs = np.array([one.log_evidence for one in runs])
     if not np.isfinite(logs).all():
@@ -151,9 +170,10 @@ def held_out_evidence(
     surrogate = density(learnt.surrogate.form, learnt.training.some(keep), learnt.surrogate.success)
     points = pairs.of_proposals(rng, FREE)
     log_weights, columns = pairs.log_weights(points), surrogate.form.columns(points)
-    log_weights = log_weights - np.logaddexp.reduce(log_weights)
+    log_weights, there = log_weights - np.logaddexp.reduce(log_weights), surrogate.there(columns)
     slopes = np.array([surrogate.form.transform.log_slope(row) for row in rows])
     found = [
-        np.logaddexp.reduce(log_weights + surrogate.log_likelihood(columns, given)) for given in surrogate.at(rows)
+        np.logaddexp.reduce(log_weights + surrogate.data_log_likelihood(columns, surrogate.of_data(row), there))
+        for row in rows
     ]
     return np.array(found) + slopes

@@ -8,8 +8,10 @@ import numpy as np
 from scipy.linalg import LinAlgError
 
 from onedraw.engines.arrays import Array
+from onedraw.estimators.weights import effective
 from onedraw.results.learnt_likelihood import LearntLikelihood, SimulatedPairs, fitted_to
 from onedraw.results.model_choice import (
+    INNER,
     MOST_FITTED,
     Classifier,
     ErrorRates,
@@ -28,8 +30,10 @@ from onedraw.results.model_choice import (
     local_error,
     polynomial,
     prior_errors,
+    radius,
     tolerance,
     wide_radius,
+    with_curvature_error,
     with_tolerance_error,
     without,
 )
@@ -192,12 +196,12 @@ def decide(
     if not exact:
         ratio = with_tolerance_error(ratio, accepted(pool, wide), eps, wide)
     near = np.bincount(pool.label[pool.distances < eps], minlength=len(models))
-    classifier = None if exact else classifier_near(pool, wide)
+    classified = None if exact else classifier_estimate(pool, wide)
     unavailable = _unavailable(models, apart)
     learnt = None if unavailable or exact else _learnt(models, rng)
     if learnt is None and not unavailable and not exact:
         unavailable = "halves of the simulations do not learn the same summaries"
-    estimates: tuple[RouteEstimate | None, ...] = (learnt, None if classifier is None else classifier.estimate(), ratio)
+    estimates: tuple[RouteEstimate | None, ...] = (learnt, classified, ratio)
     held = held_out_near(pool, wide, rng)
     scores: tuple[Array | None, ...] = (None, None, None)
     share = np.empty(0)
@@ -230,7 +234,20 @@ def decide(
     )  # fmt: skip
 
 
-def classifier_near(pool: Pool, wide: float) -> Classifier | None:
+def classifier_estimate(pool: Pool, wide: float) -> RouteEstimate | None:
+    """What the classifier states at the data; None if there is none, or if its bias cannot be told."""
+    whole = classifier_near(pool, wide)
+    if whole is None:
+        return None
+    worth = effective(pool.weights * epanechnikov(pool.distances, wide))
+    narrow = radius(pool.distances, pool.weights, INNER * worth)
+    inner = classifier_near(pool, narrow, whole.quadratic) if narrow < wide else None
+    if inner is None or len(inner.present) < len(whole.present):
+        return None
+    return with_curvature_error(whole.estimate(), inner.estimate(), narrow / wide)
+
+
+def classifier_near(pool: Pool, wide: float, quadratic: bool | None = None) -> Classifier | None:
     """The classifier of the nearest simulations, few enough to be fitted fast; None if it cannot be fitted."""
     kernel = epanechnikov(pool.distances, wide)
     inside = np.flatnonzero(kernel > 0)
@@ -239,7 +256,7 @@ def classifier_near(pool: Pool, wide: float) -> Classifier | None:
         drop[:: -(-len(inside) // (MOST_FITTED * len(pool.proposals)))] = False
         kernel[inside[drop]] = 0.0
     try:
-        return classify(pool, kernel)
+        return classify(pool, kernel, quadratic)
     except LinAlgError:
         return None
 

@@ -9,6 +9,7 @@ estimate is a mean of the influences of its draws, so that all that is needed is
   however short the chains are, since chains start stationary.
 - Few chains: autocovariances within the chains, summed up to a lag L, with the weight 1 - k/n that lag k has in the
   mean of n draws. With L = n - 1 this is again sd(chain means)/sqrt(chains), the fallback if no shorter L will do.
+  Such an error is known from few degrees of freedom, and widened for that.
 
 `variances` gives v(f), the variance of f under the target, v(f, Q) = lim n Var(mean of f over n steps), and
 kappa = v(f, Q)/v(f), each with its error: what chains of any length would give, beyond the run at hand.
@@ -137,6 +138,9 @@ class Draws(NamedTuple):
     """(chains, n) whole numbers, equal for draws whose errors may go together; other draws are independent."""
     effective: float | None = None
     """The number of independent draws that draws from a smoothed estimate are worth."""
+    refits: Array | None = None
+    """(m, k) of a learnt likelihood: how the shares of k of the draws (`some_of`) change with m other fits. The squared
+    error of a mean, from the simulations behind it, is the sum of the m squared changes that these make."""
 
 
 def monte_carlo(values: Array, draws: Draws | None = None, of: str | float = "mean") -> MonteCarlo:
@@ -150,25 +154,28 @@ def monte_carlo(values: Array, draws: Draws | None = None, of: str | float = "me
     draws, values = draws or Draws(), np.asarray(values, dtype=float)
     if not values.size:
         return MonteCarlo(math.nan, reason="there are no draws")
-    weights = np.full(values.shape, 1 / values.size) if draws.weights is None else draws.weights
+    weights = _weights(values, draws)
     if of not in ("mean", "sd"):
         return _quantile(values, weights, draws, checked_probability(of))
-    of_mean = _of_mean(values, weights, draws)
-    mean = float(values.mean() if draws.weights is None else (weights * values).sum())
+    mean, of_mean = _mean(values, weights, draws), _of_mean(values, weights, draws)
     if of == "mean":
-        return _limited(mean, of_mean, draws.effective)
-    spread = (values - mean) ** 2
-    variance = float((weights * spread).sum())
-    if draws.weights is None and not of_mean.reason:
-        # The mean of the draws lies nearer to them than the mean of the target; for independent draws this is n - 1.
-        variance += of_mean.squared_error
-    found = _limited(math.sqrt(max(variance, 0.0)), _of_mean(spread, weights, draws), draws.effective)
-    if found.reason:
-        return found
-    away = spread - (weights * spread).sum()
-    skewness = float((weights * away**3).sum() / (weights * away**2).sum() ** 1.5)
-    widened = found.mcse * (1 + SKEW * max(skewness, 0.0) / math.sqrt(found.ess))
-    return found._replace(mcse=widened / (2 * found.value))
+        return _limited(mean, of_mean, _behind(values, draws))
+    return _sd(values, weights, draws, mean, of_mean)
+
+
+def mean_and_sd(values: Array, draws: Draws) -> tuple[MonteCarlo, MonteCarlo]:
+    """What `monte_carlo` gives of both; the error of the mean, which both need, is computed once."""
+    weights = _weights(values, draws)
+    mean, of_mean = _mean(values, weights, draws), _of_mean(values, weights, draws)
+    return _limited(mean, of_mean, _behind(values, draws)), _sd(values, weights, draws, mean, of_mean)
+
+
+def _weights(values: Array, draws: Draws) -> Array:
+    return np.full(values.shape, 1 / values.size) if draws.weights is None else draws.weights
+
+
+def _mean(values: Array, weights: Array, draws: Draws) -> float:
+    return float(values.mean() if draws.weights is None else (weights * values).sum())
 
 
 def checked_probability(of: str | float) -> float:
@@ -188,7 +195,7 @@ def _quantile(values: Array, weights: Array, draws: Draws, probability: float) -
 
     value = quantile(probability)
     below = (values <= value).astype(float)
-    found = _limited(value, _of_mean(below, weights, draws), draws.effective)
+    found = _limited(value, _of_mean(below, weights, draws), _behind(below, draws))
     if found.reason:
         return found
     for errors in (2, 1):
@@ -209,6 +216,8 @@ class OfMean(NamedTuple):
     ess: float = math.nan
     degrees: float = 0.0
     reason: str = ""
+    widened: float = 1.0
+    """The factor of the squared error that is stated, since it is itself an estimate."""
 
     @property
     def squared_error(self) -> float:
@@ -222,15 +231,79 @@ def _worth(spread: float, squared_error: float, degrees: float) -> OfMean:
     return OfMean(variance, variance / squared_error, degrees)
 
 
-def _limited(value: float, of_mean: OfMean, effective: float | None) -> MonteCarlo:
-    """With at most `effective` independent draws."""
-    _, ess, degrees, reason = of_mean
-    if not reason and effective is not None and effective < ess:
-        few = f"the estimate rests on {effective:.2g} effective simulations"
-        of_mean, degrees, reason = of_mean._replace(ess=effective), effective, few if effective < 2 else ""
+class Behind(NamedTuple):
+    """How many independent draws the simulations behind smoothed draws are worth, and how well that is known."""
+
+    effective: float
+    degrees: float
+
+
+def _limited(value: float, of_mean: OfMean, behind: Behind | None) -> MonteCarlo:
+    """With at most as many independent draws as there are behind it."""
+    variance, ess, degrees, reason, widened = of_mean
+    ess = ess / widened
+    if not reason and behind is not None and behind.effective < ess:
+        few = f"the estimate rests on {behind.effective:.2g} effective simulations"
+        ess, degrees, reason = *behind, few if behind.effective < 2 else ""
     if reason:
-        return MonteCarlo(value, ess=of_mean.ess, reason=reason)
-    return MonteCarlo(value, math.sqrt(of_mean.squared_error), of_mean.ess, degrees)
+        return MonteCarlo(value, ess=ess, reason=reason)
+    return MonteCarlo(value, math.sqrt(variance / ess), ess, degrees)
+
+
+def some_of(draws: int, refits: Array) -> Array:
+    """The numbers of the draws whose shares `refits` has: one in so many.
+
+    >>> some_of(10, np.empty((3, 4))).tolist(), some_of(3, np.empty((3, 3))).tolist()
+    ([0, 3, 6, 9], [0, 1, 2])
+    """
+    return np.arange(0, draws, -(-draws // refits.shape[1]))
+
+
+def _behind(values: Array, draws: Draws) -> Behind | None:
+    """What the simulations behind smoothed draws are worth for the mean of these values; None for other draws.
+
+    Of a learnt likelihood, the draws that the fits are compared by count as independent: the others come from the same
+    particles.
+
+    >>> refits = np.array([[-0.02, 0.0, 0.0, 0.02], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    >>> found = _behind(np.array([[-1.0, 0.0, 0.0, 1.0]]), Draws(refits=refits))  # 0.5 / (3 0.04^2 + 0.5 / 4)
+    >>> round(found.effective, 6), found.degrees
+    (3.85208, 3)
+    """
+    if draws.refits is None:
+        return None if draws.effective is None else Behind(draws.effective, draws.effective)
+    some = values.reshape(-1)[some_of(values.size, draws.refits)]
+    away = some - some.mean()
+    variance, moved, degrees = float(away @ away) / some.size, draws.refits @ away, len(draws.refits) - 1
+    if not variance > 0:
+        return Behind(1.0, degrees)
+    return Behind(variance / (_student(degrees) * float(moved @ moved) + variance / some.size), degrees)
+
+
+def effective_on_average(theta: Array, refits: Array) -> float:
+    """The effective draws of the means of parameters, from draws (n, dim): harmonic mean over those that vary.
+
+    >>> effective_on_average(np.array([[0.0, 7.0], [1.0, 7.0]]), np.zeros((4, 2)))
+    2.0
+    """
+    found = [_behind(one, Draws(refits=refits)) for one in theta[:, theta.var(axis=0) > 0].T]
+    shares = [1 / one.effective for one in found if one is not None]
+    return 1 / float(np.mean(shares)) if shares else 1.0
+
+
+def _sd(values: Array, weights: Array, draws: Draws, mean: float, of_mean: OfMean) -> MonteCarlo:
+    spread = (values - mean) ** 2
+    variance = float((weights * spread).sum())
+    if draws.weights is None and not of_mean.reason:
+        # The mean of the draws lies nearer to them than the mean of the target; for independent draws this is n - 1.
+        variance += of_mean.squared_error
+    found = _limited(math.sqrt(max(variance, 0.0)), _of_mean(spread, weights, draws), _behind(spread, draws))
+    if found.reason:
+        return found
+    away = spread - (weights * spread).sum()
+    skewness = float((weights * away**3).sum() / (weights * away**2).sum() ** 1.5)
+    widened = found.mcse * (1 + SKEW * max(skewness, 0.0) / math.sqrt(found.ess))
+    return found._replace(mcse=widened / (2 * found.value))
 
 
 def _of_mean(values: Array, weights: Array, draws: Draws) -> OfMean:
@@ -252,11 +325,26 @@ def _of_mean(values: Array, weights: Array, draws: Draws) -> OfMean:
         return _over_units(spread, influence, weights, np.arange(size), True)
     within = None if chains >= MANY else _within_chains(spread, influence * size)
     if within is not None:
-        return within
+        return _known_from_few(within)
     if chains < FEWEST_CHAINS:
         few = f"{chains} x {n} draws are too few to know their error: they are correlated over most of a chain"
         return OfMean(spread, reason=few)
-    return _over_units(spread, influence, weights, np.repeat(np.arange(chains), n), draws.weights is not None)
+    units = _over_units(spread, influence, weights, np.repeat(np.arange(chains), n), draws.weights is not None)
+    return units if chains >= MANY else _known_from_few(units)
+
+
+def _known_from_few(found: OfMean) -> OfMean:
+    """Widened so that the mean of z² is 1: with nu degrees of freedom it would be nu/(nu - 2), that of Student's law.
+
+    >>> _known_from_few(OfMean(1.0, 100.0, 6.0)).widened, _known_from_few(OfMean(1.0, 5.0, 2.0)).widened
+    (1.5, 3.0)
+    """
+    return found if found.reason else found._replace(widened=_student(found.degrees))
+
+
+def _student(degrees: float) -> float:
+    """The mean square of Student's law; of fewer than three degrees of freedom, that of three."""
+    return max(degrees, 3.0) / (max(degrees, 3.0) - 2.0)
 
 
 def _over_units(spread: float, influence: Array, weights: Array, units: Array, unequal: bool) -> OfMean:
@@ -289,25 +377,25 @@ def _widened(added: Array) -> float:
 
 def _within_chains(spread: float, centred: Array) -> OfMean | None:
     """By autocovariances, of a series (chains, n) whose overall mean is 0; None if the chains are too short."""
-    window = _window(centred)
+    pooled = _pooled(centred)
+    window = _window(pooled, len(centred))
     if window is None or window.tail or FEWEST_WINDOWS * window.longest > centred.size:
         return None
-    squares, lags = _summed(centred, window.longest)
+    squares, lags = _summed(pooled, len(centred), window.longest)
     return _worth(spread, squares, centred.size / lags) if squares > 0 else None
 
 
-def _summed(centred: Array, longest: int) -> tuple[float, float]:
+def _summed(pooled: Array, chains: int, longest: int) -> tuple[float, float]:
     """The variance of the overall mean by autocovariances up to a lag, and the number of lags that went into it.
 
     At the longest lag, n - 1, this is the variance of the chain means over the number of chains.
     """
-    (chains, n), size = centred.shape, centred.size
+    n = pooled.size
     share = 1 - np.arange(longest + 1) / n
     share[1:] *= 2
     lags = float(share.sum())
-    total = sum(float((block[:, : longest + 1] @ share).sum()) for block in _autocovariances(centred)) / chains
     # The overall mean has taken Var(mean) out of every lag.
-    return total / (size - lags), lags
+    return float(pooled[: longest + 1] @ share) / chains / (chains * n - lags), lags
 
 
 def variances(values: Array, weights: Array | None = None, independent: bool = False) -> Variances:
@@ -327,7 +415,7 @@ def variances(values: Array, weights: Array | None = None, independent: bool = F
     v = float(spread.mean()) if values.size else math.nan
     if values.size < 2 or not v > 0:
         return Variances(mean, reason="f never changed along the chains")
-    window = Window(0, False) if independent else _window(centred)
+    window = Window(0, False) if independent else _window(_pooled(centred), len(centred))
     pieces = 0 if window is None else _pieces(values, window)
     if window is None or not pieces:
         return _from_below(mean, v, centred, spread)
@@ -398,15 +486,20 @@ class Window(NamedTuple):
     tail: bool
 
 
-def _window(centred: Array) -> Window | None:
-    """Up to the first lag L of at least WINDOW kappa(L), by the autocovariances of all chains.
+def _pooled(centred: Array) -> Array:
+    """(n,) autocovariances of a series (chains, n) at each lag, summed over the chains."""
+    pooled = np.zeros(centred.shape[1])
+    for block in _autocovariances(centred):
+        pooled += block.sum(axis=0)
+    return pooled
+
+
+def _window(pooled: Array, chains: int) -> Window | None:
+    """Up to the first lag L of at least WINDOW kappa(L), by the autocovariances (n,) of all chains.
 
     If chains are too short for that but many, as far as there are enough pairs, with the tail extrapolated.
     """
-    chains, n = centred.shape
-    pooled = np.zeros(n)
-    for block in _autocovariances(centred):
-        pooled += block.sum(axis=0)
+    n = pooled.size
     kappa = 2 * np.cumsum(_as_if_positive(pooled / pooled[0], chains)) - 1
     enough = np.flatnonzero(np.arange(n) >= WINDOW * np.maximum(kappa, 0.25))
     if enough.size and enough[0] <= SHARE * n:

@@ -187,11 +187,13 @@ class Posterior:
     """What `simulations` gives, if the run has kept all of them: as arrays, or as the bank of `od.infer`."""
     effective: float | None = None
     """The effective number of independent draws, if there are more draws than simulations behind them."""
+    refits: Array | None = field(default=None, repr=False)
+    """Of a learnt likelihood: how the shares of the draws change with fits to other simulations (docs/theory.md)."""
     evidence: tuple[float, float] | None = field(default=None, repr=False)
     """The log evidence at the run's own tolerance and its standard error, if the run can tell: see `log_evidence`."""
 
     def __post_init__(self) -> None:
-        for array in (*self.draws.values(), self.weights, self.distances, self.groups, self.run_weights):
+        for array in (*self.draws.values(), self.weights, self.distances, self.groups, self.refits, self.run_weights):
             if array is not None:
                 array.flags.writeable = False
         object.__setattr__(self, "draws", DrawsByName(self.draws))
@@ -306,7 +308,7 @@ class Posterior:
     @property
     def drawn(self) -> Draws:
         """How the draws were made, as far as Monte Carlo errors depend on it."""
-        return Draws(self.weights, self.independent, self.groups, self.effective)
+        return Draws(self.weights, self.independent, self.groups, self.effective, self.refits)
 
     def estimate(self, function: str | Callable[..., Any], of: str | float = "mean") -> MonteCarlo:
         """The posterior mean of a function, its sd, or a quantile, with its Monte Carlo error (docs/theory.md).

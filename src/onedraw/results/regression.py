@@ -14,9 +14,9 @@ keeps the variance.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,12 +26,20 @@ from onedraw.estimators.weights import effective, systematic
 from onedraw.failures import NoAnswer
 from onedraw.model.coordinates import Support
 from onedraw.model.prior import Prior
-from onedraw.proposals.mixture import MOST_ROOTS, local_roots, moments
+from onedraw.proposals.mixture import MOST_ROOTS, covariance_of_all, local_roots, moments, neighbours
 
 RIDGE, RIDGE_OF_FEW = 1e-3, 0.05
 """Penalty on coefficients of standardised summaries; the second is added if there are few draws per coefficient."""
 LOCAL_WIDTH = 0.3
 """Width of the local smoothing kernel in standard deviations of a draw's neighbours."""
+MOST_CENTRES, SLACK = 2**12, 2.0
+"""Draws whose neighbours are looked at, and how much farther than the nearest of them another one may be taken."""
+AT_ONCE = 2**16
+"""Numbers that the regressions of several observed rows have at once, few enough for the cache."""
+FEWEST_TOGETHER, ROWS_TOGETHER = 8, 2**9
+"""Regressions on nearly all simulations from which on they are fitted together, by so many simulations at a time."""
+WIDEST_TOGETHER = 300
+"""Coefficients and parameters up to which that takes less time: products of all pairs of columns are written down."""
 CLUSTERS = (2, 4)
 TERMS = ("none", "linear", "products")
 
@@ -116,18 +124,25 @@ def distances_from(rows: Array, observed: Array) -> Array:
 
 
 def design(scaled: Array, terms: str) -> Array:
-    """The columns of a regression on standardised summaries (n, s), the intercept first.
+    """The columns of a regression on standardised summaries (..., n, s), the intercept first.
 
     >>> design(np.array([[2.0, 3.0]]), "products").tolist()
     [[1.0, 2.0, 3.0, 4.0, 6.0, 9.0]]
     """
-    parts = [np.ones((len(scaled), 1)), scaled]
+    width = scaled.shape[-1]
+    size = 1 + width + {"squares": width, "products": width * (width + 1) // 2}.get(terms, 0)
+    # In the same order in memory, which decides the last bits of products of matrices.
+    found = np.empty_like(scaled, shape=(*scaled.shape[:-1], size))
+    found[..., 0], found[..., 1 : width + 1] = 1.0, scaled
     if terms == "squares":
-        parts.append(scaled**2)
+        np.square(scaled, out=found[..., width + 1 :])
     elif terms == "products":
-        i, j = np.triu_indices(scaled.shape[1])
-        parts.append(scaled[:, i] * scaled[:, j])
-    return np.concatenate(parts, axis=1)
+        first = width + 1
+        for k in range(width):
+            last = first + width - k
+            np.multiply(scaled[..., k : k + 1], scaled[..., k:], out=found[..., first:last])
+            first = last
+    return found
 
 
 def coefficient_count(width: int, terms: str) -> int:
@@ -136,57 +151,128 @@ def coefficient_count(width: int, terms: str) -> int:
 
 
 class Ridge(NamedTuple):
-    """A weighted ridge regression on summaries, with its intercept at the observed ones."""
+    """A weighted ridge regression of parameters on summaries, with its intercept at the observed ones, or several."""
 
-    design: Array
-    """(n, k)"""
-    share: Array
-    """(n,) weights that sum to 1."""
+    observed: Array
+    scale: Array
+    """(..., s), the spread of the summaries around the observed ones."""
+    terms: str
     gram: Array
-    penalised: Array
-    """(k, k), without and with the penalty."""
-    effective: float
-    """Effective number of the weights."""
+    """(..., k, k) of the columns of the regression."""
+    products: Array
+    """(..., k, dim) of these with the parameters."""
+    effective: Array
+    """(...) effective number of the weights."""
 
-    def moved(self, theta: Array) -> Array:
-        """Draws (n, dim) moved along the regression to the observed row.
+    def columns(self, rows: Array) -> Array:
+        """The columns (..., n, k) of rows (..., n, s)."""
+        return design((rows - self.observed[..., None, :]) / self.scale[..., None, :], self.terms)
+
+    def penalised(self) -> Array:
+        """The gram matrices with the penalty."""
+        size = self.gram.shape[-1]
+        few = np.where(self.effective < 3 * size, RIDGE_OF_FEW, 0.0)
+        found = self.gram + (RIDGE + few)[..., None, None] * np.eye(size)
+        found[..., 0, 0] = self.gram[..., 0, 0] + 1e-10
+        return found
+
+    def moved(self, rows: Array, theta: Array) -> Array:
+        """Draws (..., n, dim) with these rows, moved along the regression to the observed row.
 
         Residuals are stretched by the degrees of freedom that the regression used, so that the variance is kept.
 
-        >>> s = np.linspace(-1, 1, 50)[:, None]
-        >>> ridge(s, np.array([0.5]), np.full(50, 0.02)).moved(3.0 * s).round(1)[[0, -1]].tolist()
+        >>> s, all_of_them, same = np.linspace(-1, 1, 50)[:, None], np.arange(50)[None], np.full((1, 50), 0.02)
+        >>> ridge(s, 3.0 * s, all_of_them, np.array([[0.5]]), same).moved(s, 3.0 * s).round(1)[0, [0, -1]].tolist()
         [[1.5], [1.5]]
         """
-        both = np.concatenate([self.gram, self.design.T @ (self.share[:, None] * theta)], axis=1)
-        solved = np.linalg.solve(self.penalised, both)
-        used, coefficients = float(np.trace(solved)) / self.effective, solved[:, len(self.gram) :]
-        moved: Array = coefficients[0] + (theta - self.design @ coefficients) / math.sqrt(1.0 - min(used, 0.8))
+        size = self.gram.shape[-1]
+        solved = np.linalg.solve(self.penalised(), np.concatenate([self.gram, self.products], axis=-1))
+        used, coefficients = np.einsum("...ii->...", solved[..., :size]), solved[..., size:]
+        stretched = np.sqrt(1.0 - np.minimum(used / self.effective, 0.8))[..., None, None]
+        moved: Array = coefficients[..., :1, :] + (theta - self.columns(rows) @ coefficients) / stretched
         return moved
 
-    def influence(self) -> Array:
-        """What a unit change of each draw (n,) adds to the mean of the moved draws.
+    def influence(self, rows: Array, share: Array) -> Array:
+        """What a unit change of each draw (..., n) with these shares adds to the mean of the moved draws.
 
         Data at the edge of the rows depend on few of them, which the weights alone do not show.
 
-        >>> s = np.linspace(-1, 1, 50)[:, None]
-        >>> [round(effective(ridge(s, np.array([at]), np.full(50, 0.02)).influence())) for at in (0.0, 1.0)]
+        >>> s, all_of_them, same = np.linspace(-1, 1, 50)[:, None], np.arange(50)[None], np.full((1, 50), 0.02)
+        >>> fits = (ridge(s, s, all_of_them, np.array([[at]]), same) for at in (0.0, 1.0))
+        >>> [round(effective(fit.influence(s, same)[0])) for fit in fits]
         [50, 13]
         """
-        found: Array = self.share * (self.design @ np.linalg.solve(self.penalised, np.eye(len(self.gram))[0]))
+        first = np.eye(self.gram.shape[-1])[:, :1]
+        found: Array = share * (self.columns(rows) @ np.linalg.solve(self.penalised(), first))[..., 0]
         return found
 
 
-def ridge(rows: Array, observed: Array, weights: Array, terms: str = "linear") -> Ridge:
-    """The regression on rows (n, s) around an observed one."""
-    share = weights / weights.sum()
-    away = rows - observed
-    spread = np.sqrt(share @ away**2)
-    columns = design(away / np.where(spread > 0, spread, 1.0), terms)
-    number, weighted = effective(share), columns * np.sqrt(share)[:, None]
-    penalty = np.full(columns.shape[1], RIDGE + (RIDGE_OF_FEW if number < 3 * columns.shape[1] else 0.0))
-    penalty[0] = 1e-10
-    gram = weighted.T @ weighted
-    return Ridge(columns, share, gram, gram + np.diag(penalty), number)
+def ridge(rows: Array, theta: Array, index: Array, observed: Array, weights: Array, terms: str = "linear") -> Ridge:
+    """The regressions of theta (N, dim) on rows (N, s) around observed ones (m, s).
+
+    Each has the simulations at its row of `index` (m, n), or all have those at an `index` (n,); with weights (m, n).
+    """
+    share = weights / weights.sum(axis=1, keepdims=True)
+    sums = (_sums if index.ndim == 2 else _sums_together)(rows, theta, index, observed, share, terms)
+    square = np.diagonal(sums, axis1=1, axis2=2)[:, 1 : rows.shape[1] + 1]
+    scale = np.sqrt(np.where(square > 0, square, 1.0))
+    factor = design(1.0 / scale[:, None], terms)
+    gram, products = np.split(np.swapaxes(factor, 1, 2) * sums, [factor.shape[2]], axis=2)
+    return Ridge(observed, scale, terms, gram * factor, products, 1.0 / np.square(share).sum(axis=1))
+
+
+def _sums(rows: Array, theta: Array, index: Array, observed: Array, share: Array, terms: str) -> Array:
+    """Weighted sums (m, k, k + dim) of products of a regression's columns with each other and with theta."""
+    some = np.flatnonzero(share.any(axis=0))
+    found, size = np.zeros(()), max(1, AT_ONCE // (len(index) * coefficient_count(rows.shape[1], terms)))
+    for top in range(0, len(some), size):
+        each = some[top : top + size]
+        columns = design(rows[index[:, each]] - observed[:, None], terms)
+        both = np.concatenate([columns, theta[index[:, each]]], axis=2)
+        found = found + np.swapaxes(share[:, each, None] * columns, 1, 2) @ both
+    return found
+
+
+def _sums_together(rows: Array, theta: Array, index: Array, observed: Array, share: Array, terms: str) -> Array:
+    """The same, from the products of columns around one centre, which all the regressions share."""
+    some, centre = np.flatnonzero(share.any(axis=0)), observed.mean(axis=0)
+    k, dim = coefficient_count(rows.shape[1], terms), theta.shape[1]
+    i, j = np.triu_indices(k, m=k + dim)
+    found: Array = np.zeros((len(observed), len(i)))
+    for top in range(0, len(some), ROWS_TOGETHER):
+        each = some[top : top + ROWS_TOGETHER]
+        both = np.concatenate([design(rows[index[each]] - centre, terms), theta[index[each]]], axis=1).T.copy()
+        products = np.concatenate([both[c] * both[c:] for c in range(k)])
+        found += share[:, each] @ products.T
+    sums = np.empty((len(observed), k, k + dim))
+    sums[:, i, j] = found
+    sums[:, j[j < k], i[j < k]] = found[:, j < k]
+    gram, shift = sums[:, :, :k], shifting(observed - centre, terms)
+    shifted = np.swapaxes(shift, 1, 2) @ np.concatenate([gram @ shift, sums[:, :, k:]], axis=2)
+    # A summary that is the same everywhere has no spread, but for rounding.
+    before, after = (np.diagonal(one, axis1=1, axis2=2)[:, 1 : rows.shape[1] + 1] for one in (gram, shifted))
+    alive = design((after > 1e-9 * before)[:, None].astype(float), terms)
+    shifted *= np.swapaxes(alive, 1, 2)
+    shifted[:, :, :k] *= alive
+    return shifted
+
+
+def shifting(by: Array, terms: str) -> Array:
+    """Matrices (m, k, k) that take the columns of summaries to those of summaries less `by` (m, s).
+
+    >>> s, by = np.array([[2.0, 5.0]]), np.array([[1.0, 3.0]])
+    >>> (design(s, "products") @ shifting(by, "products")[0]).tolist(), design(s - by, "products").tolist()
+    ([[1.0, 1.0, 2.0, 1.0, 2.0, 4.0]], [[1.0, 1.0, 2.0, 1.0, 2.0, 4.0]])
+    """
+    m, width = by.shape
+    found = np.tile(np.eye(coefficient_count(width, terms)), (m, 1, 1))
+    found[:, 0] = design(-by[:, None], terms)[:, 0]
+    if terms == "products":
+        i, j = np.triu_indices(width)
+        pair = 1 + width + np.arange(len(i))
+        found[:, 1 + i, pair] -= by[:, j]
+        found[:, 1 + j, pair] -= by[:, i]
+    return found
 
 
 def nearest(distances: Array, count: int) -> Array:
@@ -202,63 +288,148 @@ def nearest(distances: Array, count: int) -> Array:
         index = np.flatnonzero(distances <= np.partition(distances, count - 1)[count - 1])
     else:
         index = np.arange(count)
-    return index[np.argsort(distances[index], kind="stable")]
+    return index[sorting(distances[index])]
 
 
-Order = tuple[Array, Array]
+def sorting(values: Array) -> Array:
+    """Indices of values (n,), the smallest first, and equal ones in their order."""
+    # If none are equal, any way to sort gives the same, and the stable one takes four times as long.
+    order = np.argsort(values)
+    there = values[order]
+    return np.argsort(values, kind="stable") if (there[1:] == there[:-1]).any() else order
+
+
+class Order(NamedTuple):
+    """The simulations nearest to an observed row."""
+
+    distances: Array
+    """(n,) of all, infinite for the one left out."""
+    close: Array
+    """Indices of the nearest, the nearest first."""
+    sorted: Array
+    """Their distances."""
+
+    def region(self, number: int) -> tuple[int, float]:
+        """How many are used if `number` are wanted, and the tolerance: the distance of the first that is not used."""
+        # Counts are often equally far, and then nothing tells the last that is used from the next.
+        count = min(number, max(len(self.close) - 1, 1))
+        last = self.sorted[count - 1]
+        count = int(np.searchsorted(self.sorted, last, side="right"))
+        if count < len(self.close):
+            return count, float(self.sorted[count])
+        farther = (self.distances > last) & np.isfinite(self.distances)
+        eps = float(np.min(self.distances, where=farther, initial=np.inf))
+        return count, eps if math.isfinite(eps) else float(last)
 
 
 def ordered(near: Neighbourhood, observed: Array, count: int, left_out: int | None = None) -> Order:
-    """Distances (n,) from an observed row, infinite for the simulation left out, and the indices of the nearest."""
+    """The simulations nearest to an observed row, and those as far as the last of them, without the one left out."""
     distances = near.distances(observed)
     if left_out is not None:
         distances[left_out] = np.inf
-    return distances, nearest(distances, count)
-
-
-def estimate(
-    near: Neighbourhood, observed: Array, method: Method, left_out: int | None = None, order: Order | None = None
-) -> AdjustedDraws:
-    """The draws that a method gives for an observed row, without the simulation left out.
-
-    `order` is what `ordered` gives for at least one simulation more than the method uses.
-    """
-    distances, close = ordered(near, observed, method.number + 1, left_out) if order is None else order
+    close = nearest(distances, count)
     if not len(close):
         raise NoAnswer(
             "the data are so far from all simulations that no distance is a finite number: look at the data's units"
         )
-    # Counts are often equally far, and then nothing tells the last that is used from the next.
-    count = min(method.number, max(len(close) - 1, 1))
-    last = distances[close[count - 1]]
-    count = int(np.searchsorted(distances[close], last, side="right"))
-    # The tolerance is the distance of the first that is not used.
-    if count < len(close):
-        eps = float(distances[close[count]])
-    else:
-        eps = float(np.min(distances, where=(distances > last) & np.isfinite(distances), initial=np.inf))
-        eps = eps if math.isfinite(eps) else float(last)
-    index = close[:count]
-    weights, theta = near.weights(index), near.theta[index]
-    if method.terms != "none":
-        weights = weights * np.maximum(1.0 - (distances[index] / eps) ** 2 if eps > 0 else 1.0, 1e-9)
-        moved = theta.copy()
-        for some in _regressions(near, method, index):
-            moved[some] = ridge(near.rows[index[some]], observed, weights[some], method.terms).moved(theta[some])
-        theta = np.where(near.continuous, moved, theta)
-    return AdjustedDraws(theta, weights / weights.sum(), index, eps)
+    return Order(distances, close, distances[close])
 
 
-def _regressions(near: Neighbourhood, method: Method, index: Array) -> Iterator[Array]:
-    """Which of the simulations at `index` share a regression, for each cluster that has enough of them."""
-    if method.terms == "none":
-        return
+def estimate(near: Neighbourhood, observed: Array, method: Method, left_out: int | None = None) -> AdjustedDraws:
+    """The draws that a method gives for an observed row, without the simulation left out."""
+    order = ordered(near, observed, method.number + 1, left_out)
+    ((_, found),) = estimates(near, observed[None], method, [order])
+    return AdjustedDraws(found.theta[0], found.weights[0], found.source[0], float(found.eps[0]))
+
+
+class SeveralDraws(NamedTuple):
+    """Weighted draws given several observed summaries, equally many of each: see `AdjustedDraws`."""
+
+    theta: Array
+    """(m, n, dim)"""
+    weights: Array
+    source: Array
+    """(m, n)"""
+    eps: Array
+    """(m,)"""
+
+
+def estimates(
+    near: Neighbourhood, observed: Array, method: Method, orders: Sequence[Order], most: int | None = None
+) -> Iterator[tuple[Array, SeveralDraws]]:
+    """The draws that a method gives for observed rows (m, s), some rows at a time: which of them, and the draws.
+
+    `orders` are those of at least one simulation more than the method uses. If there are more than `most` draws, only
+    every second, third... is moved and returned.
+    """
+    regions = [order.region(method.number) for order in orders]
+    counts, eps = np.array([count for count, _ in regions]), np.array([one for _, one in regions])
+    coefficients, dim = coefficient_count(near.rows.shape[1], method.terms), near.theta.shape[1]
+    width, shareable = max(coefficients, dim), coefficients + dim <= WIDEST_TOGETHER
+    for count in np.unique(counts).tolist():
+        same = np.flatnonzero(counts == count)
+        parts = min(len(same), -(-len(same) * count * width // AT_ONCE))
+        together = shareable and 2 * count > len(near.rows) and len(same) >= FEWEST_TOGETHER
+        for which in np.array_split(same, 1 if together else parts):
+            some, thin = [orders[k] for k in which.tolist()], slice(None, count, -(-count // (most or count)))
+            source, away = np.array([one.close[thin] for one in some]), np.array([one.sorted[thin] for one in some])
+            weights = _weights(near.log_weights[source], away, eps[which], method.terms)
+            theta = rows = near.theta[source]
+            if method.terms != "none":
+                moved, rows, label = theta, near.rows[source], _labels(near, method)[source]
+                for cluster, enough, fit in _fits(near, observed[which], method, some, count, eps[which], together):
+                    mine = (label == cluster) & enough[:, None]
+                    moved = np.where(mine[:, :, None], fit.moved(rows, theta), moved)
+                theta = np.where(near.continuous, moved, theta)
+            yield which, SeveralDraws(theta, weights / weights.sum(axis=1, keepdims=True), source, eps[which])
+
+
+def _weights(log_weights: Array, distances: Array, eps: Array, terms: str) -> Array:
+    """Weights (m, n) of simulations of these log weights and distances; for a regression, by Epanechnikov's kernel."""
+    found = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
+    if terms != "none":
+        ratio = distances / np.where(eps > 0, eps, np.inf)[:, None]
+        found *= np.maximum(1.0 - np.square(ratio), 1e-9)
+    return found
+
+
+def _labels(near: Neighbourhood, method: Method) -> Array:
+    """The cluster of each simulation."""
     one = method.clusters == 1
-    label = np.zeros(len(index), dtype=np.int64) if one else near.labels[CLUSTERS.index(method.clusters)][index]
+    return np.zeros(len(near.theta), dtype=np.int64) if one else near.labels[CLUSTERS.index(method.clusters)]
+
+
+def _fits(
+    near: Neighbourhood,
+    observed: Array,
+    method: Method,
+    orders: Sequence[Order],
+    count: int,
+    eps: Array,
+    together: bool,
+) -> Iterator[tuple[int, Array, Ridge]]:
+    """The regressions of a method on the `count` simulations nearest to each observed row (m, s), by cluster.
+
+    With each cluster comes for which rows (m,) there are enough of it.
+    """
+    if together:
+        # In the order that the simulations have, all rows share one product of matrices.
+        index, distances = np.arange(len(near.rows)), np.array([one.distances for one in orders])
+        inside = distances <= np.array([one.sorted[count - 1] for one in orders])[:, None]
+        log_weights, distances = np.where(inside, near.log_weights, -np.inf), np.where(inside, distances, 0.0)
+    else:
+        index, distances = (
+            np.array([one.close[:count] for one in orders]),
+            np.array([one.sorted[:count] for one in orders]),
+        )
+        inside, log_weights = np.ones(index.shape, dtype=bool), near.log_weights[index]
+    weights, label = _weights(log_weights, distances, eps, method.terms), _labels(near, method)[index]
     for cluster in range(method.clusters):
-        some = np.flatnonzero(label == cluster)
-        if some.size > 2 * coefficient_count(near.rows.shape[1], method.terms):
-            yield some
+        mine = inside & (label == cluster)
+        enough = mine.sum(axis=1) > 2 * coefficient_count(near.rows.shape[1], method.terms)
+        if enough.any():
+            counted = np.where(mine | ~enough[:, None], weights, 0.0)
+            yield cluster, enough, ridge(near.rows, near.theta, index, observed, counted, method.terms)
 
 
 def effective_draws(near: Neighbourhood, observed: Array, method: Method, found: AdjustedDraws) -> float:
@@ -269,10 +440,16 @@ def effective_draws(near: Neighbourhood, observed: Array, method: Method, found:
     """
     mean = found.weights @ found.theta
     added = found.weights[:, None] * (found.theta - mean)
-    for some in _regressions(near, method, found.source):
+    label = _labels(near, method)[found.source]
+    for cluster in range(method.clusters if method.terms != "none" else 0):
+        some = np.flatnonzero(label == cluster)
+        if len(some) <= 2 * coefficient_count(near.rows.shape[1], method.terms):
+            continue
         weights, theta = found.weights[some], found.theta[some]
-        middle = weights @ theta / weights.sum()
-        there = ridge(near.rows[found.source[some]], observed, weights, method.terms).influence()
+        source, share = found.source[some], weights / weights.sum()
+        middle = share @ theta
+        fit = ridge(near.rows, near.theta, source[None], observed[None], weights[None], method.terms)
+        there = fit.influence(near.rows[source], share)[0]
         added[some] = weights[:, None] * (middle - mean) + weights.sum() * there[:, None] * (theta - middle)
     variance = found.weights @ np.square(found.theta - mean)
     some = np.flatnonzero(variance > 0)
@@ -313,7 +490,7 @@ def _squares(points: Array, centres: Array) -> Array:
     return np.array([np.square(points - one).sum(axis=1) for one in centres])
 
 
-def kernel_width(draws: float, dim: int) -> float:
+def kernel_width(draws: Any, dim: int) -> Any:
     """The width of a normal kernel for this many independent draws, in their standard deviations (Silverman's rule)."""
     return (4.0 / ((dim + 2.0) * draws)) ** (1.0 / (dim + 4.0))
 
@@ -329,14 +506,28 @@ def smoothed(rng: np.random.Generator, found: AdjustedDraws, n: int, method: Met
     pick = systematic(weights, n, rng.random())
     noise = rng.standard_normal((n, dim))
     if method.local:
-        count = int(min(len(theta), max(2 * dim + 2, math.sqrt(len(theta)))))
-        drawn = theta[pick] + LOCAL_WIDTH * _shaped(theta, weights, pick, count, noise)
+        around, mass, place = _centres(theta, weights, pick)
+        count = int(min(len(around), max(2 * dim + 2, math.sqrt(len(around)))))
+        drawn = theta[pick] + LOCAL_WIDTH * _shaped(around, mass, place, count, noise)
     else:
         (mean, whole), width = moments(theta, weights), min(0.5, kernel_width(effective(weights), dim))
         root = np.linalg.cholesky(whole + 1e-12 * np.diag(np.diag(whole)) + 1e-300 * np.eye(dim))
         drawn = mean + math.sqrt(1.0 - width**2) * (theta[pick] - mean) + width * noise @ root.T
     order = rng.permutation(n)
     return drawn[order], pick[order]
+
+
+def _centres(theta: Array, weights: Array, pick: Array) -> tuple[Array, Array, Array]:
+    """Draws whose neighbours give the shapes of the noise, with their weights, and which of them each pick (n,) has.
+
+    Each pick has its own if there are few, otherwise one nearby: the neighbours of every one of n draws in many
+    dimensions would take n^2 operations.
+    """
+    if len(theta) <= MOST_CENTRES:
+        return theta, weights, pick
+    some, times = np.unique(systematic(weights, MOST_CENTRES, 0.5), return_counts=True)
+    whole, floor = covariance_of_all(theta[some], times)
+    return theta[some], times, neighbours(theta[some], theta[pick], whole + floor, 1, SLACK)[:, 0]
 
 
 def _shaped(theta: Array, weights: Array, pick: Array, count: int, noise: Array) -> Array:

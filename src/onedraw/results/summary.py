@@ -15,7 +15,7 @@ from onedraw import markup
 from onedraw.arguments import entry
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import cumulated
-from onedraw.results.monte_carlo_error import Draws, Interval, Variances, monte_carlo
+from onedraw.results.monte_carlo_error import Draws, Interval, Variances, mean_and_sd
 
 GROUPS = 8
 """Groups into which many chains are put before their agreement is judged."""
@@ -210,7 +210,7 @@ def describe(values: Array, draws: Draws, hdi_prob: float) -> SummaryRow:
     values = np.asarray(values, dtype=float)
     if values.size == 0:
         return SummaryRow(math.nan, math.nan, math.nan, math.nan)
-    mean, sd = monte_carlo(values, draws), monte_carlo(values, draws, "sd")
+    mean, sd = mean_and_sd(values, draws)
     if draws.weights is not None:
         low, high = weighted_interval(values.ravel(), draws.weights.ravel(), hdi_prob)
         return SummaryRow(mean.value, sd.value, low, high, mean.mcse, mean.ess, math.nan, mean.reason)

@@ -16,8 +16,7 @@ import numpy as np
 
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
-from onedraw.estimators.weights import effective, systematic
-from onedraw.proposals.mixture import moments
+from onedraw.estimators.weights import systematic
 from onedraw.results.regression import (
     CLUSTERS,
     TERMS,
@@ -25,6 +24,7 @@ from onedraw.results.regression import (
     Neighbourhood,
     coefficient_count,
     estimate,
+    estimates,
     kernel_width,
     ordered,
 )
@@ -50,6 +50,8 @@ MOST_SCORED = 1500
 """Draws of an estimate from which its score is computed."""
 FEWEST = 20
 """Draws that an estimate needs at least."""
+MOST_ORDERED = 2**21
+"""Distances that are sorted and kept at once."""
 PER_COEFFICIENT = {"none": 0, "linear": 2, "products": 3}
 """Simulations per coefficient that a regression needs to be tried."""
 
@@ -229,96 +231,125 @@ def score_methods(
     """Log scores (methods, held out), and the share of known parameters inside 90 % intervals (methods, held out)."""
     scores, covered = np.empty((2, len(methods), len(held_out)))
     most, summaries = max(method.number for method in methods), {method.summary for method in methods}
-    for place, j in enumerate(held_out.tolist()):
+    size = max(1, MOST_ORDERED // len(neighbourhoods[0].theta))
+    for top in range(0, len(held_out), size):
+        part = held_out[top : top + size]
         # The simulation that is taken as data must not be among the draws that its parameters score.
-        order = {k: ordered(neighbourhoods[k], neighbourhoods[k].rows[j], most + 1, j) for k in summaries}
+        orders = {
+            k: [ordered(neighbourhoods[k], neighbourhoods[k].rows[j], most + 1, j) for j in part.tolist()]
+            for k in summaries
+        }
         for same, some in groupby(range(len(methods)), key=lambda k: methods[k]._replace(local=False)):
-            look()
-            near, which = neighbourhoods[same.summary], list(some)
-            found = estimate(near, near.rows[j], same, order=order[same.summary])
-            thin = slice(None, None, -(-len(found.theta) // MOST_SCORED))
-            weights = found.weights[thin] / found.weights[thin].sum()
-            theta, known = near.jittered(found.theta[thin], found.source[thin]), near.jittered(near.theta[j], j)
-            local = [methods[k].local for k in which]
-            scores[which, place] = log_densities(theta @ scale, weights, known @ scale, local)
-            below = weights @ (theta < known)
-            covered[which, place] = float(np.mean((below > 0.05) & (below < 0.95)))
+            near, group = neighbourhoods[same.summary], np.array(list(some))
+            local = [methods[k].local for k in group]
+            for which, found in estimates(near, near.rows[part], same, orders[same.summary], MOST_SCORED):
+                look()
+                j = part[which]
+                theta, known = near.jittered(found.theta, found.source), near.jittered(near.theta[j], j)
+                scored = log_densities(theta @ scale, found.weights, known @ scale, local)
+                scores[group[:, None], top + which] = scored
+                below = weighted_means(found.weights, theta < known[:, None])
+                covered[group[:, None], top + which] = np.mean((below > 0.05) & (below < 0.95), axis=1)
     return scores, covered
 
 
-def log_densities(theta: Array, weights: Array, point: Array, local: Sequence[bool]) -> list[float]:
-    """Log densities that smoothed draws give to a point, up to a constant, mixed with that of a broad normal.
+def weighted_means(weights: Array, values: Array) -> Array:
+    """Means (m, dim) of values (m, n, dim) by weights (m, n) that sum to 1."""
+    found: Array = (weights[:, None, :] @ values)[:, 0]
+    return found
 
-    `local` smooths with a kernel shaped like the point's neighbours; otherwise draws are smoothed as a whole, with
+
+def log_densities(theta: Array, weights: Array, points: Array, local: Sequence[bool]) -> Array:
+    """Log densities (k, m) of smoothed draws (m, n, dim) and broad normals at points (m, dim), up to a constant.
+
+    `local` (k,) smooths with a kernel shaped like the point's neighbours; otherwise draws are smoothed as a whole, with
     their variance kept.
     """
-    away = theta - point
+    away = theta - points[:, None]
     whole = _moments(away, weights)
     each = (_log_local_density(away, weights) if one else _log_density(away, weights, whole) for one in local)
-    return [_with_broad(one, whole) for one in each]
+    return np.array([_with_broad(one, whole) for one in each])
 
 
-def log_with_broad(inside: float, theta: Array, weights: Array, point: Array) -> float:
-    """A log density at a point, mixed with that of a normal of twice the draws' deviations, up to the same constant."""
-    return _with_broad(inside, _moments(theta - point, weights))
+def log_with_broad(inside: Array, theta: Array, weights: Array, points: Array) -> Array:
+    """Log densities (m,) at points (m, dim), mixed with those of normals of twice the draws' deviations.
+
+    They have the constant of `log_densities`. The draws (n, dim) are the same for all points, with weights (m, n).
+    """
+    if not len(points):
+        return inside
+    each = (_moments((theta - one)[None], share[None]) for one, share in zip(points, weights, strict=True))
+    return _with_broad(inside, _Moments(*(np.concatenate(some) for some in zip(*each, strict=True))))
 
 
 class _Moments(NamedTuple):
-    """Of draws around a point at the origin."""
+    """Of draws around m points at the origin."""
 
     mean: Array
+    """(m, dim)"""
     inverse: Array
-    """Of the root of the covariance."""
-    log_det: float
-    """Of the root."""
+    """(m, dim, dim) of the roots of the covariances."""
+    log_det: Array
+    """(m,) of the roots."""
 
 
 def _moments(away: Array, weights: Array) -> _Moments:
-    mean, spread = moments(away, weights)
-    return _Moments(mean, *_whitening(spread + 1e-9 * np.eye(len(spread))))
+    mean = weighted_means(weights, away)
+    return _Moments(mean, *_whitening(_spread(away - mean[:, None], weights)))
 
 
-def _whitening(spread: Array) -> tuple[Array, float]:
-    """The inverse of the root of a covariance, and the log determinant of the root."""
-    root = np.linalg.cholesky(spread)
-    return np.linalg.inv(root), float(np.log(np.diag(root)).sum())
+def _spread(away: Array, weights: Array) -> Array:
+    """Covariances (m, dim, dim) of draws (m, n, dim) around their means."""
+    scaled = away * np.sqrt(weights)[:, :, None]
+    found: Array = np.swapaxes(scaled, 1, 2) @ scaled
+    return found
 
 
-def _with_broad(inside: float, whole: _Moments) -> float:
-    log_det = whole.log_det + len(whole.mean) * math.log(2.0)
-    broad = -0.125 * float(np.square(whole.inverse @ whole.mean).sum()) - log_det
-    return float(np.logaddexp(math.log1p(-BROAD) + inside, math.log(BROAD) + broad))
+def _whitening(spread: Array) -> tuple[Array, Array]:
+    """The inverses of the roots of covariances (m, dim, dim), and the log determinants of the roots."""
+    root = np.linalg.cholesky(spread + 1e-9 * np.eye(spread.shape[1]))
+    return np.linalg.inv(root), np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
 
 
-def _log_density(away: Array, weights: Array, whole: _Moments) -> float:
-    """Log density at the origin of draws that are smoothed as a whole."""
-    dim, width = away.shape[1], min(0.5, kernel_width(effective(weights), away.shape[1]))
-    shrunk = whole.mean + math.sqrt(1 - width**2) * (away - whole.mean)
-    return _log_kernel_mean(shrunk, weights, whole.inverse, width) - dim * math.log(width) - whole.log_det
+def _with_broad(inside: Array, whole: _Moments) -> Array:
+    log_det = whole.log_det + whole.mean.shape[1] * math.log(2.0)
+    broad = -0.125 * np.square(whole.inverse @ whole.mean[:, :, None]).sum(axis=(1, 2)) - log_det
+    return np.logaddexp(math.log1p(-BROAD) + inside, math.log(BROAD) + broad)
 
 
-def _log_local_density(away: Array, weights: Array) -> float:
-    """Log density at the origin, by a normal kernel shaped like its neighbours."""
-    dim, draws = away.shape[1], effective(weights)
-    square = np.einsum("ij,ij->i", away, away)
-    count = int(min(len(away), max(2 * dim + 2, draws**0.6) * len(away) / draws))
-    close = np.argpartition(square, count - 1)[:count] if count < len(away) else np.arange(len(away))
-    mass = float(weights[close].sum())
-    if mass <= 0.0:
-        return -math.inf
-    share = weights[close] / mass
-    _, there = moments(away[close], share)
-    inverse, log_det = _whitening(there + (BROAD * float(np.trace(there)) / dim + 1e-9) * np.eye(dim))
-    width = kernel_width(max(effective(share), 2.0), dim)
-    log_mean = math.log(mass) + _log_kernel_mean(away[close], share, inverse, width)
-    return log_mean - (dim * math.log(width) + log_det)
+def _log_density(away: Array, weights: Array, whole: _Moments) -> Array:
+    """Log densities (m,) at the origin of draws (m, n, dim) that are smoothed as a whole."""
+    dim, width = away.shape[2], np.minimum(0.5, kernel_width(1.0 / np.square(weights).sum(axis=1), away.shape[2]))
+    mean = whole.mean[:, None]
+    shrunk = mean + np.sqrt(1 - np.square(width))[:, None, None] * (away - mean)
+    return _log_kernel_mean(shrunk, weights, whole.inverse, width) - dim * np.log(width) - whole.log_det
 
 
-def _log_kernel_mean(away: Array, weights: Array, inverse: Array, width: float) -> float:
-    """Log of the weighted mean of normal kernels at draws this far away, without their constant."""
-    z = away @ inverse.T
-    square = np.einsum("ij,ij->i", z, z) / width**2
-    return math.log(max(float(weights @ np.exp(-0.5 * square)), 1e-300))
+def _log_local_density(away: Array, weights: Array) -> Array:
+    """Log densities (m,) at the origin, by normal kernels shaped like its neighbours."""
+    (_, n, dim), draws = away.shape, 1.0 / np.square(weights).sum(axis=1)
+    counts = np.minimum(n, np.maximum(2 * dim + 2, draws**0.6) * n / draws).astype(np.int64)
+    square, most = np.einsum("mij,mij->mi", away, away), int(counts.max())
+    close = np.argpartition(square, most - 1, axis=1)[:, :most]
+    close = np.take_along_axis(close, np.argsort(np.take_along_axis(square, close, axis=1), axis=1), axis=1)
+    away = np.take_along_axis(away, close[:, :, None], axis=1)
+    share = np.where(np.arange(most) < counts[:, None], np.take_along_axis(weights, close, axis=1), 0.0)
+    mass = share.sum(axis=1)
+    share = share / np.maximum(mass, 1e-300)[:, None]
+    there = _spread(away - weighted_means(share, away)[:, None], share)
+    smallest = BROAD * np.trace(there, axis1=1, axis2=2) / dim
+    inverse, log_det = _whitening(there + smallest[:, None, None] * np.eye(dim))
+    width = kernel_width(np.maximum(1.0 / np.maximum(np.square(share).sum(axis=1), 1e-300), 2.0), dim)
+    log_mean = _log_kernel_mean(away, share, inverse, width) - (dim * np.log(width) + log_det)
+    with np.errstate(divide="ignore"):
+        return np.log(mass) + log_mean
+
+
+def _log_kernel_mean(away: Array, weights: Array, inverse: Array, width: Array) -> Array:
+    """Logs (m,) of the weighted means of normal kernels at draws (m, n, dim) this far away, without their constant."""
+    z = away @ np.swapaxes(inverse, 1, 2)
+    square = np.einsum("mij,mij->mi", z, z) / np.square(width)[:, None]
+    return np.log(np.maximum(np.einsum("mi,mi->m", weights, np.exp(-0.5 * square)), 1e-300))
 
 
 def near_data(

@@ -13,7 +13,6 @@ from onedraw.model.model import Model
 from onedraw.model.prior import Prior
 from onedraw.model.simulator import CHUNK_VALUES
 from onedraw.proposals.mixture import Mixture, log_prior_constant, log_weights
-from onedraw.results.assessment import own_distance
 from onedraw.results.learnt_likelihood import SimulatedPairs, UnweightedPairs
 from onedraw.results.posterior import SimulatedData
 from onedraw.run.plan import Outcome
@@ -35,11 +34,6 @@ def stage_block(model: Model, size: int) -> int:
     Such a simulator may be slow: many workers share the stage, and a kill loses little.
     """
     return LOOKS if model.block is None and size < SMALL_STAGE else block_size(model)
-
-
-def parted(model: Model) -> bool:
-    """Whether a block may be simulated in parts: its simulations have streams of their own, and its distance none."""
-    return model.block is None and own_distance(model) is None
 
 
 class Bank(NamedTuple):

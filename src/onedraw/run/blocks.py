@@ -8,7 +8,7 @@ the order of completion, which would favour fast simulations.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import chain, islice
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -29,8 +29,12 @@ AHEAD = 16
 """How far work may run ahead of the slowest: pieces of work per slot, or segments."""
 SHARES = 3
 """Pieces of work per worker into which the rest of a round is divided."""
+FOLLOWED = 2
+"""The same if workers go on with other work behind it."""
 PARTS = 8
 """Parts of blocks per worker in a round of which it is not known how long a simulation takes."""
+SOME = 16
+"""Blocks whose sizes say how long one takes before any is done."""
 MOST_LOOKED_AT = 100_000
 """Blocks that are looked at to see whether the end of a round is near."""
 GRACE = 1.0
@@ -115,10 +119,8 @@ class BlockLine(Generic[Item, Result]):
 
     def __init__(self, task: Callable[[Item], Result], take: Callable[[Item, Result], bool], supply: "Supply[Item]"):
         self.task, self.take, self.supply = task, take, supply
-        self.used_up = False
-        """Whether all of them are sent."""
-        self.out = 0
-        """Pieces of work whose results are not taken yet."""
+        self.end: int | None = None
+        """The ticket behind its last, once all of its blocks are sent."""
 
 
 class BlockLines:
@@ -131,6 +133,8 @@ class BlockLines:
         self._pool, self._deadline = pool, deadline
         self._lines: deque[BlockLine[Any, Any]] = deque()
         """Those that are not used up."""
+        self._supply: Supply[Any] | None = None
+        """Of the last line."""
         self._sent: dict[int, tuple[BlockLine[Any, Any], list[Any]]] = {}
         self._ended: dict[int, Done] = {}
         self._turn = self._number = 0
@@ -139,10 +143,18 @@ class BlockLines:
         self._out_of_time = False
 
     def add(
-        self, task: Callable[[Item], Result], blocks: Iterable[Item], take: Callable[[Item, Result], bool]
+        self,
+        task: Callable[[Item], Result],
+        blocks: Iterable[Item],
+        take: Callable[[Item, Result], bool],
+        followed: bool = False,
+        early: bool = False,
     ) -> BlockLine[Item, Result]:
-        """A line behind the others."""
-        supply = Supply(self._pool, iter(blocks), self._deadline)
+        """A line behind the others.
+
+        If it is `followed` by another, workers need not end together; `take` may have enough `early`.
+        """
+        self._supply = supply = Supply(self._pool, iter(blocks), self._deadline, followed, early, self._supply)
         line = BlockLine(self._deadline.limiting(task), take, supply)
         self._lines.append(line)
         return line
@@ -173,7 +185,7 @@ class BlockLines:
     def _run(self, last: BlockLine[Any, Any] | None) -> str:
         while True:
             self._send(self._pool.slots)
-            if last is not None and last.used_up and last.out == 0:
+            if last is not None and last.end is not None and self._turn >= last.end:
                 if self._pool.remote:
                     # What is asked for next may take long to decide.
                     self._send(AHEAD * self._pool.slots)
@@ -182,7 +194,8 @@ class BlockLines:
                 return "max_seconds"
             done = self._pool.next()
             self._ended[done.ticket] = done
-            self._sent[done.ticket][0].supply.took(len(done.results), done.seconds)
+            line, group = self._sent[done.ticket]
+            line.supply.took(group[: len(done.results)], done.seconds)
             while self._turn in self._ended:
                 if self._take(self._ended.pop(self._turn)):
                     return "enough"
@@ -196,7 +209,7 @@ class BlockLines:
             line = self._lines[0]
             group = line.supply.next_group()
             if not group:
-                line.used_up = True
+                line.end = self._number
                 self._lines.popleft()
             elif self._deadline.passed():
                 self._out_of_time = True
@@ -204,13 +217,11 @@ class BlockLines:
                 pool.submit(self._number, line.task, group)
                 self._sent[self._number] = line, group
                 self._number += 1
-                line.out += 1
 
     def _take(self, done: Done) -> bool:
         """Take the results of the piece whose turn it is; whether they are enough."""
         pool, (line, group) = self._pool, self._sent.pop(done.ticket)
         self._turn += 1
-        line.out -= 1
         for place, (block, result) in enumerate(zip(group, done.results, strict=False)):
             self._used, self._simulations = self._used + 1, self._simulations + simulations_in([result])
             if line.take(block, result):
@@ -232,17 +243,35 @@ class Supply(Generic[Item]):
     How blocks are grouped depends on the clock; no number does, since each block has its own result.
     """
 
-    def __init__(self, pool: InProcess | WorkerPool, blocks: Iterator[Item], deadline: Deadline) -> None:
+    def __init__(
+        self,
+        pool: InProcess | WorkerPool,
+        blocks: Iterator[Item],
+        deadline: Deadline,
+        followed: bool = False,
+        early: bool = False,
+        before: "Supply[Any] | None" = None,
+    ) -> None:
         self._pool, self._blocks, self._deadline = pool, blocks, deadline
+        self._followed, self._early = followed, early
         self._waiting: deque[Item] = deque()
         """Blocks that were looked at to see whether the end is near."""
         self._done, self._seconds, self._largest = 0, 0.0, 1
+        self._units: tuple[Any, int] = (None, 0)
+        """The kind of the blocks, and how many steps or simulations were done."""
+        self._before = before
+        """Whose blocks say how long these may take, if they are of the same kind."""
         self._least: float | None = None
         """Seconds of the smallest pieces, known when the end is in sight."""
+        self._most: float | None = None
+        """Seconds of the largest pieces, if others follow."""
 
-    def took(self, blocks: int, seconds: float) -> None:
+    def took(self, blocks: list[Item], seconds: float) -> None:
         """Note how long some blocks took in a worker."""
-        self._done, self._seconds = self._done + blocks, self._seconds + seconds
+        self._done, self._seconds = self._done + len(blocks), self._seconds + seconds
+        if blocks:
+            self._units = type(blocks[0]), self._units[1] + sum(map(_units, blocks))
+            self._before = None
 
     def next_group(self) -> list[Item]:
         """The blocks of the next piece; none at the end."""
@@ -260,25 +289,56 @@ class Supply(Generic[Item]):
         each, whole = self._each(), self._pool.piece
         if each is None:
             return 1
-        # Little beside what the run has taken so far, since the rest of a piece may turn out not to be needed.
-        wanted = min(whole, max(self._deadline.seconds() / 8, whole / 2))
-        if not self._look(min(MOST_LOOKED_AT, math.ceil(2 * SHARES * self._pool.workers * wanted / each))):
-            # Smaller and smaller, so that all workers end at about the same time; of little work each gets one piece.
-            left = len(self._waiting) * each / self._pool.workers
-            self._least = min(whole / 4, left) if self._least is None else self._least
-            wanted = min(wanted, max(left / SHARES, self._least))
+        wanted = whole
+        if self._early:
+            # Little beside what the run has taken so far, since the rest of a piece may turn out not to be needed.
+            wanted = min(whole, max(self._deadline.seconds() / 8, whole / 2))
+        if self._followed:
+            # Workers go on with what follows: some pieces for each, of one size.
+            if self._most is None:
+                self._most = self._share(whole, each, FOLLOWED) or whole
+            wanted = min(wanted, self._most)
+        elif (share := self._share(2 * wanted, each, SHARES)) is not None:
+            # Smaller and smaller, so that all workers end at about the same time.
+            wanted = min(wanted, share)
         number = max(1, round(wanted / each))
         return number if self._done == 0 else min(4 * self._largest, number)
 
+    def _share(self, wanted: float, each: float, pieces: int) -> float | None:
+        """Seconds of one of a few pieces for each worker, if there is not work enough for such as are wanted."""
+        if self._look(min(MOST_LOOKED_AT, math.ceil(pieces * self._pool.workers * wanted / each))):
+            return None
+        left = len(self._waiting) * each / self._pool.workers
+        # Of little work each gets one piece.
+        self._least = min(self._pool.least, left) if self._least is None else self._least
+        return max(left / pieces, self._least)
+
     def _each(self) -> float | None:
-        """Seconds of a block in a worker; before any is done, what simulations took earlier in the run says it."""
+        """Seconds of a block in a worker; before any is done, what was done earlier in the run says it."""
         if not self._pool.remote:
             return None
         if self._done:
             return max(self._seconds / self._done, 1e-9)
-        if self._pool.each is not None and self._look(1) and isinstance(self._waiting[0], BlockPart):
-            return max(self._pool.each * self._waiting[0].size, 1e-9)
-        return None
+        if not self._look(1):
+            return None
+        self._look(SOME)
+        some = list(islice(self._waiting, SOME))
+        unit = None if self._before is None else self._before.unit(type(some[0]))
+        if unit is None and isinstance(some[0], BlockPart):
+            unit = self._pool.each
+        # The last part of a block may be small, and says little of the others.
+        return None if unit is None else max(unit * sum(map(_units, some)) / len(some), 1e-9)
+
+    def unit(self, kind: Any) -> float | None:
+        """Seconds for one step or simulation of blocks of this kind, if that is known."""
+        if self._done:
+            return self._seconds / self._units[1] if self._units[0] is kind else None
+        return None if self._before is None else self._before.unit(kind)
+
+
+def _units(block: Any) -> int:
+    """What a block has to do: steps of chains, or simulations."""
+    return max(1, getattr(block, "size", 1) * max(1, getattr(block, "steps", 1)))
 
 
 class BlockPart(NamedTuple):
@@ -304,11 +364,53 @@ def whole_of(item: Block | BlockPart) -> tuple[Block, Array]:
     return block, item.first - block.first + np.arange(item.size)
 
 
+def part_size(blocks: Sequence[Block], workers: int) -> int:
+    """Simulations of a part of blocks of which it is not known how long one takes: some parts for every worker.
+
+    None is larger than a block that a run begins with.
+
+    >>> part_size([Block(0, 32), Block(32, 32)], 4), part_size([Block(0, 32)] * 999, 4)
+    (2, 32)
+    """
+    share = sum(block.size for block in blocks[: PARTS * workers]) // (PARTS * workers)
+    return max(LOOKS, min([share, *(block.size for block in blocks[:1])]))
+
+
+def even_parts(blocks: Iterable[Block], most: int) -> Iterator[BlockPart]:
+    """All parts of blocks, at most so large, and about as large as each other.
+
+    >>> [(part.first, part.size) for part in even_parts([Block(0, 5), Block(5, 2)], 4)]
+    [(0, 3), (3, 2), (5, 2)]
+    """
+    return (part for one in blocks for part in parts_of(one, math.ceil(one.size / math.ceil(one.size / most))))
+
+
+def taking_parts(
+    take: Callable[[Block, Result], bool],
+    join: Callable[[Block, list[Result]], Result],
+    count: Callable[[int], None] = lambda simulations: None,
+) -> Callable[[BlockPart, Result], bool]:
+    """A `take` for parts, which puts their results together; `count` hears of those whose block is not whole yet."""
+    waiting: list[Result] = []
+
+    def take_part(part: BlockPart, result: Result) -> bool:
+        waiting.append(result)
+        count(simulations_in([result]))
+        if part.first + part.size < part.block.first + part.block.size:
+            return False
+        count(-simulations_in(waiting))
+        whole = join(part.block, list(waiting))
+        waiting.clear()
+        return take(part.block, whole)
+
+    return take_part
+
+
 def in_parts(
     pool: InProcess | WorkerPool,
     blocks: Iterable[Block],
     take: Callable[[Block, Result], bool],
-    join: Callable[[list[Result]], Result],
+    join: Callable[[Block, list[Result]], Result],
 ) -> tuple[Iterator[Any], Callable[[Any, Result], bool]]:
     """Blocks in parts if the workers share them better so, and a `take` that puts their results together.
 
@@ -317,24 +419,17 @@ def in_parts(
     blocks = iter(blocks)
     if not pool.remote:
         return blocks, take
-    waiting: list[Result] = []
     if pool.each is not None:
         most = max(1, int(pool.piece / 32 / max(pool.each, 1e-9)))
     else:
-        # Nothing is known yet of how long a simulation takes: some parts for every worker.
         some = list(islice(blocks, PARTS * pool.workers))
-        most = max(LOOKS, sum(block.size for block in some) // (PARTS * pool.workers))
-        blocks = chain(some, blocks)
+        most, blocks = part_size(some, pool.workers), chain(some, blocks)
 
-    def take_part(part: BlockPart, result: Result) -> bool:
-        waiting.append(result)
-        if part.first + part.size < part.block.first + part.block.size:
-            return False
-        whole = join(waiting)
-        waiting.clear()
-        return take(part.block, whole)
+    def count(simulations: int) -> None:
+        """In vain, unless the whole block is done before the run ends."""
+        pool.surplus += simulations
 
-    return (part for block in blocks for part in parts_of(block, most)), take_part
+    return even_parts(blocks, most), taking_parts(take, join, count)
 
 
 def in_chain_blocks(
@@ -344,13 +439,14 @@ def in_chain_blocks(
     item: Callable[[int, int, Result | None], Item | None],
     take: Callable[[list[Result], float], None],
     deadline: Deadline,
+    took: Callable[[Result, float], None] = lambda result, seconds: None,
 ) -> str:
     """Run blocks of chains in segments: each begins where the one before it ended, and blocks do not wait for others.
 
     `item(block, segment, last)` is what the task gets for a segment, given the result of the segment before (None for
     the first), or None at the end of the block's chains. The results of a segment are handed to `take` in the order
-    of the blocks once all are there, with the seconds that a block took on average. Returns "done" or "max_seconds";
-    Stopped if a signal came.
+    of the blocks once all are there, with the seconds that a block took on average; `took` sees each result and its
+    seconds as soon as it is there. Returns "done" or "max_seconds"; Stopped if a signal came.
     """
     task = deadline.limiting(task)
     waiting: dict[int, dict[int, Done]] = {}
@@ -367,7 +463,7 @@ def in_chain_blocks(
     try:
         while True:
             # None goes so far ahead that an interruption would waste much.
-            while idle and busy < pool.slots and idle[0][0] - first < AHEAD:
+            while idle and busy < pool.few and idle[0][0] - first < AHEAD:
                 segment, block = idle[0]
                 piece = item(block, segment, last[block])
                 if piece is None:
@@ -377,7 +473,7 @@ def in_chain_blocks(
                     goal = first if busy or ahead > first else first - 1
                 if goal is not None and segment > goal:
                     break
-                pool.submit(segment * blocks + block, task, [piece])
+                pool.submit(segment * blocks + block, task, [piece], segment)
                 heappop(idle)
                 busy += 1
             if busy == 0:
@@ -390,6 +486,7 @@ def in_chain_blocks(
             waiting.setdefault(segment, {})[block] = done
             if done.error is None:
                 last[block] = done.results[0]
+                took(done.results[0], done.seconds)
                 heappush(idle, (segment + 1, block))
                 ahead = max(ahead, segment + 1)
             while len(waiting.get(first, ())) == blocks:

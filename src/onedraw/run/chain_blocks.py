@@ -14,7 +14,7 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase
 from onedraw.failures import Failure, first_failures, warn_ignored_rng
-from onedraw.run.blocks import Block, Deadline, in_chain_blocks, in_order
+from onedraw.run.blocks import SHARES, Block, Deadline, in_chain_blocks, in_order
 from onedraw.run.job_array import JobArray
 from onedraw.run.lockstep import Advance, Segment, SegmentResult
 from onedraw.run.pool import InProcess
@@ -137,6 +137,8 @@ class Advancing:
         self._cuts = [known.steps]
         """The step of the round at which each segment begins."""
         self._length, self._growth = min(self.thin, FIRST_STEPS), GROWTH
+        self._stepped, self._seconds = 0, 0.0
+        """Steps that workers have taken, and how long they took."""
         if self.task.engine is not None:
             # A segment must be worth a call to the device, and the first may well be the last. Starting points are
             # found by short calls, so the pace there is mostly that of the calls.
@@ -146,7 +148,7 @@ class Advancing:
         elif self.pool.remote and self.pool.each is not None:
             # Short segments of many chains are many pieces of work. The starts have shown how long a simulation takes.
             step_seconds = max(self.pool.each * request.worst * request.blocks[0].size, 1e-9)
-            self._length = whole_draws(self.task, self.pool.piece / 4 / step_seconds)
+            self._length = whole_draws(self.task, self.pool.piece / 2 / step_seconds)
         total = request.wanted or request.budget
         self.bar = Progress(driver.show, request.label, total, "steps" if request.wanted else "simulations")
 
@@ -164,8 +166,9 @@ class Advancing:
             return self._from_shards(self.pool)
         try:
             return in_chain_blocks(
-                self.pool, self.task, len(self.request.blocks), self._segment, self._take, self.driver.deadline
-            )
+                self.pool, self.task, len(self.request.blocks), self._segment, self._take, self.driver.deadline,
+                self._took,
+            )  # fmt: skip
         except Stopped as stopped:
             return stopped.reason
 
@@ -191,7 +194,14 @@ class Advancing:
         if cuts[number] == steps:
             return None
         if number + 1 == len(cuts):
-            cuts.append(cuts[number] + self.task.length(min(self._length, steps - cuts[number]), self.states[block]))
+            length = self._length
+            if self.pool.remote and not isinstance(self.pool, JobArray):
+                # Shorter and shorter towards the end, so that the workers end at about the same time.
+                left = whole_draws(self.task, max((steps - cuts[number]) / SHARES, length / 4))
+                length = min(length, left)
+                # No last one of a few steps.
+                length = steps - cuts[number] if steps - cuts[number] < 1.5 * length else length
+            cuts.append(cuts[number] + self.task.length(min(length, steps - cuts[number]), self.states[block]))
         state = self.states[block] if last is None else last.state
         first, known = self.request.first_step + cuts[number], self._failure_known()
         segment = Segment(self.request.blocks[block], state, first, cuts[number + 1] - cuts[number], known)
@@ -224,7 +234,15 @@ class Advancing:
         self.bar.update(position, f"{moves / max(tried, 1):.3g} accepted", simulations)
         if self.driver.saver.due(self._unsaved_bytes()):
             self.save()
-        self._length = next_length(self.pool, self.task, now - taken, len(results), seconds, self._growth)
+        if not self.pool.remote:
+            self._length = next_length(self.pool, self.task, now - taken, len(results), seconds, self._growth)
+
+    def _took(self, result: SegmentResult, seconds: float) -> None:
+        """Workers say how long segments should be one by one: some may be far ahead when the last is done."""
+        if self.pool.remote:
+            self._stepped, self._seconds = self._stepped + result.steps, self._seconds + seconds
+            each = self._seconds / self._stepped
+            self._length = next_length(self.pool, self.task, result.steps, 1, each * result.steps, self._growth)
 
     def _make_room(self, rows: int) -> None:
         """Room for so many draws of each chain: for all of the round if they are not many, else as they come."""

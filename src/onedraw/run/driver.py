@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from itertools import chain
 from operator import methodcaller
 from typing import Any
 
@@ -20,10 +21,10 @@ from onedraw.engines.clock import OutOfTime
 from onedraw.engines.threads import one_blas_thread
 from onedraw.failures import Failure, first_failures, refuse_if_all_failed, warn_ignored_rng
 from onedraw.model.first_simulation import LooksAtFirst, listener
-from onedraw.run.blocks import BlockLines, Deadline, divided, in_parts
+from onedraw.run.blocks import BlockLine, BlockLines, Deadline, divided, even_parts, in_parts, part_size, taking_parts
 from onedraw.run.chain_blocks import ChainDraws, ChainRound, advance_blocks
-from onedraw.run.job_array import JobArray, Pace, Place
-from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value, whole_outcome
+from onedraw.run.job_array import Division, JobArray, Pace, Place
+from onedraw.run.plan import Bar, Decision, Gathered, Limits, Outcome, Plan, Round, Value
 from onedraw.run.pool import InProcess, WorkerPool, current_pool
 from onedraw.run.progress import Progress, Show
 from onedraw.run.record import Record, StoreError
@@ -152,7 +153,7 @@ class Driver:
                 outcome = _outcome_of(record)
                 self._count(outcome)
                 work.add(int(record.scalars["size"]), outcome)
-        refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=False)
+        self._refuse_if_all_failed(request)
         reason, gathered = "done", work.gathered
         if self._next[name] is None and not (request.enough is not None and request.enough(gathered)):
             reason = self._compute(work, number)
@@ -179,14 +180,14 @@ class Driver:
             self.fresh = True
             self._count(outcome)
             work.take(item.size, outcome)
-            refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=False)
+            self._refuse_if_all_failed(request)
             show(work.gathered)
             return request.enough is not None and request.enough(work.gathered)
 
         try:
             task = LooksAtFirst(request.task, away) if before == 0 else request.task
             if isinstance(self.pool, JobArray) and not request.made:
-                reason = self._from_shards(self.pool, request, number, work.gathered, task, take, work.unsaved)
+                reason = self._from_shards(self.pool, work, number, task, take)
             else:
                 with bar:
                     reason = self._in_lines(work, task, take)
@@ -197,16 +198,32 @@ class Driver:
 
     def _in_lines(self, work: "RoundWork", task: Any, take: Callable[[Any, Outcome], bool]) -> str:
         """Have workers do a round, behind the one that was left open; of one that is left open, its prefix."""
-        request, before = work.request, None if work.before is None else work.before.lines
+        request, before = work.request, work.before
         pool = InProcess() if request.made else self.pool
-        lines = before or BlockLines(pool, self.deadline)
+        lines = work.lines = (None if before is None else before.lines) or BlockLines(pool, self.deadline)
+
+        def add(some: Iterable[Any]) -> BlockLine[Any, Any]:
+            blocks, taking = (some, take) if request.join is None else in_parts(pool, some, take, request.join)
+            work.last = lines.add(
+                task, blocks, taking, followed=request.prefix is not None, early=request.enough is not None
+            )
+            return work.last
+
         items: Iterable[Any] = request.items(work.gathered)
-        added = []
-        for some in [items] if request.prefix is None else divided(items, request.prefix - work.gathered.done):
-            blocks, taking = in_parts(pool, some, take, whole_outcome) if request.in_parts else (some, take)
-            added.append(lines.add(task, blocks, taking))
-        work.lines = lines
-        return lines.run(added[0])
+        rest: Iterable[Any]
+        if request.prefix is None:
+            return lines.run(add(items))
+        if request.rest is None:
+            items, rest = divided(items, request.prefix - work.gathered.done)
+            first = add(items)
+        else:
+            first = add(items)
+            # Workers are at these while the round before is completed, from which the others follow.
+            if before is not None and before.last is not None and (why := lines.run(before.last)) != "done":
+                return why
+            rest = request.rest(work.gathered, work.late())
+        add(rest)
+        return lines.run(first)
 
     def _leave_open(self) -> Outcome | None:
         """When time is up: what is still in flight of a round that was left open, for the plan."""
@@ -221,9 +238,10 @@ class Driver:
         return Outcome({}, Cost(), before=work.rest.outcome())
 
     def _from_shards(
-        self, array: JobArray, request: Round, number: int, gathered: Gathered, task: Any, take: Any, unsaved: "Unsaved"
+        self, array: JobArray, work: "RoundWork", number: int, task: Any, take: Callable[[Any, Outcome], bool]
     ) -> str:
         """The outcomes that the shards of a job array have made; ShardsMissing if there are not enough yet."""
+        request, gathered, unsaved, late = work.request, work.gathered, work.unsaved, work.late()
         bar, first = request.bar, self.cost.simulations == 0
         pace = None
         if request.enough is not None and bar is not None and bar.total is not None:
@@ -233,9 +251,15 @@ class Driver:
             unsaved.save()
             self.saver.commit(seconds)
 
-        items, here = partial(request.items, gathered), self.place(request.phase, number)
+        here, parts = self.place(request.phase, number), None
+        if request.join is not None:
+            parts = Division(part_size, even_parts, partial(taking_parts, join=request.join))
+
+        def items() -> Iterable[Any]:
+            return chain(request.items(gathered), request.rest(gathered, late) if request.rest is not None else ())
+
         try:
-            return array.in_order(here, task, items, take, pace, keep, self.deadline.passed, first)
+            return array.in_order(here, task, items, take, pace, keep, self.deadline.passed, first, parts)
         except ShardsMissing:
             last = self.saver.last()
             if last is None or not last.name.endswith("result"):
@@ -245,6 +269,11 @@ class Driver:
     def place(self, phase: str, number: int) -> Place:
         """A round of this run as a job array knows it."""
         return Place(phase, number, dict(self._numbers))
+
+    def _refuse_if_all_failed(self, request: Round) -> None:
+        """Before the end of a round."""
+        if not request.mixed:
+            refuse_if_all_failed(self.cost.simulations, self.cost.failed, self.failures, last=False)
 
     def _count(self, outcome: Outcome) -> None:
         self.cost = self.cost.plus(outcome.cost)
@@ -256,11 +285,19 @@ class Driver:
         own = request.bar
         if own is None:
             whole = self._whole_run()
-            return Progress(False, "", None), lambda gathered: whole.update(
-                self.cost.simulations, request.note(gathered)
-            )
-        bar = Progress(self.show, own.label, own.total, own.unit)
-        return bar, lambda gathered: bar.update(own.position(gathered), request.note(gathered), self.cost.simulations)
+
+            def show_whole(gathered: Gathered) -> None:
+                if whole.due():
+                    whole.update(self.cost.simulations, request.note(gathered))
+
+            return Progress(False, "", None), show_whole
+        bar, position = Progress(self.show, own.label, own.total, own.unit), own.position
+
+        def show(gathered: Gathered) -> None:
+            if bar.due():
+                bar.update(position(gathered), request.note(gathered), self.cost.simulations)
+
+        return bar, show
 
     def _whole_run(self) -> Progress:
         if self._whole is None:
@@ -299,6 +336,8 @@ class RoundWork:
         """The round before, if it was left open."""
         self.gathered, self.rest = Gathered(request.condense), Gathered()
         self.lines: BlockLines | None = None
+        self.last: BlockLine[Any, Any] | None = None
+        """The last of its blocks."""
         self._prefix: Outcome | None = None
 
     def add(self, size: int, outcome: Outcome) -> bool:
@@ -326,11 +365,14 @@ class RoundWork:
             if one is not None:
                 one.unsaved.save()
 
+    def late(self) -> Outcome | None:
+        """What the round before had still to do when it was answered."""
+        return None if self.before is None else self.before.rest.outcome()
+
     def answer(self) -> Outcome:
         """What the plan is told."""
         whole = self.gathered.outcome() if self._prefix is None else self._prefix
-        if self.before is not None:
-            whole, self.before = whole._replace(before=self.before.rest.outcome()), None
+        whole, self.before = whole._replace(before=self.late()), None
         return whole
 
 

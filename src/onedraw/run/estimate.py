@@ -18,6 +18,7 @@ from onedraw.results.diagnostics import (
 )
 from onedraw.results.learnt_likelihood import LearntLikelihood
 from onedraw.results.misfit import AmongSimulations, compare, packed
+from onedraw.results.monte_carlo_error import effective_on_average
 from onedraw.results.regression import effective_draws, posterior_draws
 from onedraw.run.bank import Bank
 from onedraw.run.result import Result
@@ -115,11 +116,12 @@ def _learnt(
     far = learnt.unseen(theta)
     left_out = float(far.mean())
     theta = theta[np.resize(np.flatnonzero(~far), draws)] if left_out < MOST_LEFT_OUT else theta[:draws]
-    effective = learnt.effective_draws(theta)
+    refits, values = learnt.refits(theta), np.asfortranarray(bank.support.bounded(theta))
+    effective = effective_on_average(values, refits)
     before = _among_prior(model, bank, simulations.rows)
     number = len(simulations.together()[1])
     return Result(
-        theta=np.asfortranarray(bank.support.bounded(theta))[None],
+        theta=values[None],
         distances=None,
         reason=reason,
         made=f"{draws:,} draws of a learnt likelihood, effective sample size {effective:.0f}",
@@ -130,6 +132,7 @@ def _learnt(
         },
         notes=tuple(learnt_notes(found, learnt, names, len(bank.mixtures), number, effective, before, left_out)),
         effective=effective,
+        refits=refits,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,
         kept=bank,

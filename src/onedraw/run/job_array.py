@@ -66,6 +66,14 @@ class Place(NamedTuple):
         return (phase, number) != (self.phase, self.number) and self.counts.get(phase, 0) > number
 
 
+class Division(NamedTuple):
+    """How blocks of a round are simulated in parts (`run.blocks`), so that there are some for every shard."""
+
+    size: Callable[[Sequence[Any], int], int]
+    of: Callable[[Iterable[Any], int], Iterable[Any]]
+    taking: Callable[[Callable[[Any, Any], bool]], Callable[[Any, Any], bool]]
+
+
 class Pace(NamedTuple):
     """How far a round is that ends when it has enough."""
 
@@ -194,26 +202,33 @@ class JobArray:
         keep: Callable[[float], None],
         passed: Callable[[], bool],
         first: bool,
+        parts: Division | None = None,
     ) -> str:
         """Hand each outcome of a round to `take`, in order: "enough", "done", or the reason why it was stopped.
 
         `items()` are those behind what was taken so far. `pace` says how far a round is that ends when it has enough.
         `keep` makes sure that what was taken is in the run's file, and adds seconds that passed between sessions.
-        `passed` says whether time is up. `first` marks the first simulations of a run.
+        `passed` says whether time is up. `first` marks the first simulations of a run. Items may be done in `parts`.
         """
+
+        def coming(found: ShardRound) -> Iterable[Any]:
+            size = found.header["part"]
+            return parts.of(items(), size) if parts is not None and size else items()
+
         while True:
             ahead = next(iter(items()), None)
             if ahead is None:
                 return "done"
             found = self._present(here)
-            if found is not None and not _holds(found, ahead):
+            if found is not None and not _holds(found, next(iter(coming(found)))):
                 self._close(found, 0)
                 found = None
             if found is None:
                 number = None if pace is None else items_wanted(pace(), ahead.size, self.shards)
-                found = self._written(here, "items", task, list(islice(items(), number)), first)
+                found = self._written(here, "items", task, list(islice(items(), number)), first, parts)
+            taking = parts.taking(take) if parts is not None and found.header["part"] else take
             try:
-                enough, unused = self._taken(found, items, take, passed)
+                enough, unused = self._taken(found, coming(found), taking, passed)
             except Stopped as stopped:
                 return stopped.reason
             keep(_earlier_seconds(found, self._began))
@@ -224,7 +239,7 @@ class JobArray:
     def _taken(
         self,
         found: ShardRound,
-        items: Callable[[], Iterable[Any]],
+        items: Iterable[Any],
         take: Callable[[Any, Any], bool],
         passed: Callable[[], bool],
     ) -> tuple[bool, int]:
@@ -232,7 +247,7 @@ class JobArray:
 
         With a larger budget than the round was planned for, its last item may be another one than the run now wants.
         """
-        coming = iter(items())
+        coming = iter(items)
         item, parts, begun = next(coming, None), self._parts(found), False
         for shard in range(1, found.shards + 1):
             places = found.places(shard)
@@ -342,21 +357,27 @@ class JobArray:
             f"{found.path} does not follow from what {self.folder / STORE} holds: plan the run again in another folder"
         )
 
-    def _written(self, here: Place, kind: str, task: Any, items: list[Any], first: bool) -> ShardRound:
+    def _written(
+        self, here: Place, kind: str, task: Any, items: list[Any], first: bool, parts: Division | None = None
+    ) -> ShardRound:
         """Write a round for these items, cut into as many shards as there are or can be."""
+        part = 0 if parts is None else parts.size(items, self.shards)
+        if parts is not None:
+            items = list(parts.of(items, part))
         number = 1 + max((one["round"] for one in closed_rounds(self.folder)), default=0)
         shards = min(self.shards, len(items))
         cuts = [len(items) * k // shards for k in range(shards + 1)]
-        parts = []
+        every = []
         for begin, end in pairwise(cuts):
             some = items[begin:end]
             size = some[0].steps if kind == "chains" else len(some)
-            parts.append((size, [place_of(one) for one in some], packed(some)))
+            every.append((size, [place_of(one) for one in some], packed(some)))
         header = {
             "phase": here.phase, "number": here.number, "kind": kind, "threads": self._threads, "first": first,
+            "part": part,
         }  # fmt: skip
         (self.folder / COMPLETE).unlink(missing_ok=True)
-        return write_round(self.folder, number, header, packed(task), parts)
+        return write_round(self.folder, number, header, packed(task), every)
 
     def _close(self, found: ShardRound, unused: int) -> None:
         """Remove a round whose results are in the run's file, and note what was done."""
@@ -375,9 +396,12 @@ class JobArray:
 
 
 def place_of(item: Any) -> list[int]:
-    """Where in a round an item is."""
+    """Where in a round an item is: a block, a part of one, or steps of one."""
     block = getattr(item, "block", None)
-    return [item.first, item.size] if block is None else [block.first, block.size, item.first_step, item.steps]
+    if block is None:
+        return [item.first, item.size]
+    rest = [item.first_step, item.steps] if hasattr(item, "steps") else [item.first, item.size]
+    return [block.first, block.size, *rest]
 
 
 def _holds(found: ShardRound, item: Any) -> bool:

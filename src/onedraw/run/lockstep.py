@@ -13,10 +13,10 @@ from onedraw.cost import Cost
 from onedraw.engines import numba_chains
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
-from onedraw.engines.streams import Phase, Rng, borrowed
+from onedraw.engines.streams import Borrowed, Phase, Rng
 from onedraw.failures import Failure, first_failures
 from onedraw.model.simulator import loop_failures
-from onedraw.run import one_chain
+from onedraw.run import batched_chains, one_chain
 from onedraw.run.blocks import Block
 
 
@@ -161,7 +161,7 @@ class Advance:
     def __call__(self, segment: Segment) -> SegmentResult:
         if self.engine is not None:
             return self._on_device(segment)
-        with borrowed(self.seed, Phase.RUN, segment.block.first) as rng:
+        with Borrowed(self.seed, Phase.RUN, segment.block.first) as rng:
             return self._here(rng, segment)
 
     def _here(self, rng: Rng, segment: Segment) -> SegmentResult:
@@ -175,6 +175,14 @@ class Advance:
         if one_chain.alone(self.sampler, n):
             rng.step = segment.first_step
             return self._alone(rng, segment, theta, distances)
+        if batched_chains.suits(self.sampler, n):
+            rng.step = segment.first_step
+            found = batched_chains.advance(
+                self.sampler, rng, segment.state, segment.steps, theta, distances, thin=self.thin,
+                batches=self.batches, stretch=self.stretch,
+            )  # fmt: skip
+            tally = Tally(found.accepted, found.proposals, found.cost, 0, found.failures, found.ignored_rng)
+            return SegmentResult(found.state, theta, distances, tally, segment.steps)
         loop = numba_chains.chain_loop(self.sampler)
         if loop is not None:
             state, tally = self._in_one_loop(loop, rng, segment, theta, distances)
@@ -190,7 +198,7 @@ class Advance:
         found = one_chain.advance(
             self.sampler, rng, segment.state, segment.steps, thin=self.thin, batches=self.batches, stretch=self.stretch
         )
-        if found.theta:
+        if len(found.theta):
             theta[:] = found.theta
             if distances is not None:
                 distances[:, 0, 0] = found.distances

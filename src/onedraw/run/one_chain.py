@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.cost import Cost
-from onedraw.engines.arrays import Array
-from onedraw.engines.clock import look
-from onedraw.engines.numba import declared
+from onedraw.engines.arrays import Array, declared
+from onedraw.engines.clock import limited, look
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.failures import FAULTS, Failure, SimulationError, first_failures
 from onedraw.model.distance import Euclidean
 from onedraw.model.model import Model
-from onedraw.model.simulator import PlainCall, Simulated, not_finite, note_failure
+from onedraw.model.simulator import SCALARS, PlainCall, Simulated, not_finite, note_failure
+from onedraw.proposals.independence import Independence
 from onedraw.proposals.random_walk import RandomWalk
 
 
@@ -25,8 +25,8 @@ class SingleChain(NamedTuple):
     """What steps of one chain give."""
 
     state: dict[str, Array]
-    theta: list[Array]
-    """(1, dim) of each draw that is kept."""
+    theta: Array
+    """(n, 1, dim), the draws that are kept."""
     distances: list[float]
     accepted: list[int]
     """By batch of steps."""
@@ -35,15 +35,6 @@ class SingleChain(NamedTuple):
     failed: int
     failures: tuple[Failure, ...]
     ignored_rng: bool
-
-
-class OneDistance(NamedTuple):
-    """The distance of one pseudo-sample, inf if it failed."""
-
-    distance: float
-    failures: tuple[Failure, ...] = ()
-    used: bool = True
-    """Whether the simulator drew from its generator; True unless that is watched."""
 
 
 def alone(sampler: Any, chains: int) -> bool:
@@ -72,33 +63,52 @@ class Simulation:
         self._difference = self._call.one_number and type(model.distance) is Euclidean
         """Whether the distance is the difference of two numbers."""
         self._observed = float(model.observed_row[0])
+        self.failed = 0
+        self.failures: tuple[Failure, ...] = ()
+        self.ignored_rng = False
+        """Whether the first simulation of a run did not draw from its generator."""
 
-    def __call__(self, rng: Rng, theta: Array) -> OneDistance:
-        """At theta (1, dim)."""
-        recipe, failures = self._model.recipe, list[Failure]()
-        used = True
+    def __call__(self, rng: Rng, theta: Array | float) -> float:
+        """The distance at theta (1, dim), or at a number if that is the only parameter; inf if it failed."""
+        recipe, call = self._model.recipe, self._call
         try:
             if self._one_parameter is not None:
-                value = self._call.simulate(rng.single(0), **{self._one_parameter: theta.item()})
+                number = theta if isinstance(theta, float) else theta.item()
+                value = call.simulate(rng.single(0), **{self._one_parameter: number})
             else:
-                value = self._call.simulate(rng.single(0), **recipe.prior.rows(theta)[0])
-            used = rng.first != 0 or rng.step != 0 or rng.used()
-            value = self._call.summarised(value)
+                value = call.simulate(rng.single(0), **recipe.prior.rows(_rows(theta))[0])
+            if rng.first == 0 and rng.step == 0:
+                self.ignored_rng = not rng.used()
+            if not call.as_they_are or type(value) not in SCALARS:
+                value = call.summarised(value)
         except FAULTS as error:
-            note_failure(recipe, rng, theta[0], 0, 0, error, failures, self._on_error)
-            return OneDistance(math.inf, tuple(failures))
-        if not (math.isfinite(value) if self._call.one_number else np.isfinite(value).all()):
-            failure = not_finite(recipe, rng, theta[0], 0, 0)
+            failures = list[Failure]()
+            note_failure(recipe, rng, _rows(theta)[0], 0, 0, error, failures, self._on_error)
+            return self._noted(tuple(failures))
+        if not (math.isfinite(value) if call.one_number else np.isfinite(value).all()):
+            failure = not_finite(recipe, rng, _rows(theta)[0], 0, 0)
             if self._on_error == "raise":
                 raise SimulationError(f"simulation failed {failure}")
-            return OneDistance(math.inf, (failure,), used)
+            return self._noted((failure,))
         if self._difference:
-            return OneDistance(abs(value - self._observed), (), used)
+            return abs(value - self._observed)
         rows = np.array(value, dtype=float).reshape(1, 1, -1)
         found, distances = self._model.measured(
-            Simulated(rows, Cost(1)), rng, theta, None, 0, self._on_error
+            Simulated(rows, Cost(1)), rng, _rows(theta), None, 0, self._on_error
         )  # fmt: skip
-        return OneDistance(distances.item(), found.failures, used)
+        if found.failures:
+            self._noted(found.failures)
+        return distances.item()
+
+    def _noted(self, failures: tuple[Failure, ...]) -> float:
+        self.failed += 1
+        self.failures = first_failures(self.failures, failures)
+        return math.inf
+
+
+def _rows(theta: Array | float) -> Array:
+    """Theta as (1, dim)."""
+    return np.array([[theta]]) if isinstance(theta, float) else theta
 
 
 def advance(
@@ -108,62 +118,72 @@ def advance(
     estimator, proposal, prior = sampler.estimator, sampler.proposal, sampler.estimator.prior
     kernel, simulation = estimator.kernel, Simulation(estimator.model, estimator.on_error)
     carried = hasattr(state, "log_estimate")
-    walks = type(proposal) is RandomWalk and prior.dim == 1 and not prior.discrete[0]
-    root = float(proposal.root[0, 0]) if walks else 0.0
+    number = prior.dim == 1 and not prior.discrete[0]
+    walks = number and type(proposal) is RandomWalk
+    from_prior = type(proposal) is Independence and proposal.distribution is prior and prior.draw_number is not None
+    root, log_density = float(proposal.root[0, 0]) if walks else 0.0, prior.logpdf_of_number
     # Beyond this no estimate is accepted, or none is wanted.
     most = estimator.log_bound if sampler.early else np.finfo(float).max
-    theta, log_priors = state.theta, state.log_prior
+    log_priors = state.log_prior
     log_prior, distance = float(log_priors[0]), float(state.distances[0, 0])
     log_estimate = float(state.log_estimate[0]) if carried else 0.0
-    place = float(theta[0, 0])
-    kept: list[Array] = []
+    place = float(state.theta[0, 0])
+    theta: Array | float = place if walks or from_prior else state.theta
+    kept: list[Array | float] = []
     distances: list[float] = []
     accepted, proposals = [0] * batches, [0] * batches
-    simulations = failed = 0
-    failures: tuple[Failure, ...] = ()
-    ignored = False
+    simulations, in_time = 0, limited()
+    indicator, eps = kernel.indicator, kernel.eps
     begin, length = stretch[0], stretch[1] - stretch[0]
     for step in range(rng.step, rng.step + steps):
-        look()
+        if in_time:
+            look()
         rng.step = step
         moves = rng.bulk(Purpose.MOVE)
         held = False
         if walks:
-            proposed = np.array([[moves.standard_normal() * root + place]])
-            there = float(prior.logpdf(proposed)[0])
+            proposed = moves.standard_normal() * root + place
+            there = float(prior.logpdf(_rows(proposed))[0]) if log_density is None else log_density(proposed)
             log_ratio = there - log_prior
+        elif from_prior:
+            proposed, there, log_ratio = prior.draw_number(moves), log_prior, 0.0
         else:
             made = proposal.propose(moves, theta, log_priors)
             proposed, there, log_ratio = made.theta, float(made.log_prior[0]), float(np.ravel(made.log_ratio)[0])
             held = made.held is not None and bool(made.held[0])
-        needed = log_estimate - moves.standard_exponential() - (log_ratio if carried or log_ratio < 0.0 else 0.0)
+        if from_prior and indicator:
+            # A hit is accepted and a miss is not, whatever u is.
+            needed = 0.0
+        else:
+            needed = log_estimate - moves.standard_exponential() - (log_ratio if carried or log_ratio < 0.0 else 0.0)
         batch = (step - begin) * batches // length
         if not held:
             proposals[batch] += 1
             if needed <= most:
                 simulations += 1
                 found = simulation(rng, proposed)
-                ignored |= not found.used
-                if found.failures:
-                    failed, failures = failed + 1, first_failures(failures, found.failures)
-                if kernel.indicator:
-                    log_weight = 0.0 if found.distance < kernel.eps else -math.inf
+                if indicator:
+                    log_weight = 0.0 if found < eps else -math.inf
                 else:
-                    log_weight = float(kernel.log_weight(np.array([found.distance]))[0])
+                    log_weight = float(kernel.log_weight(np.array([found]))[0])
                 if log_weight >= needed:
                     accepted[batch] += 1
-                    theta, log_prior, log_estimate, distance = proposed, there, log_weight, found.distance
+                    theta, log_prior, log_estimate, distance = proposed, there, log_weight, found
                     if not carried:
                         log_estimate = 0.0
                     if walks:
-                        place = float(theta[0, 0])
-                    elif made.log_prior is not log_priors:
+                        place = proposed
+                    elif not from_prior:
                         log_priors = made.log_prior
         if (step + 1 - begin) % thin == 0:
             kept.append(theta)
             distances.append(distance)
     after = {
-        "theta": theta, "log_prior": np.array([log_prior]) if walks else log_priors,
+        "theta": _rows(theta), "log_prior": np.array([log_prior]) if walks else log_priors,
         "log_estimate": np.array([log_estimate]), "distances": np.array([[distance]]),
     }  # fmt: skip
-    return SingleChain(after, kept, distances, accepted, proposals, simulations, failed, failures, ignored)
+    draws = np.array(kept, dtype=float).reshape(len(kept), 1, prior.dim)
+    return SingleChain(
+        after, draws, distances, accepted, proposals, simulations, simulation.failed,
+        simulation.failures, simulation.ignored_rng,
+    )  # fmt: skip

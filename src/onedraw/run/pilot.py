@@ -50,7 +50,7 @@ class PairsFromPrior:
         rng = Rng(self.seed, Phase.PILOT, block.first, 1)
         theta = self.model.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
         found = draw_pairs(self.model, rng, theta, None, self.on_error, certain=True)
-        arrays = {"theta": theta, "signal": found.signal, "cheap": found.cheap, "dear": found.distances}
+        arrays = {"theta": theta, "signal": found.signal, "cheap": found.cheap, "expensive": found.distances}
         return Outcome(arrays, found.cost, found.failures, found.ignored_rng)
 
 
@@ -80,8 +80,8 @@ def pilot(
     if model.pair is not None and model.pair.learns:
         assert kernel is not None and kernel.eps is not None and model.pair.pilot is not None
         outcome = yield pilot_round(PairsFromPrior(model, seed, on_error), model.pair.pilot)
-        signal, cheap, dear = (outcome.arrays[name] for name in ("signal", "cheap", "dear"))
-        rule, eps = learnt_rule(model.pair, kernel, signal, cheap, dear, by_hits)
+        signal, cheap, expensive = (outcome.arrays[name] for name in ("signal", "cheap", "expensive"))
+        rule, eps = learnt_rule(model.pair, kernel, signal, cheap, expensive, by_hits)
         yield Decision("continuation", lambda: ({"eps": repr(eps)}, rule._asdict()))
         model = replace(model, simulate=model.pair.with_rule(rule))
     return model

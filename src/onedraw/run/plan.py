@@ -108,8 +108,8 @@ def both(part: Outcome, rest: Outcome) -> Outcome:
     return gathered.outcome()
 
 
-def whole_outcome(parts: list[Outcome]) -> Outcome:
-    """The outcome of a block from those of its parts."""
+def whole_outcome(block: Any, parts: list[Outcome]) -> Outcome:
+    """The outcome of a block from those of its parts, whose arrays are its rows."""
     cost = Cost()
     for part in parts:
         cost = cost.plus(part.cost)
@@ -156,12 +156,18 @@ class Round:
     """The result of the run before this round, to be shown while the round goes on."""
     made: bool = False
     """Whether its simulations are made already, so that no worker is needed."""
-    in_parts: bool = False
-    """Whether the task takes parts of its blocks too, for many workers: each simulation has a stream of its own."""
+    join: Callable[[Any, list[Outcome]], Outcome] | None = None
+    """The outcome of a block from those of its parts, if the task takes parts of its blocks too, for many workers: each
+    simulation has a stream of its own."""
+    mixed: bool = False
+    """Whether its items are simulations of several models: if the first all fail, others may not."""
     prefix: int | None = None
     """Sizes of the first items, added up, with which the round is answered and left open: workers go on with the
     others while the plan decides what is next. Those come with the answer to the next Round, as its `before`; or with
     Stopped, if time or a signal ends a request. Without `enough`, `condense` and `bar`."""
+    rest: Callable[[Gathered, Outcome | None], Iterable[Any]] | None = None
+    """The items behind the prefix, if they follow from what the round before had still to do: they are made from that,
+    its `before`, once it is complete. `items` then yields those of the prefix alone."""
 
 
 class Decision(NamedTuple):

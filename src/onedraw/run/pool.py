@@ -17,7 +17,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,12 +33,17 @@ PATIENCE = 300.0
 """Seconds without any activity after which a run gives up waiting. Set it higher to wait longer."""
 PIECE_SECONDS = 0.2
 """About how long a worker should take for a piece of work: sending it costs about a millisecond."""
-PIECES_PER_SECOND = 50
-"""That one process hands out at most, however many workers there are: their pieces take longer."""
+PIECES_PER_SECOND = 40
+"""That one process hands out, however many workers there are: their pieces take longer. At the ends of rounds there are
+more, and 50 are the most that are wanted on the whole."""
+MOST_LONGER = 2
+"""How many times as long pieces are at most if more than that were handed out so far, as at the ends of rounds."""
 QUEUED_SECONDS = 10.0
 """Work for each worker of a Dask cluster that waits there: adaptive clusters grow if there is more than 5 s of it."""
 MOST_QUEUED = 64
 """Pieces for each worker of a Dask cluster."""
+WAY_SECONDS = 0.05
+"""About how long a result takes home, and the next piece out: as much work waits at workers that have few pieces."""
 DEATHS = 3
 """Workers that one piece of work may kill before its simulations run in processes of their own."""
 LAST_WAIT = 1.0
@@ -85,8 +90,10 @@ class InProcess:
 
     slots = 1
     """Pieces of work that may be in flight."""
-    piece = PIECE_SECONDS
-    """About how long a piece of work should take."""
+    few = 1
+    """The same where the next piece is better chosen late."""
+    piece, least = PIECE_SECONDS, PIECE_SECONDS / 4
+    """About how long a piece of work should take, and the smallest at the end of a round."""
     remote = False
     surplus = 0
     workers = 1
@@ -96,7 +103,7 @@ class InProcess:
     def __init__(self) -> None:
         self._queue: list[tuple[int, Callable[[Any], Any], Sequence[Any]]] = []
 
-    def submit(self, ticket: int, task: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    def submit(self, ticket: int, task: Callable[[Any], Any], items: Sequence[Any], later: int = 0) -> None:
         """Take a piece of work."""
         self._queue.append((ticket, task, items))
 
@@ -106,7 +113,7 @@ class InProcess:
         began = time.perf_counter()
         call = current_guard().call
         try:
-            results = [call(partial(task, item)) for item in items]
+            results = [call(partial(attempted, task, item)) for item in items]
         except SystemExit as error:
             raise _exited(error) from error
         return Done(ticket, results, None, time.perf_counter() - began)
@@ -130,9 +137,10 @@ class WorkerPool:
         if not isinstance(executor, Executor):
             self._client = executor
             self._executor = executor.get_executor(pure=False)
+            _end_its_scheduler(executor)
         self._shared = isinstance(self._executor, ThreadPoolExecutor)
         self._packed: tuple[Any, bytes, bytes] | None = None
-        self._work: dict[int, tuple[Callable[[Any], Any], Sequence[Any]]] = {}
+        self._work: dict[int, tuple[Callable[[Any], Any], Sequence[Any], int]] = {}
         self._in_flight: dict[int, Future[Any]] = {}
         self._ended: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
         self._suspects: list[int] = []
@@ -142,6 +150,10 @@ class WorkerPool:
         self._isolated = False
         self._active_at = time.monotonic()
         self._workers, self._counted = 1, -math.inf
+        self._began: float | None = None
+        """When the first piece of work was handed out."""
+        self._sent = 0
+        """How many were."""
         self._pieces, self._simulations, self._seconds = 0, 0, 0.0
         """What has been done, and the seconds that it took in workers."""
         self.surplus = 0
@@ -172,25 +184,42 @@ class WorkerPool:
         return math.ceil(self.workers * min(MOST_QUEUED, max(2.0, 1 + queued)))
 
     @property
+    def few(self) -> int:
+        """Hardly more than one piece per worker, so that the next is chosen late; Dask chooses by `later` itself."""
+        if self._client is not None:
+            return self.slots
+        return self.workers + math.ceil(self.workers * min(1.0, WAY_SECONDS / self.piece))
+
+    @property
     def piece(self) -> float:
-        """About how long a piece of work should take: longer for many workers, since one process serves them all."""
-        return max(PIECE_SECONDS, self.workers / PIECES_PER_SECOND)
+        """About how long a piece of work should take: longer for many workers, since one process serves them all.
+
+        If the workers get one each now, as many as should have been handed out by the time they are done.
+        """
+        usual = 4 * self.least
+        elapsed = 0.0 if self._began is None else time.monotonic() - self._began
+        return min(max((self.workers + self._sent) / PIECES_PER_SECOND - elapsed, usual), MOST_LONGER * usual)
+
+    @property
+    def least(self) -> float:
+        """The same of the smallest pieces, at the end of a round."""
+        return max(PIECE_SECONDS, self.workers / PIECES_PER_SECOND) / 4
 
     @property
     def each(self) -> float | None:
         """Seconds of a simulation in a worker, if that is known."""
         return self._seconds / self._simulations if self._simulations else None
 
-    def submit(self, ticket: int, task: Callable[[Any], Any], items: Sequence[Any]) -> None:
-        """Take a piece of work."""
-        self._work[ticket] = (task, items)
+    def submit(self, ticket: int, task: Callable[[Any], Any], items: Sequence[Any], later: int = 0) -> None:
+        """Take a piece of work; of those that wait on a Dask cluster, one with a smaller `later` goes first."""
+        self._work[ticket] = (task, items, later)
         if self._suspects:
             self._waiting.append(ticket)
         else:
             self._send(ticket)
 
     def _send(self, ticket: int) -> None:
-        task, items = self._work[ticket]
+        task, items, later = self._work[ticket]
         # Code that has killed workers will do so again: from then on every simulation runs in a process of its own.
         self._isolated = alone = self._isolated or self._deaths.get(ticket, 0) >= DEATHS
         if self._shared:
@@ -199,12 +228,14 @@ class WorkerPool:
             digest, body = self._pack(task)
             call = partial(_unpack_and_run, digest, body, packed(list(items)), alone, os.getpid(), line.name())
         try:
-            future = self._executor.submit(call)
+            future = self._executor.submit(call, **({} if self._client is None else {"priority": -later}))
         except BrokenExecutor as error:
             future = Future()
             future.set_exception(error)
         except RuntimeError as error:
             raise WorkerError(f"the executor takes no more work ({error}): give one that is not shut down") from error
+        self._began = time.monotonic() if self._began is None else self._began
+        self._sent += 1
         self._in_flight[ticket] = future
         future.add_done_callback(partial(_note, self._ended, ticket))
 
@@ -347,6 +378,20 @@ class WorkerPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
+def _end_its_scheduler(client: Any) -> None:
+    """Have Dask's scheduler end with this process if that has started it as a program, as `SubprocessCluster` does.
+
+    That of a `LocalCluster` is a thread of this process.
+    """
+    from distributed.comm import get_address_host
+    from distributed.utils import get_ip
+
+    # One elsewhere is nobody's child here, and one without onedraw stays.
+    with suppress(Exception):
+        if get_address_host(client.scheduler.address) in ("127.0.0.1", "::1", get_ip()):
+            client.run_on_scheduler(end_with_run, os.getpid(), line.name())
+
+
 def _place(items: Sequence[Any]) -> str:
     """Where in a run some items are, in words."""
     blocks = [item if hasattr(item, "first") else getattr(item, "block", None) for item in items]
@@ -389,11 +434,33 @@ def _run(
     with one_blas_thread(), isolated(alone), working_for(family):
         for item in items:
             try:
-                results.append(task(item))
+                results.append(attempted(task, item))
             except FAULTS as raised:
                 error = sendable(raised if isinstance(raised, Exception) else _exited(raised))
                 break
     return results, error, time.perf_counter() - began
+
+
+def attempted(task: Callable[[Any], Any], item: Any) -> Any:
+    """The task on an item. If memory runs out, again with its simulations in a process of their own.
+
+    Simulations may leak memory, and then it is not the one that finds none which is at fault. One that finds none in a
+    process of its own counts as failed.
+    """
+    try:
+        return task(item)
+    except MemoryError:
+        try:
+            with isolated(True):
+                return task(item)
+        except MemoryError as error:
+            why = told(error.__cause__ or error)
+            raise SimulationError(
+                f"this process has no memory left, not even to send the simulator to another one ({why}): if "
+                "the simulator keeps something of every simulation, as in a global list, have it forget that, or run "
+                "with workers=2, whose processes are replaced when they have grown. A run with a store has saved what "
+                "was done before"
+            ) from error
 
 
 def _exited(error: BaseException) -> SimulationError:

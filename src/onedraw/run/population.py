@@ -69,6 +69,8 @@ class Particles(NamedTuple):
     """(n,) equal for particles whose chains began at the same particle."""
     family: Array
     """(n,) the group, one stage before, of the particle at which the chain began."""
+    founder: Array
+    """(n,) the particle from the prior that each descends from."""
 
 
 class StageChains(NamedTuple):
@@ -90,11 +92,26 @@ class StageChains(NamedTuple):
     simulations: int = 0
     units: float = 0.0
     """What they have cost, in the unit of the budget."""
+    lead: int = 0
+    """The first chains, which have taken `ahead` steps more than the others: those are on their way."""
+    ahead: int = 0
 
     @property
     def accepted(self) -> int:
         """Moves of all chains."""
         return len(self.moves["chain"])
+
+    @property
+    def taken(self) -> Array:
+        """(N,) steps of each chain."""
+        steps = np.full(len(self.ancestor), self.steps)
+        steps[: self.lead] += self.ahead
+        return steps
+
+    @property
+    def proposals(self) -> int:
+        """Steps of all chains."""
+        return int(self.taken.sum())
 
 
 class Schedule(NamedTuple):
@@ -119,6 +136,8 @@ class Population(NamedTuple):
     particles: Particles
     spent: float
     """By the whole run, in the unit of the budget."""
+    late: float = 0.0
+    """What is on its way, if every proposal is simulated."""
     eps: float = math.inf
     chains: StageChains | None = None
     step: int = 1
@@ -134,8 +153,8 @@ class Population(NamedTuple):
     """What one of its proposals has cost, in the unit of the budget: the share that was simulated if that is 1."""
     log_evidence: float = 0.0
     """Log of the prior mean of K at this tolerance."""
-    evidence_variance: float = 0.0
-    """Its variance, the sum over all tolerances."""
+    influence: Array = np.empty(0)
+    """What the descendants of each particle from the prior have added to it, less what they would if all were alike."""
 
     @property
     def distances(self) -> Array:
@@ -149,10 +168,10 @@ class Population(NamedTuple):
 
     def acceptance(self) -> tuple[float, float]:
         """Acceptance rate of the last stage, and its error from what differs between the chains."""
-        if self.chains is None or self.chains.steps == 0:
+        if self.chains is None or self.chains.taken.min() == 0:
             return math.nan, math.nan
         n = len(self.chains.ancestor)
-        each = np.bincount(self.chains.moves["chain"], minlength=n) / self.chains.steps
+        each = np.bincount(self.chains.moves["chain"], minlength=n) / self.chains.taken
         return float(each.mean()), float(each.std(ddof=min(1, n - 1)) / math.sqrt(n))
 
 
@@ -175,10 +194,10 @@ def visited(sampler: Sampler, rng: Rng, state: Any, item: ParticleBlock) -> Outc
     return Outcome(arrays | {f"last.{name}": part for name, part in state._asdict().items()}, cost, failures)
 
 
-def occupation(chain: Array, time: Array, chains: int, begin: int, end: int) -> tuple[Array, Array]:
+def occupation(chain: Array, time: Array, chains: int, begin: int, end: int | Array) -> tuple[Array, Array]:
     """Steps spent in the states of `chains` chains from `begin` to before `end`: where they began, and after each move.
 
-    Moves are given by chain and time, in the order of time for each chain.
+    Moves are given by chain and time, in the order of time for each chain; `end` may differ between chains.
 
     >>> occupation(np.array([1, 1]), np.array([2, 3]), 2, 0, 5)
     (array([5, 2]), array([1, 2]))
@@ -186,10 +205,11 @@ def occupation(chain: Array, time: Array, chains: int, begin: int, end: int) -> 
     order = np.lexsort((time, chain))
     of, at = chain[order], time[order]
     last = np.append(of[1:] != of[:-1], True)[: of.size]
-    until = np.where(last, end, np.append(at[1:], end)[: of.size])
+    ends = np.full(chains, end, dtype=np.int64)
+    until = np.where(last, ends[of], np.append(at[1:], 0)[: of.size])
     spent = np.empty(of.size, dtype=np.int64)
     spent[order] = until - at
-    first = np.full(chains, end, dtype=np.int64)
+    first = ends.copy()
     np.minimum.at(first, chain, time)
     return first - begin, spent
 
@@ -227,8 +247,14 @@ def block_size(model: Model, chains: int) -> int:
     return chains_per_block(chains) if model.compiled else BATCHED_BLOCK if model.batched else PLAIN_BLOCK
 
 
-def first_population(schedule: Schedule, estimator: AbcAverage, outcome: Outcome, spent: float) -> Population:
-    """Particles from the prior, at a tolerance beyond every distance."""
+def lead_of(model: Model, chains: int) -> int:
+    """The first chains, whose steps decide what is next while workers are at the others: half of the blocks."""
+    size = block_size(model, chains)
+    return min(chains, size * math.ceil(math.ceil(chains / size) / 2))
+
+
+def first_population(schedule: Schedule, estimator: AbcAverage, spent: float, outcome: Outcome) -> Population:
+    """Particles from the prior, or the first of them, at a tolerance beyond every distance."""
     theta, distances = (np.asfortranarray(outcome.arrays[name]) for name in ("theta", "distances"))
     weight = np.where(np.isfinite(distances[:, : estimator.pseudo_samples]).any(axis=1), 1.0, 0.0)
     if estimator.model.pair is not None:
@@ -236,26 +262,33 @@ def first_population(schedule: Schedule, estimator: AbcAverage, outcome: Outcome
     if not weight.any():
         weight[:] = 1.0
     number, share = np.arange(len(theta)), float(weight.mean())
-    particles = Particles(theta, estimator.prior.logpdf(theta), distances, weight / weight.sum(), number, number)
+    log_prior = estimator.prior.logpdf(theta)
+    particles = Particles(theta, log_prior, distances, weight / weight.sum(), number, number, number)
+    late = (schedule.chains - len(theta)) * estimator.worst
     return Population(
-        schedule, estimator, particles, spent + estimator.model.units(outcome.cost), log_evidence=math.log(share),
-        evidence_variance=float(weight.var()) / (share * share * len(theta)),
+        schedule, estimator, particles, spent + estimator.model.units(outcome.cost), late, log_evidence=math.log(share),
+        influence=(weight / share - 1.0) / len(theta),
     )  # fmt: skip
 
 
 def moved(now: Population, steps: int, outcome: Outcome) -> Population:
-    """With the states that all chains have visited in some steps."""
-    arrays, chains = {name: np.asfortranarray(part) for name, part in outcome.arrays.items()}, now.chains
+    """With the states that all chains have visited in some steps, or the first chains if the others are still on it."""
+    arrays, chains = outcome.arrays, now.chains
     assert chains is not None
+    known, units = len(arrays["last.theta"]), now.estimator.model.units(outcome.cost)
+    late = len(chains.ancestor) - known
+    states = {name: np.concatenate([arrays[f"last.{name}"], part[known:]]) for name, part in chains.states.items()}
     chains = chains._replace(
-        states={name: arrays[f"last.{name}"] for name in chains.states},
+        states={name: np.asfortranarray(part) for name, part in states.items()},
         moves={name: np.concatenate([part, arrays[name]]) for name, part in chains.moves.items()},
-        steps=chains.steps + steps,
+        steps=chains.steps if late else chains.steps + steps,
+        lead=known if late else 0,
+        ahead=steps if late else 0,
         simulations=chains.simulations + outcome.cost.simulations,
-        units=chains.units + now.estimator.model.units(outcome.cost),
+        units=chains.units + units,
     )
-    spent = now.spent + now.estimator.model.units(outcome.cost)
-    return now._replace(chains=chains, step=now.step + steps, spent=spent)
+    on_its_way = late * steps * now.estimator.worst
+    return now._replace(chains=chains, step=now.step + steps, spent=now.spent + units, late=on_its_way)
 
 
 def lowered(now: Population, eps: float) -> Population:
@@ -268,42 +301,56 @@ def lowered(now: Population, eps: float) -> Population:
 def with_evidence(now: Population, weight: Array) -> Population:
     """With the factor by which the evidence falls if the particles get these weights, which do not sum to 1.
 
-    The factor is a mean over the particles. Its error follows from the families of particles, within which the errors
-    are correlated.
+    The factor is a mean over the particles. Those that descend from one particle of the prior are alike, in this factor
+    and in all later ones; different ones are independent (Lee and Whiteley 2018).
     """
-    factor, (_, family) = float(weight.sum()), np.unique(now.particles.family, return_inverse=True)
-    away = np.bincount(family, weight - factor * now.particles.weight)
+    particles, factor = now.particles, float(weight.sum())
+    away = np.bincount(particles.founder, weight - factor * particles.weight, len(now.influence))
     return now._replace(
         log_evidence=now.log_evidence + math.log(max(factor, 1e-300)),
-        evidence_variance=now.evidence_variance + float(away @ away) / max(factor, 1e-300) ** 2,
+        influence=now.influence + away / max(factor, 1e-300),
     )
 
 
-def picked(now: Population, number: int, which: int) -> Array:
-    """As many particles as there are chains, drawn by their weights; two numbers name the stream."""
+def picked(now: Population, number: int, which: int, count: int) -> Array:
+    """Particles drawn by their weights, `count` of them; two numbers name the stream."""
     u = Rng(now.schedule.seed, Phase.SEQUENCE, which, number).bulk(Purpose.ACCEPT).random()
-    return systematic(now.particles.weight, now.schedule.chains, u)
+    return systematic(now.particles.weight, count, u)
 
 
-def resampled(now: Population) -> Population:
-    """Chains that begin at particles drawn by their weights, each with its own pseudo-samples."""
+def resampled(now: Population, begun: StageChains | None = None) -> Population:
+    """Chains that begin at particles drawn by their weights, each with its own pseudo-samples.
+
+    The first chains may have begun already, when fewer particles were known. Each half is drawn from all particles that
+    are known, so that each stands for the whole of them.
+    """
     particles, prior, number = now.particles, now.estimator.prior, now.resampled + 1
-    ancestor = picked(now, number, 0)
+    chains, lead = now.schedule.chains, lead_of(now.estimator.model, now.schedule.chains)
+    first = picked(now, number, 0, lead) if begun is None else begun.ancestor[:lead]
+    ancestor = np.concatenate([first, picked(now, number, 2, chains - lead)])
     states = {name: getattr(particles, name)[ancestor] for name in VISITED}
     states["log_estimate"] = now.estimator.kernel.with_eps(now.eps).log_average(now.distances[ancestor])
     if now.estimator.model.pair is not None:
         states["log_estimate"] += np.log(particles.distances[ancestor, 1])
-    walk = random_walk().resolved(prior, lambda: spread(particles, prior))
-    assert walk.root is not None
+    root = random_walk().resolved(prior, lambda: spread(particles, prior)).root if begun is None else begun.root
+    assert root is not None
     none = np.empty(0, dtype=np.int64)
     moves = {"chain": none, "time": none, **{name: states[name][:0] for name in VISITED}}
-    chains = StageChains(particles, ancestor, states, walk.root, len(now.path), now.step, moves)
-    return now._replace(chains=chains, resampled=number)
+    return now._replace(
+        chains=StageChains(particles, ancestor, states, root, len(now.path), now.step, moves), resampled=number
+    )
+
+
+def begun(now: Population, eps: float, first: StageChains | None = None) -> Population:
+    """Chains at a tolerance, which begin at particles unless they are there already; the first may have begun."""
+    if eps < now.eps:
+        return resampled(lowered(now, eps), first)
+    return resampled(now, first) if now.chains is None else now
 
 
 def collected(chains: StageChains) -> Particles:
     """All states that the chains have visited, weighted by the time spent there: particles at this tolerance."""
-    before, moves, end = chains.origin, chains.moves, chains.begin + chains.steps
+    before, moves, end = chains.origin, chains.moves, chains.begin + chains.taken
     # Each state counts as often as the chain stood there: before the first step, and after each of them.
     at_start, after = occupation(moves["chain"], moves["time"], len(chains.ancestor), chains.begin - 1, end)
     # Chains that began at the same particle waited there together.
@@ -312,20 +359,24 @@ def collected(chains: StageChains) -> Particles:
     which = np.concatenate([np.arange(origin.size), member[moves["chain"]]])
     theta, log_prior, distances = (np.concatenate([getattr(before, name)[origin], moves[name]]) for name in VISITED)
     weight /= weight.sum()
-    return Particles(theta, log_prior, distances, weight, origin[which], before.group[origin][which])
+    which = origin[which]
+    return Particles(theta, log_prior, distances, weight, which, before.group[which], before.founder[which])
 
 
-def stage_ended(now: Population) -> Population:
-    """With the visited states as particles, unless those before have a larger effective number, and with its path."""
+def stage_ended(now: Population, sure: bool = False) -> Population:
+    """With the visited states as particles, unless those before have a larger effective number, and with its path.
+
+    If chains have begun at the visited states already, these are the particles for `sure`.
+    """
     chains, particles = now.chains, now.particles
     before = now.path if chains is None else now.path[: chains.stages]
-    if chains is None or chains.steps == 0:
+    if chains is None or chains.proposals == 0:
         return now._replace(path=(*before, Stage(now.eps, math.nan, 0, 0, effective(particles.weight))))
-    proposals = len(chains.ancestor) * chains.steps
+    proposals = chains.proposals
     rate = chains.accepted / proposals
     simulated = max(chains.units, 1) / (proposals * now.estimator.pseudo_samples)
     found = collected(chains)
-    if effective(found.weight) >= effective(particles.weight):
+    if sure or effective(found.weight) >= effective(particles.weight):
         particles = found
     stage = Stage(now.eps, rate, proposals, chains.simulations, effective(particles.weight))
     return now._replace(particles=particles, path=(*before, stage), rate=rate, simulated=simulated)
@@ -364,22 +415,28 @@ def relearned(now: Population, outcome: Outcome, least: float) -> Population:
     )  # fmt: skip
 
 
+def settings_of(schedule: Schedule, model: Model) -> dict[str, Any]:
+    """What a run has chosen, whether it has draws or not."""
+    return {
+        "particles": schedule.chains, "distance": distance_setting(model), **continuation_setting(model)
+    }  # fmt: skip
+
+
 def result_of(now: Population, reason: str) -> Result:
     """What a run has found, wherever it is stopped."""
     model = now.estimator.model
-    settings = {"distance": distance_setting(model), **({"scales": list(now.scales)} if now.scales else {})}
-    settings |= continuation_setting(model)
+    settings = settings_of(now.schedule, model) | ({"scales": list(now.scales)} if now.scales else {})
     why = "finished" if reason in REACHED else reason
     if math.isinf(now.eps):
         notes = ("every simulation failed: there are no draws",)
         return nothing(model.prior.dim, why, notes=notes, settings=settings, eps=math.nan, model=model)
     now = stage_ended(now)
-    particles, alive = now.particles, now.particles.weight > 0
+    particles, alive, se = now.particles, now.particles.weight > 0, float(np.linalg.norm(now.influence))
     made = f"eps = {now.eps:.4g}, effective sample size {effective(particles.weight):,.0f}"
     return Result(
         particles.theta[alive][None], now.distances[alive][None], why, made, *now.acceptance(), settings,
         notes_on(now.eps, now.schedule, reason), particles.weight[alive][None], particles.family[alive][None], now.path,
-        now.eps, model=model, log_evidence=now.log_evidence, log_evidence_se=math.sqrt(now.evidence_variance),
+        now.eps, model=model, log_evidence=now.log_evidence, log_evidence_se=se,
     )  # fmt: skip
 
 

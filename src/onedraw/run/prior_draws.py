@@ -8,15 +8,18 @@ import numpy as np
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
-from onedraw.engines.streams import Purpose, Rng, borrowed
+from onedraw.engines.streams import Borrowed, Purpose, Rng
 from onedraw.estimators.pairs import hits
-from onedraw.estimators.protocol import evaluate
+from onedraw.estimators.protocol import Evaluation, evaluate
 from onedraw.model.model import Model
-from onedraw.run.blocks import Block
+from onedraw.model.simulator import CHUNK_VALUES, Simulated
+from onedraw.run.blocks import Block, BlockPart, whole_of
 from onedraw.run.pilot import PLAIN_BLOCK
-from onedraw.run.plan import Bar, Condense, Gathered, Outcome, Plan, Round
+from onedraw.run.plan import Bar, Condense, Gathered, Outcome, Plan, Round, whole_outcome
 
 NEAR = ("near_theta", "near_distance")
+GROW_FROM, GROW_SHARE, MOST_PLAIN = 4096, 64, 256
+"""Simulations from which on blocks of a plain simulator grow, the share of them that the next has, and the largest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,16 +37,31 @@ class PriorDraws:
     keep: str = "draws"
     """Whose summaries are returned, if the estimator has them: "summaries" of accepted draws, or "all" to the file."""
 
-    def __call__(self, block: Block) -> Outcome:
-        with borrowed(self.seed, self.phase, block.first) as rng:
-            return self._outcome(rng, block)
+    def __call__(self, item: Block | BlockPart) -> Outcome:
+        block = item.block if isinstance(item, BlockPart) else item
+        with Borrowed(self.seed, self.phase, block.first) as rng:
+            engine = getattr(self.estimator, "engine", None)
+            if engine is not None:
+                return self._on_device(engine, rng, block)
+            theta = self.estimator.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
+            if item.size == block.size:
+                return self._accepted(rng, block, theta, evaluate(self.estimator, rng, theta, None))
+            some = whole_of(item)[1]
+            found = self.estimator.simulated(rng, theta[some], some)
+            return Outcome({"simulated": found.rows}, found.cost, found.failures, found.ignored_rng)
 
-    def _outcome(self, rng: Rng, block: Block) -> Outcome:
-        engine = getattr(self.estimator, "engine", None)
-        if engine is not None:
-            return self._on_device(engine, rng, block)
-        theta = self.estimator.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
-        result = evaluate(self.estimator, rng, theta, None)
+    def joined(self, block: Block, parts: list[Outcome]) -> Outcome:
+        """The outcome of a block whose parts were simulated apart: compared and accepted as a whole."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = whole_outcome(block, parts)
+        found = Simulated(whole.arrays["simulated"], whole.cost, whole.failures, whole.ignored_rng)
+        with Borrowed(self.seed, self.phase, block.first) as rng:
+            theta = self.estimator.prior.sample(rng.bulk(Purpose.PRIOR), block.size)
+            outcome = self._accepted(rng, block, theta, self.estimator.compared(found, rng, theta, None, 0))
+        return outcome._replace(first=whole.first)
+
+    def _accepted(self, rng: Rng, block: Block, theta: Array, result: Evaluation) -> Outcome:
         weight = None
         if result.counted is None:
             chosen = choose(rng, result.log_estimate, self.estimator.log_bound)
@@ -127,11 +145,12 @@ def accepted(
     label: str,
     unit: str,
     begin: int = 0,
+    in_parts: bool = False,
 ) -> Plan[Outcome]:
     """Run Algorithm 1 until there are `draws` acceptances or `proposals` proposals were made.
 
     `block` gives the size of the next block from the numbers of proposals made and accepted so far; `begin` is the
-    number of the first proposal.
+    number of the first proposal. Workers may share a block `in_parts` of a model for which that is `parted`.
     """
     neighbours = task.neighbours
 
@@ -149,6 +168,7 @@ def accepted(
         task,
         lambda gathered: _blocks(gathered, proposals, block, begin),
         phase=phase,
+        join=task.joined if in_parts else None,
         enough=None if draws is None else enough,
         condense=Condense(NEAR, nearest) if neighbours else None,
         bar=Bar(label, proposals if draws is None else draws, unit, position),
@@ -164,6 +184,23 @@ def _blocks(gathered: Gathered, proposals: int | None, size: Callable[[int, int]
         some = size(first, gathered.rows("theta"))
         yield Block(begin + first, some if proposals is None else min(some, proposals - first))
         first += some
+
+
+def parted(model: Model) -> bool:
+    """Whether a block may be simulated in parts: simulations have their own streams, and the distance is built in."""
+    return model.block is None and model.pair is None and hasattr(model.distance, "learnt")
+
+
+def grown(size: int, model: Model, pseudo_samples: int, made: int) -> int:
+    """Proposals of the next block, after this many: few at first, and of many a small share.
+
+    A block is what a kill loses, and what a run that has enough draws simulates in vain. Workers share a large one.
+    """
+    simulations = made * pseudo_samples
+    if simulations < GROW_FROM or not parted(model):
+        return size
+    most = min(simulations // GROW_SHARE, MOST_PLAIN, CHUNK_VALUES // model.recipe.width)
+    return max(size, most // pseudo_samples)
 
 
 def block_size(model: Model, pseudo_samples: int) -> int:

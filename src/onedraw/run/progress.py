@@ -20,6 +20,7 @@ QUIET_SECONDS = 1.0
 LOG_SECONDS = 30.0
 """Seconds between lines in a log, and before the first."""
 LINE_SECONDS = 0.5
+BAR_SECONDS = 0.1
 CALL_SECONDS = 0.1
 """The least time between two calls of a user's function, the first and the last excepted."""
 
@@ -88,10 +89,17 @@ class Progress:
         self._began = time.perf_counter()
         self._first: tuple[int, int | None, float] | None = None
         self._last: Tick | None = None
-        self._told = -1.0
+        self._due = 0.0 if self._way == "call" else self._began + (LOG_SECONDS if self._way == "log" else QUIET_SECONDS)
+        """When something is to be shown next."""
         self._bar: Any = None
         self._task: Any = None
         self._output: Any = None
+
+    def due(self) -> bool:
+        """Whether an update would be of use; it takes longer to make one than a quick simulation."""
+        if self._way == "none":
+            return False
+        return self._first is None or self._way == "call" or time.perf_counter() >= self._due
 
     def update(self, done: int, note: str = "", simulations: int | None = None) -> None:
         """Say how far the run is; `simulations` where `done` counts something else."""
@@ -103,18 +111,16 @@ class Progress:
             known = done and now - self._began < CALL_SECONDS
             self._first = (done, simulations, now) if known else (0, 0, self._began)
         tick = self._tick(done, note, simulations, now)
-        if self._way == "call":
-            if self._told < 0 or now - self._told >= CALL_SECONDS:
-                self._call(tick, now)
-            else:
-                self._last = tick
+        if now < self._due:
+            self._last = tick
+        elif self._way == "call":
+            self._call(tick, now)
         elif self._way == "bar":
-            self._show_bar(tick, now)
+            self._due, self._last = now + BAR_SECONDS, None
+            self._show_bar(tick)
         else:
-            quiet, between = (LOG_SECONDS,) * 2 if self._way == "log" else (QUIET_SECONDS, LINE_SECONDS)
-            if now - max(self._told, self._began + quiet - between) >= between:
-                self._told = now
-                self._tell(tick)
+            self._due = now + (LOG_SECONDS if self._way == "log" else LINE_SECONDS)
+            self._tell(tick)
 
     def _tick(self, done: int, note: str, simulations: int | None, now: float) -> Tick:
         assert self._first is not None
@@ -129,7 +135,7 @@ class Progress:
         )  # fmt: skip
 
     def _call(self, tick: Tick, now: float) -> None:
-        self._told, self._last = now, None
+        self._due, self._last = now + CALL_SECONDS, None
         self.asked(tick)
 
     def _tell(self, tick: Tick) -> None:
@@ -148,10 +154,8 @@ class Progress:
         else:
             self._output.update(output, raw=True)
 
-    def _show_bar(self, tick: Tick, now: float) -> None:
+    def _show_bar(self, tick: Tick) -> None:
         if self._bar is None:
-            if now - self._began < QUIET_SECONDS:
-                return
             self._start()
         left = "" if tick.left is None else f"{clock(tick.left)} left"
         fields = {"count": _count(tick), "pace": tick.pace(), "left": left, "note": tick.note}
@@ -185,10 +189,12 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
+            if self._last is not None:
+                self._show_bar(self._last)
             self._bar.stop()
         if self._output is not None:
             self._show_output("", "")
-        if self._last is not None and kind is None:
+        if self._way == "call" and self._last is not None and kind is None:
             self._call(self._last, time.perf_counter())
 
 

@@ -13,11 +13,12 @@ from onedraw.failures import Failure
 from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.model.prior import columns_by_name
+from onedraw.results.monte_carlo_error import some_of
 from onedraw.results.posterior import Posterior, Status
 
 HIDDEN = ("seed", "parameters", "kernel", "eps", "block", "timeout", "engine", "keep", "layout", "coverage", "bank")
 """Arguments of a run that its settings do not repeat."""
-ARRAYS = ("theta", "distances", "weights", "groups", "path")
+ARRAYS = ("theta", "distances", "weights", "groups", "refits", "path")
 NUMBERS = ("rate", "rate_se", "effective", "log_evidence", "log_evidence_se")
 
 
@@ -57,6 +58,8 @@ class Result:
     eps: float | None = None
     """The tolerance, if the run has chosen it."""
     effective: float | None = None
+    refits: Array | None = None
+    """(m, k) of a learnt likelihood: see `monte_carlo_error.Draws`."""
     independent: bool = True
     after: str = ""
     """When the run was stopped, in words."""
@@ -87,6 +90,13 @@ class Result:
         theta, weights = arrays["theta"].copy(order="K"), known["weights"]
         if weights is not None and not 0 < float(weights.sum()) < math.inf:
             raise ValueError("weights of draws must be finite and add up to more than 0")
+        for name in ("weights", "groups"):
+            some = known[name]
+            if some is not None and some.shape != theta.shape[:2]:
+                raise ValueError(f"{name} of shape {some.shape} are none of draws of shape {theta.shape[:2]}")
+        refits, draws = known["refits"], theta.shape[0] * theta.shape[1]
+        if refits is not None and (refits.ndim != 2 or not refits.size or some_of(draws, refits).size != len(refits.T)):
+            raise ValueError(f"refits of shape {refits.shape} are none of {draws} draws")
         path = tuple(Stage(a, b, int(c), int(d), e) for a, b, c, d, e in arrays["path"].tolist())
         numbers = {name: None if scalars[name] == "None" else float(scalars[name]) for name in NUMBERS}
         eps = None if scalars["eps"] is None else float(scalars["eps"])
@@ -158,6 +168,7 @@ def posterior(
         bank=result.bank,
         kept=result.kept,
         effective=result.effective,
+        refits=result.refits,
         evidence=_evidence(result),
     )
 

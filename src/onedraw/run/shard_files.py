@@ -306,11 +306,14 @@ def newest_round(folder: Path) -> ShardRound | None:
         return None
     if header.get("kind") not in ("items", "chains"):
         raise StoreError(f"{path / 'task'} has no {'kind'!r} that is known: plan the run again in another folder")
-    wanted = {"shards": int, "token": str, "sizes": list, "phase": str, "number": int, "versions": dict}
+    wanted = {
+        "shards": int, "token": str, "sizes": list, "phase": str, "number": int, "versions": dict, "part": int,
+    }  # fmt: skip
     for name, kind in wanted.items():
         if not isinstance(header.get(name), kind):
             raise StoreError(f"{path / 'task'} has no {name!r}: plan the run again in another folder")
-    if len(header["sizes"]) != header["shards"] or not all(type(one) is int and one > 0 for one in header["sizes"]):
+    sizes = header["sizes"]
+    if header["part"] < 0 or len(sizes) != header["shards"] or not all(type(one) is int and one > 0 for one in sizes):
         raise StoreError(f"{path / 'task'} does not say what its shards do: plan the run again in another folder")
     return ShardRound(path, max(numbers), header)
 

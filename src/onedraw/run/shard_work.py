@@ -315,10 +315,10 @@ def _begun(shard: Shard) -> str:
         raise
     finally:
         shard.leave()
-    unit = "steps" if shard.chains else "items"
+    so_far = "done" if shard.done == shard.size else f"{100 * shard.done / shard.size:.0f} % done"
     how.tell(
-        f"round {found.number}, shard {shard.number}: {shard.done:,} of {shard.size:,} {unit}, "
-        f"{shard.simulations:,} simulations, {shard.failed:,} failed"
+        f"round {found.number}, shard {shard.number}: {so_far}, {shard.simulations:,} simulations, "
+        f"{shard.failed:,} failed"
     )
     return reason
 

@@ -77,7 +77,7 @@ def check_start(start: Any, estimator: Any, chains: int) -> None:
         if start.weights is not None and start.weights.min(initial=0.0) < 0:
             raise ValueError(
                 "start is a Posterior with negative weights, by which chains cannot start: run od.rejection with"
-                " the dear simulator alone, and start from that"
+                " the expensive simulator alone, and start from that"
             )
         if not math.prod(start.shape):
             raise ValueError(f"start is a Posterior without draws ({start.status.message}): chains cannot start there")
@@ -138,7 +138,7 @@ def next_block(wanted: int, first: int, most: int, budget: int | None, made: int
     """Proposals of the next block on a device, which should find the rest: a call costs as much as many proposals.
 
     >>> next_block(100, 1600, 2**21, None, 0, 0), next_block(100, 1600, 2**21, None, 1600, 10)
-    (1600, 17600)
+    (1600, 6400)
     """
     if made == 0:
         return first
@@ -147,7 +147,8 @@ def next_block(wanted: int, first: int, most: int, budget: int | None, made: int
     if budget is not None:
         # Some is left for steps if the rest needs less than it seems.
         rest = min(rest, 2 / 3 * (budget - made))
-    return min(most, max(1, math.ceil(rest / first)) * first)
+    # Each size is a program of its own: the first times a power of four.
+    return min(most, first * 4 ** math.floor(math.log(max(rest / first, 1.0), 4) + 1e-9))
 
 
 def _largest_block(estimator: AbcAverage) -> int:

@@ -47,7 +47,7 @@ from onedraw.run.record import (
     is_count,
 )
 
-FORMAT = 2
+FORMAT = 3
 APPLICATION_ID = 0x6F6E6564
 """Marks an SQLite file as a run of onedraw."""
 READ_PATIENCE, WRITE_PATIENCE = 10.0, 2.0

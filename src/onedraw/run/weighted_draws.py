@@ -53,6 +53,10 @@ class RoundProposals(NamedTuple):
         """Those inside the prior's support: the others have weight zero whatever they would give."""
         return np.flatnonzero(self.log_prior > -np.inf)
 
+    def behind(self, first: int) -> "RoundProposals":
+        """Those behind the first ones."""
+        return RoundProposals(self.theta[first:], self.log_prior[first:], max(0, self.of_prior - first), self.mixture)
+
 
 class UsedMixture(NamedTuple):
     """A mixture, how many proposals came from it, and its log density at all draws."""
@@ -107,6 +111,14 @@ class WeightedDraws(NamedTuple):
     """Of the distance, as it was learned again."""
     strata: tuple[tuple[int, int], ...] = ()
     """Draws and proposals of each round, from the prior and from its mixture, in the order of the draws."""
+
+
+def apart(now: WeightedDraws) -> WeightedDraws:
+    """With densities of its own: those that are missing are filled in when they are needed, as they are for a reader.
+
+    The last bits of a density depend on which others are computed with it.
+    """
+    return now._replace(sources=tuple(one._replace(log_density=one.log_density.copy()) for one in now.sources))
 
 
 @dataclass(frozen=True, eq=False)

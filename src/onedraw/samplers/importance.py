@@ -18,7 +18,6 @@ for reweighting all rounds; Filippi, Barnes, Cornebise and Stumpf (2013) for loc
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Unpack
 
 import numpy as np
@@ -37,7 +36,7 @@ from onedraw.run.blocks import cut
 from onedraw.run.fitted_mixture import MOST_NEAR, around, check_proposal, given_proposal, prior_constant, widened
 from onedraw.run.options import Options, RunOptions, check_parts, check_pays, on_engine
 from onedraw.run.pilot import pilot
-from onedraw.run.plan import Gathered, Limits, Plan, Round
+from onedraw.run.plan import Gathered, Limits, Outcome, Plan, Round
 from onedraw.run.prior_draws import block_size
 from onedraw.run.registry import sampler
 from onedraw.run.result import Result, Stage, nothing
@@ -50,6 +49,7 @@ from onedraw.run.weighted_draws import (
     RoundProposals,
     Simulate,
     WeightedDraws,
+    apart,
     final,
     first_draws,
     nearest,
@@ -66,6 +66,8 @@ GROWTH = 1.5
 KEPT_NEAR, CLOSER = 0.1, 0.4
 """Effective number of near draws from which the next proposal is made, as a share of all draws so far: the smaller of
 KEPT_NEAR and CLOSER to the power of the dimension, since in many dimensions few draws are much nearer than others."""
+AHEAD = 1 / 6
+"""Share of all simulations, the last by number, that may be on their way when the next round is made."""
 TOP_UP_ROUNDS = 30
 """Rounds after the last in which what was saved on proposals outside the prior is spent."""
 
@@ -98,9 +100,12 @@ def proposed(now: WeightedDraws, count: int, mixture: Mixture | None) -> RoundPr
     return RoundProposals(theta, prior.logpdf(theta), of_prior, mixture)
 
 
-def round_of(now: WeightedDraws, new: RoundProposals) -> Round:
-    """Simulations at the proposals inside the prior."""
-    estimator, inside = now.estimator, new.inside
+def round_of(now: WeightedDraws, new: RoundProposals, late: int, ahead: bool) -> Round:
+    """Simulations at the proposals inside the prior, while so many of the round before are on their way.
+
+    If the next round is to look `ahead`, this one is left open: the next is made when all but its last are done.
+    """
+    estimator, inside, begin = now.estimator, new.inside, len(now.theta) + late
     size = block_size(estimator.model, estimator.pseudo_samples)
     ends = np.append(inside[:-1] + 1, len(new.theta))
 
@@ -108,12 +113,13 @@ def round_of(now: WeightedDraws, new: RoundProposals) -> Round:
         for first, length in cut(inside.size, size, gathered.done):
             theta = np.asfortranarray(new.theta[inside[first : first + length]])
             proposals = int(ends[first + length - 1] - (ends[first - 1] if first else 0))
-            yield ProposalBlock(len(now.theta) + first, length, theta, proposals)
+            yield ProposalBlock(begin + first, length, theta, proposals)
 
     first = "prior" if now.design.proposal is None else "given proposal"
     note = first if math.isinf(now.eps) else f"eps {now.eps:.3g}"
-    shown = partial(result_of, now, "unfinished") if len(now.theta) else None
-    return Round(Simulate(estimator, now.design.seed), items, note=lambda gathered: note, shown=shown)
+    shown = (lambda: result_of(apart(now), "unfinished")) if len(now.theta) else None
+    prefix = max(1, inside.size - int(AHEAD * (begin + inside.size))) if ahead else None
+    return Round(Simulate(estimator, now.design.seed), items, note=lambda gathered: note, shown=shown, prefix=prefix)
 
 
 def ended(now: WeightedDraws, before: WeightedDraws, mixture: Mixture | None) -> tuple[WeightedDraws, bool]:
@@ -132,6 +138,13 @@ def ended(now: WeightedDraws, before: WeightedDraws, mixture: Mixture | None) ->
     return now, reached and design.target is not None and eps <= design.target
 
 
+def completed(now: WeightedDraws, late: RoundProposals, answer: Outcome, before: WeightedDraws) -> WeightedDraws:
+    """With what was on its way of a round, as it comes with an answer; `before` is what was known when it began."""
+    if answer.before is None or "distances" not in answer.before.arrays:
+        return now
+    return ended(taken(now, late, answer.before)._replace(path=before.path), before, late.mixture)[0]
+
+
 def round_sizes(total: int, dim: int) -> list[int]:
     """Proposals of each round, growing, so that most are made where the posterior is known best.
 
@@ -140,7 +153,7 @@ def round_sizes(total: int, dim: int) -> list[int]:
     """
     if total < 20 * (dim + 1):
         return [max(total, 0)]
-    rounds = int(np.clip(2 + 2 * math.log10(total / 100), 2, 12))
+    rounds = int(np.clip(2 + 2.5 * math.log10(total / 100), 2, 12))
     share = GROWTH ** np.arange(rounds)
     sizes = np.floor(total * share / share.sum()).astype(int)
     sizes[-1] += total - int(sizes.sum())
@@ -150,27 +163,33 @@ def round_sizes(total: int, dim: int) -> list[int]:
 def plan(estimator: AbcAverage, design: Design, limits: list[Limits]) -> Plan[Result]:
     """Rounds until each budget in turn is spent."""
     estimator = estimator.with_model(estimator.model.for_budget(limits[0].budget))
-    now, new, reason, each = first_draws(design, estimator, 0), None, "budget", estimator.worst
+    now, new, late, reason, each = first_draws(design, estimator, 0), None, None, "budget", estimator.worst
     try:
         # The kernel of the estimator has no tolerance of its own here.
         kernel = estimator.kernel if design.target is None else estimator.kernel.with_eps(design.target)
         model = yield from pilot(estimator.model, design.seed, limits[0].budget, estimator.on_error, kernel)
         check_pays(limits[0].budget, estimator.pseudo_samples, estimator.model.ahead, model.worst)
-        now = first_draws(design, estimator.with_model(model), estimator.model.ahead)
+        before = now = first_draws(design, estimator.with_model(model), estimator.model.ahead)
+        # A distance is learnt again, and the end is decided on, when a round is complete.
+        looks_ahead = not model.adaptive and (design.target is None or design.ess is None)
         for _, budget in limits:
             assert budget is not None
             sizes, reason = round_sizes(int((budget - now.spent) // each), model.prior.dim), "budget"
             mixture = None if design.proposal is None else design.proposal.mixture
             for number in range(len(sizes) + TOP_UP_ROUNDS):
+                # The sizes pay for what is on its way; when they are used up, nothing is.
                 left, top_up = int((budget - now.spent) // each), number >= len(sizes)
                 if left < 1:
                     break
                 if now.rounds and not top_up:
                     now, mixture = next_mixture(now)
-                new, before = proposed(now, left if top_up else min(left, sizes[number]), mixture), now
-                now = now._replace(rounds=now.rounds + 1)
-                outcome = yield round_of(now, new)
-                now = taken(now, new, outcome)
+                new = proposed(now, left if top_up else min(left, sizes[number]), mixture)
+                now, ahead = now._replace(rounds=now.rounds + 1), looks_ahead and number + 1 < len(sizes)
+                outcome = yield round_of(now, new, 0 if late is None else late.inside.size, ahead)
+                if late is not None:
+                    now = completed(now, late, outcome, before)
+                before, now = now, taken(now, new, outcome)
+                late = new.behind(outcome.cost.proposals) if ahead else None
                 if not top_up:
                     now, done = ended(now, before, mixture)
                     if done:
@@ -178,6 +197,8 @@ def plan(estimator: AbcAverage, design: Design, limits: list[Limits]) -> Plan[Re
                         break
     except Stopped as stopped:
         reason = stopped.reason
+        if late is not None and stopped.partial is not None:
+            now = completed(now, late, stopped.partial, before)
         if new is not None and stopped.partial is not None and "distances" in stopped.partial.arrays:
             now = taken(now, new, stopped.partial)
     if len(now.theta) == 0:

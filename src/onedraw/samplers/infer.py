@@ -41,7 +41,7 @@ from onedraw.results.coverage import coverage_note, measure_coverage
 from onedraw.results.diagnostics import predictive_check
 from onedraw.results.learned_summary import Fitted
 from onedraw.results.posterior import Posterior
-from onedraw.run.bank import DEFENSIVE, Bank, block_size, parted, stage_block
+from onedraw.run.bank import DEFENSIVE, Bank, block_size, stage_block
 from onedraw.run.blocks import Block, BlockPart, cut, whole_of
 from onedraw.run.earlier import (
     MIXTURE,
@@ -55,7 +55,8 @@ from onedraw.run.earlier import (
 )
 from onedraw.run.estimate import COMPONENTS, around_estimate, estimated
 from onedraw.run.options import Options, RunOptions, check_parts, on_engine
-from onedraw.run.plan import Decision, Limits, Outcome, Plan, Round, both
+from onedraw.run.plan import Decision, Limits, Outcome, Plan, Round, both, whole_outcome
+from onedraw.run.prior_draws import parted
 from onedraw.run.registry import sampler
 from onedraw.run.result import Result, nothing
 from onedraw.run.session import Run
@@ -164,23 +165,23 @@ def worthwhile_scale(run: Inference, bank: Bank, theta: Array, weights: Array, d
     return best[1]
 
 
-def assessed(run: Inference, bank: Bank, thorough: bool) -> Assessment:
-    """What all simulations so far say."""
+def assessed(run: Inference, bank: Bank, thorough: bool, less: bool = False) -> Assessment:
+    """What all simulations so far say, with less of a trial of regressions if so asked."""
     simulations, own = bank.simulations(), own_distance(run.model)
     if own is not None and not np.isfinite(own(simulations.rows, run.model.observed_row)).any():
         number = len(simulations.rows)
         raise NoAnswer(f"none of the {number:,} simulations has a finite distance: check the distance, or raise budget")
-    return assess(run.model, simulations, bank.ends[0], run.rng(bank.stages), thorough)
+    return assess(run.model, simulations, bank.ends[0], run.rng(bank.stages), thorough, less)
 
 
 def decide_stage(
-    run: Inference, bank: Bank, done: int, limit: int, assessment: Callable[[], Assessment]
+    run: Inference, bank: Bank, done: int, limit: int, assessment: Callable[[], Assessment], to_limit: bool = False
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     """How many proposals the next stage makes, and from which mixture, for the run's file; from the prior if none.
 
     `done` are the simulations that are made or on their way.
     """
-    size = next_size(limit, done)
+    size = limit - done if to_limit else next_size(limit, done)
     few = not bank.ends or bank.ends[-1] < 2 * run.model.prior.dim + 10
     mixture = None if few or limit - done < SMALL_REST * limit else next_proposal(run, bank, assessment())
     return {"size": size}, {} if mixture is None else {name: getattr(mixture, name) for name in MIXTURE}
@@ -209,7 +210,7 @@ class OpenStage(NamedTuple):
 
 
 def one_stage(
-    run: Inference, bank: Bank, last: OpenStage | None, limit: int
+    run: Inference, bank: Bank, last: OpenStage | None, limit: int, few: bool
 ) -> Plan[tuple[Bank, OpenStage | None, str]]:
     """The simulations with one more stage, whether it was left open, and why it ended before its time, if it did.
 
@@ -224,10 +225,10 @@ def one_stage(
             return bank
         return last.before.with_stage(both(last.part, answer.before), last.mixture, run.seed)
 
-    assessment = cache(lambda: assessed(run, bank, thorough=False))
+    assessment = cache(lambda: assessed(run, bank, thorough=False, less=few))
     try:
         scalars, arrays = yield Decision(
-            "stage", lambda: decide_stage(run, bank, done, limit, assessment), droppable=True
+            "stage", lambda: decide_stage(run, bank, done, limit, assessment, few), droppable=True
         )
     except Stopped as stopped:
         return completed(stopped.partial), None, stopped.reason
@@ -237,7 +238,7 @@ def one_stage(
         ProposeAndSimulate(run, bank.stages, mixture),
         lambda gathered: cut(size, stage_block(run.model, size), gathered.done),
         note=lambda gathered: f"stage {bank.stages + 1}",
-        in_parts=parted(run.model),
+        join=whole_outcome if parted(run.model) else None,
         shown=(lambda: estimated(run.model, bank, assessment(), INTERIM, run.rng(bank.stages, 2), "unfinished"))
         if bank.ends
         else None,
@@ -253,12 +254,15 @@ def one_stage(
     return now, left, reason
 
 
-def stages(run: Inference, bank: Bank, limit: int) -> Plan[tuple[Bank, str]]:
-    """Stages up to a number of simulations, and why they ended before, if they did."""
+def stages(run: Inference, bank: Bank, limit: int, few: bool = False) -> Plan[tuple[Bank, str]]:
+    """Stages up to a number of simulations, and why they ended before, if they did.
+
+    If they are to be few, a single one goes to the limit, with no more than a learnt likelihood to propose from.
+    """
     last: OpenStage | None = None
     reason = ""
     while not reason and bank.cost.simulations < limit and bank.cost.proposals < MOST_PROPOSALS * limit:
-        bank, last, reason = yield from one_stage(run, bank, last, limit)
+        bank, last, reason = yield from one_stage(run, bank, last, limit, few)
     return bank, reason
 
 
@@ -272,9 +276,8 @@ class Replicates(NamedTuple):
 def check(run: Inference, theta: Array, number: int) -> Round:
     """Replicates at `number` of the posterior draws (n, dim)."""
     task = ProposeAndSimulate(run, CHECK_STAGE, given=theta[:: len(theta) // number][:number])
-    return Round(
-        task, lambda gathered: cut(number, block_size(run.model), gathered.done), "check", in_parts=parted(run.model)
-    )
+    join = whole_outcome if parted(run.model) else None
+    return Round(task, lambda gathered: cut(number, block_size(run.model), gathered.done), "check", join=join)
 
 
 def with_coverage(

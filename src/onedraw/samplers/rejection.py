@@ -12,6 +12,7 @@ Reference: Bornn, Pillai, Smith and Woodard, Algorithm 1; Wilkinson (2013).
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -26,7 +27,7 @@ from onedraw.results.posterior import Posterior, Simulations
 from onedraw.run.options import Options, RunOptions, check_parts, check_pays, checked_ends, on_engine
 from onedraw.run.pilot import continuation_setting, pilot
 from onedraw.run.plan import Decision, Limits, Outcome, Plan
-from onedraw.run.prior_draws import PriorDraws, accepted, block_size
+from onedraw.run.prior_draws import PriorDraws, accepted, block_size, grown, parted
 from onedraw.run.recorded import Recorded, joined
 from onedraw.run.registry import sampler
 from onedraw.run.result import Result, nothing
@@ -60,7 +61,10 @@ def plan(estimator: AbcAverage, arguments: Mapping[str, Any], limits: list[Limit
                 if proposals == 0 or (wanted is not None and wanted <= 0):
                     break
                 begin = found.cost.proposals
-                more = yield from accepted(task, wanted, proposals, lambda *_: size, "run", "rejection", unit, begin)
+                sizes = partial(next_size, size, model, each, begin)
+                more = yield from accepted(
+                    task, wanted, proposals, sizes, "run", "rejection", unit, begin, parted(model)
+                )
                 found = together(found, more)
                 spent += model.units(more.cost)
                 if limit.budget is None or not model.priced:
@@ -74,6 +78,11 @@ def plan(estimator: AbcAverage, arguments: Mapping[str, Any], limits: list[Limit
         reason = "finished" if enough else "budget"
     result = result_of(found, arguments, draws, reason, settings_of(model))
     return replace(result, model=model, bank=_bank(found, draws))
+
+
+def next_size(size: int, model: Model, pseudo_samples: int, begin: int, done: int, _: int) -> int:
+    """The size of the next block of a round that began with proposal `begin`, after those `done` in it."""
+    return grown(size, model, pseudo_samples, begin + done)
 
 
 def settings_of(model: Model) -> dict[str, Any]:

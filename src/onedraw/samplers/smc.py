@@ -19,15 +19,12 @@ Reference: Del Moral, Doucet and Jasra (2012); Drovandi and Pettitt (2011) for t
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
 from onedraw.arguments import MOST_AT_ONCE, checked_pseudo_samples, optional_whole_number, positive, share
-from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.protocol import evaluate
@@ -36,34 +33,29 @@ from onedraw.model.kernels import Kernel
 from onedraw.model.model import Model
 from onedraw.proposals.random_walk import RandomWalk
 from onedraw.results.posterior import Posterior
-from onedraw.run.blocks import Block, cut
 from onedraw.run.options import Options, RunOptions, check_parts, on_engine
 from onedraw.run.pilot import pilot
-from onedraw.run.plan import Limits, Outcome, Plan, Round
+from onedraw.run.plan import Limits, Outcome, Plan
 from onedraw.run.population import (
     REACHED,
     ParticleBlock,
     Population,
     Schedule,
-    States,
-    block_size,
     carried,
     default_particles,
     first_population,
     lowered,
-    moved,
-    picked,
-    relearned,
-    resampled,
     result_of,
+    settings_of,
     stage_ended,
     visited,
 )
 from onedraw.run.registry import sampler
 from onedraw.run.result import Result, nothing
+from onedraw.run.sequence import Course, closed, drawn, entered, relearning, stepped
 from onedraw.run.session import Run
 from onedraw.run.signals import Stopped
-from onedraw.run.specification import distance_setting, specify
+from onedraw.run.specification import specify
 from onedraw.samplers.pseudo_marginal import PseudoMarginal, State
 
 PLAIN_STEPS, BATCHED_STEPS = 4, 64
@@ -76,8 +68,6 @@ SHARE = 0.5
 """Effective number of particles, as a share of the chains, down to which the tolerance is lowered."""
 WORTHWHILE = 0.95
 """A tolerance is lowered so that at most this share of the weight is left, or not at all."""
-
-Make = Callable[[Block], ParticleBlock]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,29 +100,6 @@ class Moves:
         return Outcome(arrays, result.cost._replace(proposals=item.size), result.failures, result.ignored_rng)
 
 
-def round_of(estimator: AbcAverage, schedule: Schedule, note: str, make: Make, shown: Any = None) -> Round:
-    """A round of all chains, in blocks."""
-    size = block_size(estimator.model, schedule.chains)
-    return Round(
-        Moves(estimator, schedule.seed),
-        lambda gathered: map(make, cut(schedule.chains, size, gathered.done)),
-        note=lambda gathered: note,
-        shown=shown,
-    )
-
-
-def move_round(now: Population, steps: int, states: States, root: Array | None = None) -> Round:
-    """All chains take some steps from their states, or simulate there once."""
-
-    def make(block: Block) -> ParticleBlock:
-        rows = slice(block.first, block.first + block.size)
-        some = {name: np.asfortranarray(part[rows]) for name, part in states.items()}
-        return ParticleBlock(*block, now.step, steps, now.eps, some, root)
-
-    note = f"eps {now.eps:.3g}" if steps else "distance"
-    return round_of(now.estimator, now.schedule, note, make, partial(result_of, now, "unfinished"))
-
-
 def relearns(now: Population, budget: int | None) -> bool:
     """Whether the distance is to be learned again before the next stage."""
     due = now.adaptive and now.chains is not None and not now.schedule.reached(now.eps)
@@ -141,7 +108,9 @@ def relearns(now: Population, budget: int | None) -> bool:
 
 def affordable(now: Population, budget: int | None) -> float:
     """Steps that the rest of the budget pays for in the worst case."""
-    return math.inf if budget is None else (budget - now.spent) // (now.schedule.chains * now.estimator.worst)
+    if budget is None:
+        return math.inf
+    return (budget - now.spent - now.late) // (now.schedule.chains * now.estimator.worst)
 
 
 def next_eps(now: Population, budget: int | None) -> float:
@@ -150,11 +119,14 @@ def next_eps(now: Population, budget: int | None) -> float:
     If the budget would not pay for the moves of the stage, it is lowered less.
     """
     kernel, distances, weight, schedule = now.estimator.kernel, now.distances, now.particles.weight, now.schedule
-    eps = tolerance_with(kernel, now.eps, distances, weight, SHARE * schedule.chains)
+    # Of the draws from the prior the first may be known alone.
+    number = len(weight) if math.isinf(now.eps) else schedule.chains
+    eps = tolerance_with(kernel, now.eps, distances, weight, SHARE * number)
     if budget is not None and math.isfinite(now.eps):
         rate = max(now.rate, schedule.least_acceptance)
         needed = MOVES * schedule.chains * now.estimator.pseudo_samples * now.simulated / rate
-        share = min(needed / max(budget - now.spent, 1), 1.0)
+        left = budget - now.spent - now.late * min(now.simulated, 1.0)
+        share = min(needed / max(left, 1), 1.0)
         eps = max(eps, tolerance_keeping(kernel, now.eps, distances, weight, share))
     if schedule.target is not None and eps <= schedule.target:
         # The rule would go further: stop at the tolerance asked for.
@@ -166,33 +138,34 @@ def next_eps(now: Population, budget: int | None) -> float:
     return eps if kept <= WORTHWHILE else now.eps
 
 
-def next_stage(now: Population, budget: int | None) -> tuple[Population, float, str]:
-    """Chains for the next stage, the moves per chain that end it, and why the run ends instead, if it does."""
+def next_stage(now: Population, budget: int | None) -> tuple[float, float, str]:
+    """The tolerance of the next stage, the moves per chain that end it, and why the run ends instead, if it does."""
     eps = next_eps(now, budget)
     if eps < now.eps:
-        moves = LAST_MOVES if eps == now.schedule.target else MOVES
-        return resampled(lowered(now, eps)), moves, ""
+        return eps, LAST_MOVES if eps == now.schedule.target else MOVES, ""
     if now.schedule.reached(now.eps) and now.chains is not None:
-        return now, 0.0, "eps"
+        return eps, 0.0, "eps"
     alive = now.distances[now.particles.weight > 0]
     if not (alive[np.isfinite(alive)] > 0).any():
-        return now, 0.0, "exact"
+        return eps, 0.0, "exact"
     # Too few distinct particles, or too little left, for a smaller tolerance: more moves at this one.
-    now = resampled(now) if now.chains is None else now
-    assert now.chains is not None
-    return now, now.chains.accepted / now.schedule.chains + MOVES / 2, ""
+    done = 0.0 if now.chains is None else now.chains.accepted / now.schedule.chains
+    return eps, done + MOVES / 2, ""
 
 
 def next_steps(now: Population, moves: float, budget: int | None) -> tuple[int, str]:
     """Steps to take next in a stage that ends at so many moves per chain, or why it ends."""
     chains, n, least = now.chains, now.schedule.chains, now.schedule.least_acceptance
     assert chains is not None
-    if chains.accepted >= moves * n:
+    rate = (chains.accepted + 1) / (chains.proposals + 1 / max(now.rate, least))
+    # The last chains may be on their way: their moves are those to be expected.
+    steps = chains.steps + chains.ahead
+    accepted = chains.accepted + (n * steps - chains.proposals) * rate
+    if accepted >= moves * n:
         return 0, "done"
-    if n * chains.steps * least >= 10 and chains.accepted < least * n * chains.steps:
+    if chains.proposals * least >= 10 and chains.accepted < least * chains.proposals:
         return 0, "collapsed"
-    rate = (chains.accepted + 1) / (n * chains.steps + 1 / max(now.rate, least))
-    ahead = math.ceil(min((moves * n - chains.accepted) / (n * rate), 2.0 * max(chains.steps, 1)))
+    ahead = math.ceil(min((moves * n - accepted) / (n * rate), 2.0 * max(steps, 1)))
     longest = BATCHED_STEPS if now.estimator.model.batched else PLAIN_STEPS
     steps = int(min(max(ahead, 1), longest, affordable(now, budget)))
     return (steps, "") if steps >= 1 else (0, "budget")
@@ -200,36 +173,47 @@ def next_steps(now: Population, moves: float, budget: int | None) -> tuple[int, 
 
 def plan(estimator: AbcAverage, schedule: Schedule, limits: list[Limits]) -> Plan[Result]:
     """Follow the falling tolerance under each budget in turn."""
-    now, reason, estimator = None, "budget", estimator.with_model(estimator.model.for_budget(limits[0].budget))
+    course, reason, estimator = None, "budget", estimator.with_model(estimator.model.for_budget(limits[0].budget))
     try:
         kernel = estimator.kernel if schedule.target is None else estimator.kernel.with_eps(schedule.target)
         model = yield from pilot(estimator.model, schedule.seed, limits[0].budget, estimator.on_error, kernel)
         spent, estimator = estimator.model.ahead, estimator.with_model(model)
-        outcome = yield round_of(estimator, schedule, "prior", lambda block: ParticleBlock(*block))
-        now = first_population(schedule, estimator, outcome, spent)
+        course = yield from drawn(Moves, estimator, schedule, spent)
         for _, budget in limits:
             reason = ""
             while not reason:
-                now = now if now.chains is None else stage_ended(now)
+                now = course.seen if course.seen.chains is None else stage_ended(course.seen)
+                same = now.chains is not None and now.particles is course.seen.particles
+                if course.taken is not None and (same or relearns(now, budget)):
+                    course = yield from closed(Moves, course)
+                    continue
                 if relearns(now, budget):
-                    outcome = yield move_round(now, 0, {"theta": now.particles.theta[picked(now, now.resampled, 1)]})
-                    now = relearned(now, outcome, SHARE * schedule.chains)
-                now, moves, reason = next_stage(now, budget)
+                    now = yield from relearning(Moves, now, SHARE * schedule.chains)
+                eps, moves, reason = next_stage(now, budget)
+                if (reason or eps == now.eps) and course.taken is not None:
+                    # A run ends, or stays where it is, by all that it knows.
+                    course, reason = (yield from closed(Moves, course)), ""
+                    continue
+                course = Course(now) if reason else entered(course, now, eps)
                 while not reason:
-                    steps, reason = next_steps(now, moves, budget)
-                    if steps and now.chains is not None:
-                        outcome = yield move_round(now, steps, now.chains.states, now.chains.root)
-                        now = moved(now, steps, outcome)
+                    steps, reason = next_steps(course.seen, moves, budget)
+                    if steps:
+                        course = yield from stepped(Moves, course, steps)
+                    elif reason != "done" and course.taken is not None:
+                        course, reason = (yield from closed(Moves, course)), ""
                 reason = "" if reason == "done" else reason
             if reason in REACHED:
                 break
     except Stopped as stopped:
-        reason = stopped.reason
-        if now is None and stopped.partial is not None and "distances" in stopped.partial.arrays:
-            now = first_population(schedule, estimator, stopped.partial, 0)
-    if now is None:
-        settings = {"distance": distance_setting(estimator.model)}
-        return nothing(estimator.prior.dim, reason, settings=settings, eps=math.nan, model=estimator.model)
+        reason, late = stopped.reason, stopped.partial
+        if course is not None:
+            course = Course(course.stopped(None if late is None else late.before))
+        elif late is not None and "distances" in late.arrays:
+            course = Course(first_population(schedule, estimator, 0, late))
+    if course is None:
+        settings, model = settings_of(schedule, estimator.model), estimator.model
+        return nothing(model.prior.dim, reason, settings=settings, eps=math.nan, model=model)
+    now = course.seen
     if math.isinf(now.eps) and math.isfinite(eps := next_eps(now, None)):
         now = lowered(now, eps)
     return result_of(now, reason)
@@ -264,7 +248,8 @@ def smc(
     model
         What to simulate.
     particles
-        Number of chains, and of draws from the prior at the start. By default about 2 sqrt(budget / M).
+        Number of chains, and of draws from the prior at the start. By default about 2 sqrt(budget / M), with the first
+        budget of the run if it is raised later.
     budget
         The largest number of simulations, pilot included; never exceeded.
     kernel
@@ -296,12 +281,17 @@ def smc(
     if budget is None and kernel.eps is None:
         raise ValueError("give budget=, a kernel with a tolerance or both: one of them must end the run")
     check_parts(model, "smc", pseudo_samples=pseudo_samples, kernel=kernel)
-    left = None if budget is None else int((budget - model.for_budget(budget).ahead) // model.worst)
-    if particles is None:
-        particles = default_particles(None if left is None else max(left, 1), pseudo_samples, model.batched)
-    if left is not None and 0 < left < particles * pseudo_samples:
+
+    def chains_for(first: int | None) -> tuple[int, int | None]:
+        """Particles of a run that begins with this budget, and the simulations that it pays for."""
+        left = None if first is None else int((first - model.for_budget(first).ahead) // model.worst)
+        fit = default_particles(None if left is None else max(left, 1), pseudo_samples, model.batched)
+        return fit if particles is None else particles, left
+
+    number, left = chains_for(budget)
+    if left is not None and 0 < left < number * pseudo_samples:
         raise ValueError(
-            f"budget = {budget} does not cover particles = {particles} of pseudo_samples = {pseudo_samples} "
+            f"budget = {budget} does not cover particles = {number} of pseudo_samples = {pseudo_samples} "
             "simulations each: raise it, or ask for fewer particles"
         )
     meaning = "the acceptance rate at which the run ends"
@@ -313,8 +303,13 @@ def smc(
         "eps": kernel.eps, "particles": particles, "pseudo_samples": pseudo_samples, "budget": budget,
         "least_acceptance": least_acceptance, **checked.identity(estimator),
     }  # fmt: skip
-    schedule = Schedule(particles, kernel.eps, least_acceptance, checked.seed)
+
+    def begin(limits: list[Limits]) -> Plan[Result]:
+        # A run that goes on with a larger budget keeps the particles that it has.
+        chains, _ = chains_for(limits[0].budget)
+        return plan(estimator, Schedule(chains, kernel.eps, least_acceptance, checked.seed), limits)
+
     return Run(
-        "smc", arguments, lambda: specify("smc", estimator, arguments), checked,
-        lambda limits: plan(estimator, schedule, limits), model.prior, kernel, threads=model.compiled,
+        "smc", arguments, lambda: specify("smc", estimator, arguments), checked, begin, model.prior, kernel,
+        threads=model.compiled,
     ).posterior()  # fmt: skip

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from onedraw.arguments import true_or_false
-from onedraw.engines.arrays import Array, DeviceParts, namespace
-from onedraw.engines.numba import Formula
+from onedraw.engines.arrays import Array, DeviceParts, Formula, namespace
 from onedraw.engines.streams import Purpose, Rng
 from onedraw.estimators.abc_average import AbcAverage, check_model_and_kernel
 from onedraw.estimators.protocol import evaluate

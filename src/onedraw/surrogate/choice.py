@@ -13,8 +13,9 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective
 from onedraw.model.coordinates import Support
-from onedraw.surrogate.features import Features, Sets, features_of
-from onedraw.surrogate.likelihood import ALL, LEAST_GAIN, Fit, Terms, better, fit_factor
+from onedraw.surrogate.features import Features, Sets, count, features_of
+from onedraw.surrogate.likelihood import ALL, LEAST_GAIN, Fit, Predictors, Terms, better, fit_factor, predictors
+from onedraw.surrogate.refits import pairs
 from onedraw.surrogate.residuals import ResidualLaw, choose_law
 from onedraw.surrogate.training import Training
 from onedraw.surrogate.transforms import Transform, choose_transform
@@ -24,14 +25,23 @@ SMOOTH = {
     "2+": ("steps", "3", "2"), "3": ("steps", "2+", "2"), "steps": ("3", "2+", "2"),
 }  # fmt: skip
 """Sets of features that are tried in place of each, richer ones first."""
-BESIDE: dict[str, dict[Any, tuple[Any, ...]]] = {
+Axes = dict[str, dict[Any, tuple[Any, ...]]]
+BESIDE: Axes = {
     "mean": SMOOTH,
     "scale": SMOOTH,
     "earlier": {"": ("0",), "0": ("1", ""), "1": ("2", "0"), "2": ("1",)},
-    "lags": {ALL: (8,), 8: (3, ALL), 3: (8,)},
+    "lags": {ALL: (1, 3, 8), 8: (1, 3, ALL), 3: (1, 8, ALL), 1: (3, 8, ALL)},
     "ridge": {1.0: (10.0,), 10.0: (1.0, 100.0), 100.0: (10.0,)},
 }
 """What is tried in place of what a factor has."""
+BESIDE_IN_SERIES = BESIDE | {
+    "earlier": BESIDE["earlier"] | {"2": ("3", "1"), "3": ("2",)},
+    "curves": {"": ("0",), "0": ("1", ""), "1": ("2", "0"), "2": ("1",)},
+}
+"""The same for the one law of a Markov chain, for which there are many more data."""
+STARTS = 3
+"""Factors before, each unlike the others, at whose terms a search may begin: a step along one axis may gain only
+together with another, as a slope does that is zero on average, so that a search from elsewhere would not find it."""
 PER_COEFFICIENT = 3.0
 """Simulations per coefficient that a factor needs to be tried."""
 LEAST_ERRORS, FEW = 1.0, 100.0
@@ -40,6 +50,12 @@ simulations: many are tried, and the best by chance are too sure. It falls as th
 missing make a bias that no refit shows."""
 BROAD, BREADTH = 0.01, 5.0
 """Share and width of the wide normal that bounds a score."""
+FEWEST_IN_SERIES, SEARCHED = 6, 6000
+"""Summaries that may be a Markov chain, and pairs of neighbours from which its terms are chosen."""
+CLEARLY_WORSE = 0.1
+"""Loss in log score per summary from which one law for all is not looked at any further."""
+IN_SERIES = (Terms("1", "1", "0", 10.0), Terms("1", "1", "0", 10.0, curves="1"))
+"""Where the search for the terms of a Markov chain begins."""
 CHOSEN_FROM, BRIEFLY_FROM = 3000, 1000
 """Simulations from which a surrogate is chosen at the end of a run, and on the way."""
 
@@ -80,18 +96,29 @@ class Form(NamedTuple):
     transform: Transform
     terms: tuple[Terms, ...]
     law: ResidualLaw
+    common: int = ALL
+    """The first of the factors that have the same coefficients: 1 if the summaries are a Markov chain."""
 
     @property
     def flat(self) -> bool:
         """Whether no factor depends on the parameters: too few simulations were there to learn how."""
-        return all(one.mean == one.scale == "0" and one.earlier in ("", "0") for one in self.terms)
+        return all(
+            one.mean == one.scale == "0" and one.earlier in ("", "0") and one.curves in ("", "0") for one in self.terms
+        )
 
     def columns(self, theta: Array) -> Array:
-        """Features (n, p) of parameters in unbounded coordinates (n, dim); smooth steps are zero if no factor has them.
+        """Features (n, p) of parameters in unbounded coordinates (n, dim)."""
+        return self.features(self.coordinates(theta))
 
-        Sums over the features are then the same to the last bit, and most of the work is saved.
-        """
-        return self.features(self.coordinates(theta), any("steps" in (one.mean, one.scale) for one in self.terms))
+    def trimmed(self, least: int) -> "Form":
+        """The same form without features that no factor has, beyond the first `least`: sums over them are zero."""
+        names = {name for one in self.terms for name in (one.mean, one.scale, one.earlier, one.curves)}
+        most, dim = self.features.degree, self.features.dim
+        # The names of sets begin with their degree; smooth steps have squares as well.
+        used = max(min(most, 2) if name == "steps" else int(name[:1] or 0) for name in names)
+        degree = next(one for one in range(max(used, 1), most + 1) if one == most or count(dim, one) >= least)
+        lower = self.features.lower(degree, "steps" in names)
+        return self if lower is self.features else self._replace(features=lower)
 
 
 def options(support: Support) -> list[Coordinates]:
@@ -115,34 +142,85 @@ def options(support: Support) -> list[Coordinates]:
 
 
 def choose_form(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
-    """The form that describes simulations best; None if no summary varies."""
+    """The form that describes simulations best, that of a Markov chain only if thorough; None if no summary varies."""
     most = CHOSEN_FROM if thorough else BRIEFLY_FROM
     some = training.some(slice(None, None, -(-len(training.rows) // most)))
     theta, rows, places, weights = some.single_rows(most)
-    best = -math.inf
-    for coordinates in options(support):
+    best, tried = -math.inf, options(support)
+    for coordinates in tried:
         there = coordinates(theta)
         features = features_of(there, theta.shape[1], len(some.rows) // 3)
         columns, sets = features(there), features.sets()
-        transform, score = choose_transform(columns, rows, places, observed, weights, sets)
+        transform, score = choose_transform(columns, rows, places, observed, weights, sets, scored=len(tried) > 1)
         if score > best + LEAST_GAIN:
             best, chosen = score, (coordinates, features, transform, columns, sets)
     if best == -math.inf:
         return None
     coordinates, features, transform, columns, sets = chosen
-    terms, residuals = _choose_all(columns, transform(rows, places), weights, sets)
-    return Form(coordinates, features, transform, terms, choose_law(residuals, weights, thorough))
+    given = predictors(columns, weights, sets)
+    found = _choose_all(given, transform(rows, places))
+    if thorough and training.rows.ndim == 2 and len(found.terms) >= FEWEST_IN_SERIES:
+        transform, found = _as_series(given, rows, places, observed, transform, found)
+    law = choose_law(found.residuals, weights, thorough)
+    return Form(coordinates, features, transform, found.terms, law, found.common)
 
 
-def _choose_all(columns: Array, rows: Array, weights: Array, sets: Sets) -> tuple[tuple[Terms, ...], Array]:
-    """Terms of all factors, and residuals (n, s) of simulations left out."""
-    chosen, residuals, first = [], np.empty(rows.shape), Terms()
+class Factors(NamedTuple):
+    """The terms of all factors, and what they say of simulations left out."""
+
+    terms: tuple[Terms, ...]
+    residuals: Array
+    """(n, s)"""
+    scores: Array
+    """(n, s) log densities, which no single simulation dominates."""
+    common: int = ALL
+    """As in `Form`."""
+
+
+def _choose_all(given: Predictors, rows: Array) -> Factors:
+    """Terms of each factor, one after another."""
+    chosen: list[Terms] = []
+    residuals, scores = np.empty((2, *rows.shape))
     for k in range(rows.shape[1]):
-        # Summaries are often alike: the search begins at what the one before has.
-        first, fit = choose_terms(columns, rows, weights, sets, k, first)
-        chosen.append(first)
-        residuals[:, k] = fit.residuals
-    return tuple(chosen), residuals
+        # Summaries are often alike, one by one or by turns.
+        before = list(dict.fromkeys(reversed(chosen)))[:STARTS]
+        terms, fit = choose_terms(given, rows, k, before)
+        chosen.append(terms)
+        residuals[:, k], scores[:, k] = fit.residuals, bounded_scores(fit)
+    return Factors(tuple(chosen), residuals, scores)
+
+
+def _as_series(
+    given: Predictors, rows: Array, places: Array, observed: Array, transform: Transform, single: Factors
+) -> tuple[Transform, Factors]:
+    """The factors as those of a Markov chain, if these predict as well as single ones.
+
+    All summaries but the first then have one law given the summary before, and a simulation has many pairs to learn
+    it from.
+    """
+    values = rows + np.where(np.isin(np.arange(rows.shape[1]), transform.kept[transform.whole]), places, 0.0)
+    other = transform.in_common(values, observed)
+    if other is None:
+        return transform, single
+    series, share, (n, width) = other(rows, places), given.weights / given.weights.sum(), single.scores.shape
+    to_reach = single.scores.sum(axis=1) + transform.log_slopes(values) - other.log_slopes(values)
+    every, number = pairs(series), np.repeat(np.arange(n), width - 1)
+    some = slice(None, None, -(-len(every) // SEARCHED))
+    searched = predictors(given.columns[number[some]], given.weights[number[some]], given.sets)
+    # One law for all is most often much worse, and that is soon seen.
+    tried = (bounded_scores(fit_factor(searched, every[some], 1, one)) for one in IN_SERIES)
+    best = max(float(searched.weights @ one) for one in tried) / float(searched.weights.sum())
+    if best < float(share @ to_reach) / width - CLEARLY_WORSE:
+        return transform, single
+    terms, _ = choose_terms(searched, every[some], 1, IN_SERIES, BESIDE_IN_SERIES)
+    fit = fit_factor(predictors(given.columns[number], given.weights[number], given.sets), every, 1, terms)
+    first = _choose_all(given, series[:, :1])
+    after = (one.reshape(n, -1) for one in (fit.residuals, bounded_scores(fit)))
+    residuals, scores = (np.concatenate(both, axis=1) for both in zip(first[1:3], after, strict=True))
+    if better(to_reach, scores.sum(axis=1), share, LEAST_ERRORS):
+        return transform, single
+    later = terms._replace(lags=1) if terms.earlier else terms
+    return other, Factors((*first.terms, *[later] * (width - 1)), residuals, scores, common=1)
 
 
 def bounded_scores(fit: Fit) -> Array:
@@ -154,25 +232,31 @@ def bounded_scores(fit: Fit) -> Array:
 
 def coefficient_count(terms: Terms, k: int, sets: Sets) -> int:
     """How many coefficients a factor has."""
-    earlier = (k - terms.begin(k)) * len(sets[terms.earlier]) if terms.earlier else 0
-    return len(sets[terms.mean]) + earlier + len(sets[terms.scale])
+    each = sum(number * len(sets[name]) for number, name in ((1, terms.earlier), (2, terms.curves)) if name)
+    return len(sets[terms.mean]) + (k - terms.begin(k)) * each + len(sets[terms.scale])
 
 
-def choose_terms(columns: Array, rows: Array, weights: Array, sets: Sets, k: int, first: Terms) -> tuple[Terms, Fit]:
-    """The terms of factor k by a search from `first` on, one axis after another, and the fit with them."""
-    number, share = effective(weights), weights / weights.sum()
+def choose_terms(
+    given: Predictors, rows: Array, k: int, before: Sequence[Terms] = (), beside: Axes = BESIDE
+) -> tuple[Terms, Fit]:
+    """The terms of factor k by a search from the best of `before` on, one axis after another, and the fit with them."""
+    sets, number, share = given.sets, effective(given.weights), given.weights / given.weights.sum()
     most, errors = number / PER_COEFFICIENT, LEAST_ERRORS * min(1.0, FEW / number)
-    tried: dict[Terms, Fit] = {}
+    tried: dict[Terms, tuple[Fit, Array]] = {}
 
     def allowed(terms: Terms) -> bool:
-        known = all(name in sets for name in (terms.mean, terms.scale, terms.earlier or "0"))
+        known = all(name in sets for name in (terms.mean, terms.scale, terms.earlier or "0", terms.curves or "0"))
         shorter = terms.lags == ALL or 0 < terms.begin(k) < k
         return known and shorter and coefficient_count(terms, k, sets) <= most
 
-    def scores(terms: Terms) -> Array:
+    def fitted(terms: Terms) -> tuple[Fit, Array]:
         if terms not in tried:
-            tried[terms] = fit_factor(columns, rows, weights, k, terms, sets)
-        return bounded_scores(tried[terms])
+            fit = fit_factor(given, rows, k, terms)
+            tried[terms] = fit, bounded_scores(fit)
+        return tried[terms]
+
+    def scores(terms: Terms) -> Array:
+        return fitted(terms)[1]
 
     def preferred(terms: Terms, over: Terms) -> bool:
         """Whether other terms are better: the simpler of two unless the richer gains."""
@@ -180,23 +264,32 @@ def choose_terms(columns: Array, rows: Array, weights: Array, sets: Sets, k: int
             return better(scores(terms), scores(over), share, errors)
         return not better(scores(over), scores(terms), share, errors)
 
-    start = next((terms for terms in (first, Terms(), Terms("1", "", "0")) if allowed(terms)), Terms("0", "", "0"))
-    found = _climb(start, allowed, preferred, [axis for axis in BESIDE if k or axis != "earlier"])
-    return found, tried.get(found) or fit_factor(columns, rows, weights, k, found, sets)
+    starts = [*filter(allowed, before)] or [*filter(allowed, (Terms(), Terms("1", "", "0")))][:1]
+    start, *others = starts or [Terms("0", "", "0")]
+    for other in others:
+        start = other if preferred(other, start) else start
+    axes = {axis: tried for axis, tried in beside.items() if k or axis != "earlier"}
+    found = _climb(start, allowed, preferred, axes)
+    return found, fitted(found)[0]
 
 
 def _richness(terms: Terms, k: int, sets: Sets) -> tuple[int, float]:
     return coefficient_count(terms, k, sets), -terms.ridge
 
 
+def _tidy(terms: Terms) -> Terms:
+    """The same factor under one name: without earlier summaries there are neither lags nor curves."""
+    return terms if terms.earlier else terms._replace(lags=ALL, curves="")
+
+
 def _climb(
-    start: Terms, allowed: Callable[[Terms], bool], preferred: Callable[[Terms, Terms], bool], axes: Sequence[str]
+    start: Terms, allowed: Callable[[Terms], bool], preferred: Callable[[Terms, Terms], bool], axes: Axes
 ) -> Terms:
     """Along one axis after another, until no step along any of them is preferred; nowhere twice."""
-    current, still, k, seen = start, 0, 0, {start}
+    current, still, k, seen, names = start, 0, 0, {start}, list(axes)
     while still < len(axes):
-        axis = axes[k]
-        beside = [current._replace(**{axis: value}) for value in BESIDE[axis][getattr(current, axis)]]
+        axis = names[k]
+        beside = [_tidy(current._replace(**{axis: value})) for value in axes[axis][getattr(current, axis)]]
         other = next((one for one in beside if one not in seen and allowed(one) and preferred(one, current)), None)
         if other is None:
             still, k = still + 1, (k + 1) % len(axes)

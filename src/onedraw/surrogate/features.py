@@ -41,14 +41,23 @@ class Features(NamedTuple):
     mean: Array
     scale: Array
 
-    def __call__(self, coordinates: Array, steps: bool = True) -> Array:
-        """The columns at these coordinates; without `steps`, those of smooth steps are zero, which saves most work."""
+    def __call__(self, coordinates: Array) -> Array:
+        """The columns at these coordinates."""
         points = np.clip((coordinates - self.centre) / self.spread, self.low, self.high)
-        columns = raw_columns(points, self.dim, self.degree, self.ridges, steps)
-        end = columns.shape[1] if steps else columns.shape[1] - self.ridges
-        columns[:, 1:end] -= self.mean[: end - 1]
-        columns[:, 1:end] /= self.scale[: end - 1]
+        columns = raw_columns(points, self.dim, self.degree, self.ridges)
+        columns[:, 1:] -= self.mean
+        columns[:, 1:] /= self.scale
         return columns
+
+    def lower(self, degree: int, steps: bool) -> "Features":
+        """The same features up to a lower degree, with or without smooth steps; itself if it has no others."""
+        if degree == self.degree and (steps or not self.ridges):
+            return self
+        end, others = count(self.dim, self.degree), len(self.centre) - self.dim
+        kept = np.arange(1, len(self.mean) + 1)
+        kept = kept[(kept < count(self.dim, degree)) | ((kept >= end) & ((kept < end + others) | steps))] - 1
+        ridges = self.ridges if steps else 0
+        return self._replace(degree=degree, ridges=ridges, mean=self.mean[kept], scale=self.scale[kept])
 
     def sets(self) -> Sets:
         """The sets by name: "0" is the constant alone, "2" has all products of two, "steps" has smooth steps too.
@@ -95,27 +104,28 @@ def directions(dim: int, number: int) -> tuple[Array, Array]:
     return normal / np.linalg.norm(normal, axis=0) * length, rng.uniform(-1.5, 1.5, number)
 
 
-def raw_columns(points: Array, dim: int, degree: int, ridges: int, steps: bool = True) -> Array:
-    """The constant, products of the first `dim` coordinates, the other coordinates, and smooth steps or zeros.
+def raw_columns(points: Array, dim: int, degree: int, ridges: int) -> Array:
+    """The constant, products of the first `dim` coordinates, the other coordinates, and smooth steps.
 
     >>> raw_columns(np.array([[2.0, 3.0, 7.0]]), 2, 2, 0).tolist()
     [[1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 7.0]]
     """
     n, width = points.shape
-    columns = np.empty((n, count(dim, degree) + width - dim + ridges), order="F")
-    columns[:, 0] = 1.0
+    # Each column in one piece of memory.
+    columns, across = np.empty((count(dim, degree) + width - dim + ridges, n)), np.ascontiguousarray(points.T)
+    columns[0] = 1.0
     known: dict[tuple[int, ...], int] = {(): 0}
     for factors in (one for of_degree in powers(dim, degree) for one in of_degree):
         known[factors] = len(known)
-        np.multiply(columns[:, known[factors[:-1]]], points[:, factors[-1]], out=columns[:, known[factors]])
+        np.multiply(columns[known[factors[:-1]]], across[factors[-1]], out=columns[known[factors]])
     end = len(known) + width - dim
-    columns[:, len(known) : end] = points[:, dim:]
-    if not steps:
-        columns[:, end:] = 0.0
-    elif ridges:
+    columns[len(known) : end] = across[dim:]
+    if ridges:
         direction, offset = directions(dim, ridges)
-        columns[:, end:] = np.tanh(points[:, :dim] @ direction + offset)
-    return columns
+        steps = direction.T @ across[:dim]
+        steps += offset[:, None]
+        np.tanh(steps, out=columns[end:])
+    return columns.T
 
 
 def features_of(coordinates: Array, dim: int, most: int) -> Features:

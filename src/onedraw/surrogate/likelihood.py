@@ -18,6 +18,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg.blas import dtrsm
+from scipy.linalg.lapack import dpotrf, dpotrs
 
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
@@ -40,6 +42,8 @@ ROOM = 4.0
 
 ALL = 10**6
 """More summaries than there are."""
+FARTHEST = 3.0
+"""Standard deviations beyond which curves of a summary stay as they are."""
 
 
 class Terms(NamedTuple):
@@ -52,6 +56,8 @@ class Terms(NamedTuple):
     ridge: float = 1.0
     lags: int = ALL
     """How many of the earlier summaries count, the latest; a time series depends on few."""
+    curves: str = ""
+    """What multiplies curves of the earlier summaries (`curved`); "" leaves them out."""
 
     def begin(self, k: int) -> int:
         """The first of the earlier summaries that counts for summary k; k if none does."""
@@ -65,11 +71,18 @@ class Factor(NamedTuple):
     """(p,) coefficients of all features; zero for those that are not used."""
     earlier: Array
     """(k, p)"""
+    curves: Array
+    """(2, k, p)"""
     scale: Array
     """(p,)"""
     low: float
     high: float
     """Range of the log scale."""
+
+    def later(self, k: int) -> "Factor":
+        """The same law for summary k, which has more summaries before it that do not count."""
+        more = ((k - len(self.earlier), 0), (0, 0))
+        return self._replace(earlier=np.pad(self.earlier, more), curves=np.pad(self.curves, ((0, 0), *more)))
 
 
 class Fit(NamedTuple):
@@ -95,51 +108,132 @@ def design(columns: Array, rows: Array, k: int, terms: Terms, sets: Sets) -> Arr
     own, begin = columns[:, sets[terms.mean]], terms.begin(k)
     if begin == k:
         return own
-    multiplied = columns[:, sets[terms.earlier]]
-    products = (rows[:, begin:k, None] * multiplied[:, None, :]).reshape(len(rows), -1)
-    return np.concatenate([own, products], axis=1)
+    before, parts = rows.T[begin:k], [own]
+    for values, name in ((before, terms.earlier), (curved(before), terms.curves)):
+        if name:
+            parts.append((values[..., None, :] * columns.T[sets[name]]).reshape(-1, len(rows)).T)
+    return np.concatenate(parts, axis=1)
 
 
-def fit_factor(columns: Array, rows: Array, weights: Array, k: int, terms: Terms, sets: Sets) -> Fit:
-    """The factor of summary k, from features (n, p) and standardised summaries (n, s) of simulations with weights."""
-    return _left_out(*_fitted(columns, rows, weights, k, terms, sets, leverage=True), weights)
+def curved(values: Array) -> Array:
+    """A square and a cube of standardised summaries (...), uncorrelated if these are normal: (2, ...).
+
+    >>> curved(np.array([1.0, 2.0, 9.0])).round(2).tolist()
+    [[0.0, 2.12, 5.66], [-0.82, 0.82, 7.35]]
+    """
+    inside = np.clip(values, -FARTHEST, FARTHEST)
+    square = np.square(inside)
+    return np.stack([(square - 1.0) / math.sqrt(2.0), inside * (square - 3.0) / math.sqrt(6.0)])
 
 
-def only_factor(columns: Array, rows: Array, weights: Array, k: int, terms: Terms, sets: Sets) -> Factor:
-    """The same without what it says of simulations left out."""
-    factor, *_ = _fitted(columns, rows, weights, k, terms, sets, leverage=False)
-    return factor
+class OfScale(NamedTuple):
+    """What the fits of a log scale with the same features share, whatever the summary."""
 
-
-class ScaleFit(NamedTuple):
-    """The fit of a log scale at features (n, q)."""
-
-    features: Array
+    z: Array
+    """(n, r) features."""
+    penalty: Array
+    """(r,) on squares of their coefficients."""
     inverse: Array
-    """(q, q) of the penalised information."""
-    fitted: Array
-    """(n,) log scales."""
+    """(r, r) of the penalised information."""
+    leverages: Array
+    """(n,) how far each log scale follows its own datum."""
 
 
-def _fitted(
-    columns: Array, rows: Array, weights: Array, k: int, terms: Terms, sets: Sets, leverage: bool
-) -> tuple[Factor, MeanFit, ScaleFit]:
-    """The factor with its mean and its scale; whether the leverages of the mean are each simulation's own."""
+class Regression(NamedTuple):
+    """What fits of the same terms to several summaries share."""
+
+    weights: Array
+    """(n,)"""
+    x: Array
+    """(n, q) features of the mean."""
+    gram: Array
+    """(q, q) their weighted sums of products."""
+    penalty: Array
+    """(q,) on squares of their coefficients."""
+    of_scale: OfScale
+
+
+class Predictors(NamedTuple):
+    """Features of simulations with weights, and what regressions on them have in common, once it is known."""
+
+    columns: Array
+    """(n, p)"""
+    weights: Array
+    """(n,)"""
+    sets: Sets
+    own: dict[str, tuple[Array, Array]]
+    """Features (n, q) of a set and their weighted sums of products, by its name."""
+    scales: dict[tuple[str, float], OfScale]
+    """By the name of a set and the penalty."""
+
+    def of_scale(self, name: str, ridge: float) -> OfScale:
+        """For a log scale with the features of a set."""
+        if (name, ridge) not in self.scales:
+            z, information = self._own(name)
+            of_scale = penalty(z.shape[1], ridge)
+            inverse = np.linalg.inv(2.0 * information + np.diag(of_scale))
+            # The information has each simulation twice its weight.
+            own = 2.0 * self.weights * np.einsum("ij,ij->i", z, z @ inverse)
+            self.scales[name, ridge] = OfScale(z, of_scale, inverse, np.minimum(own, LARGEST_LEVERAGE))
+        return self.scales[name, ridge]
+
+    def regression(self, rows: Array, k: int, terms: Terms) -> Regression:
+        """That of summary k on features and on the earlier summaries."""
+        if terms.begin(k) == k:
+            x, sums = self._own(terms.mean)
+        else:
+            x = design(self.columns, rows, k, terms, self.sets)
+            sums = gram(x, np.sqrt(self.weights))
+        return Regression(
+            self.weights, x, sums, penalty(x.shape[1], terms.ridge), self.of_scale(terms.scale, terms.ridge)
+        )
+
+    def _own(self, name: str) -> tuple[Array, Array]:
+        if name not in self.own:
+            x = self.columns[:, self.sets[name]]
+            self.own[name] = x, gram(x, np.sqrt(self.weights))
+        return self.own[name]
+
+
+def predictors(columns: Array, weights: Array, sets: Sets) -> Predictors:
+    """Those of features (n, p) of simulations with weights."""
+    return Predictors(columns, weights, sets, {}, {})
+
+
+def fit_factor(given: Predictors, rows: Array, k: int, terms: Terms) -> Fit:
+    """The factor of summary k, from features and standardised summaries (n, s) of simulations."""
+    shared = given.regression(rows, k, terms)
+    fit, scale, log_scale = _fitted(shared, rows[:, k])
+    ends = float(log_scale.min()), float(log_scale.max())
+    factor = factor_of(terms, given.sets, given.columns.shape[1], k, fit.coefficients, scale, *ends)
+    return Fit(factor, *_left_out(shared.of_scale, fit, log_scale))
+
+
+def fit_scores(shared: Regression, y: Array) -> Array:
+    """Log densities (n,) that a fit to a summary y (n,) gives to simulations left out."""
+    fit, _, log_scale = _fitted(shared, y)
+    return _left_out(shared.of_scale, fit, log_scale)[1]
+
+
+def _fitted(shared: Regression, y: Array) -> tuple[MeanFit, Array, Array]:
+    """The mean, the coefficients of the log scale and log scales (n,)."""
     look()
-    x, y, z = design(columns, rows, k, terms, sets), rows[:, k], columns[:, sets[terms.scale]]
-    inverse = np.linalg.inv(2.0 * gram(z, np.sqrt(weights)) + np.diag(penalty(z.shape[1], terms.ridge)))
-    scale, constant = np.zeros(z.shape[1]), z.shape[1] == 1
-    fit = _fit_mean(x, y, weights, terms.ridge, leverage=constant)
+    weights, z = shared.weights, shared.of_scale.z
+    constant = z.shape[1] == 1
+    fit, scale = _fit_mean(shared, y, weights, shared.gram, leverage=constant), np.zeros(z.shape[1])
     scale[0] = _log_deviation(_squares(fit), weights)
     log_scale = np.full(len(y), scale[0])
-    for iteration in range(1 if constant else ITERATIONS):
-        if not constant:
-            scale = _fit_scale(z, _squares(fit), weights, scale, inverse, terms.ridge)
-            log_scale = _limited(z @ scale, weights)
-        last = constant or iteration == ITERATIONS - 1
-        fit = _fit_mean(x, y, weights * np.exp(-2.0 * log_scale), terms.ridge, leverage and last)
-    factor = _factor(terms, sets, columns.shape[1], k, fit.coefficients, scale, log_scale)
-    return factor, fit, ScaleFit(z, inverse, log_scale)
+    if constant:
+        # All weights change by one factor, and so do sums of products.
+        precision = math.exp(-2.0 * scale[0])
+        return _fit_mean(shared, y, precision * weights, precision * shared.gram), scale, log_scale
+    for iteration in range(ITERATIONS):
+        scale = _fit_scale(shared.of_scale, weights, _squares(fit), scale)
+        log_scale = _limited(z @ scale, weights)
+        precise = weights * np.exp(-2.0 * log_scale)
+        last = iteration == ITERATIONS - 1
+        fit = _fit_mean(shared, y, precise, gram(shared.x, np.sqrt(precise)), leverage=last)
+    return fit, scale, log_scale
 
 
 def mean_gain(scores: Array, others: Array, share: Array) -> tuple[float, float]:
@@ -174,16 +268,21 @@ def gram(x: Array, root_weights: Array) -> Array:
     return found
 
 
-def _fit_mean(x: Array, y: Array, weights: Array, ridge: float, leverage: bool) -> MeanFit:
-    root = np.linalg.cholesky(gram(x, np.sqrt(weights)) + np.diag(penalty(x.shape[1], ridge)))
-    inverse = np.linalg.inv(root)
-    coefficients = inverse.T @ (inverse @ (x.T @ (weights * y)))
+def _fit_mean(shared: Regression, y: Array, weights: Array, gram_x: Array, leverage: bool = True) -> MeanFit:
+    """With other weights, by the weighted sums of products (q, q) of features (n, q)."""
+    x, penalised = shared.x, gram_x.copy()
+    np.einsum("ii->i", penalised)[:] += shared.penalty
+    root, failed = dpotrf(penalised, lower=True)
+    if failed:
+        raise np.linalg.LinAlgError("the features of a regression are not finite")
+    coefficients, _ = dpotrs(root, x.T @ (weights * y), lower=True)
+    residuals = y - x @ coefficients
     if not leverage:
         # The mean leverage is good enough on the way.
-        return MeanFit(coefficients, y - x @ coefficients, np.full(1, min(x.shape[1] / len(y), LARGEST_LEVERAGE)))
-    spread = x @ inverse.T
+        return MeanFit(coefficients, residuals, np.array([min(x.shape[1] / len(y), LARGEST_LEVERAGE)]))
+    spread = dtrsm(1.0, root, x, side=True, lower=True, trans_a=True)
     own = weights * np.einsum("ij,ij->i", spread, spread)
-    return MeanFit(coefficients, y - x @ coefficients, np.minimum(own, LARGEST_LEVERAGE))
+    return MeanFit(coefficients, residuals, np.minimum(own, LARGEST_LEVERAGE))
 
 
 def _squares(fit: MeanFit) -> Array:
@@ -196,12 +295,13 @@ def _log_deviation(squares: Array, weights: Array) -> float:
     return 0.5 * math.log(max(float(weights @ squares) / float(weights.sum()), 1e-20))
 
 
-def _fit_scale(z: Array, squares: Array, weights: Array, scale: Array, inverse: Array, ridge: float) -> Array:
+def _fit_scale(of_scale: OfScale, weights: Array, squares: Array, scale: Array) -> Array:
+    z = of_scale.z
     log_scale = z @ scale
     for _ in range(STEPS):
         ratio = np.minimum(squares * np.exp(-2.0 * log_scale), LARGEST_SQUARE)
-        gradient = z.T @ (weights * (ratio - 1.0)) - penalty(len(scale), ridge) * scale
-        step = inverse @ gradient
+        gradient = z.T @ (weights * (ratio - 1.0)) - of_scale.penalty * scale
+        step = of_scale.inverse @ gradient
         change = z @ step
         length = min(1.0, LARGEST_STEP / (float(np.abs(change).max()) + 1e-12))
         scale, log_scale = scale + length * step, log_scale + length * change
@@ -214,27 +314,35 @@ def _limited(log_scale: Array, weights: Array) -> Array:
     return np.clip(log_scale, mean - room, mean + room)
 
 
-def _factor(terms: Terms, sets: Sets, p: int, k: int, coefficients: Array, scale: Array, log_scale: Array) -> Factor:
+def factor_of(
+    terms: Terms, sets: Sets, p: int, k: int, coefficients: Array, scale: Array, low: float, high: float
+) -> Factor:
+    """The factor of summary k with these coefficients of its features, among all p, and this range of log scales."""
     of_mean = sets[terms.mean]
-    mean, earlier, of_scale = np.zeros(p), np.zeros((k, p)), np.zeros(p)
+    mean, earlier, curves, of_scale = np.zeros(p), np.zeros((k, p)), np.zeros((2, k, p)), np.zeros(p)
     mean[of_mean] = coefficients[: len(of_mean)]
-    begin = terms.begin(k)
+    begin, end = terms.begin(k), len(of_mean)
     if begin < k:
-        earlier[begin:, sets[terms.earlier]] = coefficients[len(of_mean) :].reshape(k - begin, -1)
+        for found, name in ((earlier, terms.earlier), (curves, terms.curves)):
+            if name:
+                shape = (*found.shape[:-2], k - begin, len(sets[name]))
+                start, end = end, end + math.prod(shape)
+                found[..., begin:, sets[name]] = coefficients[start:end].reshape(shape)
     of_scale[sets[terms.scale]] = scale
-    return Factor(mean, earlier, of_scale, float(log_scale.min()), float(log_scale.max()))
+    return Factor(mean, earlier, curves, of_scale, low, high)
 
 
-def _left_out(factor: Factor, fit: MeanFit, scale: ScaleFit, weights: Array) -> Fit:
-    """What the fit without a simulation says of it: exact for the mean, to first order for the log scale."""
+def _left_out(of_scale: OfScale, fit: MeanFit, log_scale: Array) -> tuple[Array, Array]:
+    """Standardised residuals (n,) and log densities (n,) of each simulation by the fit without it.
+
+    Exact for the mean, to first order for the log scale.
+    """
+    own = of_scale.leverages
     # A constant scale is the mean of all squares, as they are.
-    z, log_scale = scale.features, scale.fitted
-    most = LARGEST_SQUARE if z.shape[1] > 1 else np.inf
+    most = LARGEST_SQUARE if of_scale.z.shape[1] > 1 else np.inf
     ratio = np.minimum(_squares(fit) * np.exp(-2.0 * log_scale), most)
-    # The information has each simulation twice its weight.
-    own = np.minimum(2.0 * weights * np.einsum("ij,ij->i", z, z @ scale.inverse), LARGEST_LEVERAGE)
     without = log_scale - 0.5 * own * (ratio - 1.0) / (1.0 - own)
     # The mean without it is uncertain, too: the variance of what is left out is 1 / (1 - leverage) that of a residual.
     spread = without - 0.5 * np.log1p(-fit.leverage)
     residuals = fit.residuals / (1.0 - fit.leverage) * np.exp(-spread)
-    return Fit(factor, residuals, -0.5 * np.square(residuals) - spread - HALF_LOG_2PI)
+    return residuals, -0.5 * np.square(residuals) - spread - HALF_LOG_2PI

@@ -5,9 +5,11 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
+from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.surrogate.choice import Form, coefficient_count
 from onedraw.surrogate.features import Sets
-from onedraw.surrogate.likelihood import Factor, Terms, gram, only_factor, penalty
+from onedraw.surrogate.likelihood import ALL, Factor, Terms, curved, gram, penalty
+from onedraw.surrogate.refits import fit_common, fit_factors, parts_of
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.training import Training
 
@@ -21,6 +23,11 @@ LEAST_LEFT = 0.1
 """Share of the simulations that is left at least when coefficients are fitted."""
 FEWEST_FREE = 3.0
 """Degrees of freedom that a scale has at least."""
+PLACES, WIDE_CELL = 8, 0.5
+"""Places in the cells of whole numbers over which the likelihood of the data is averaged, if a cell is wider than this
+share of a standard deviation: below it, the middle is right within .01 in log likelihood."""
+PRODUCTS = 8
+"""Variances that are multiplied before a logarithm is taken: few enough for a product to stay finite."""
 
 
 class Coefficients(NamedTuple):
@@ -29,11 +36,26 @@ class Coefficients(NamedTuple):
     row: Array
     """(k,) or (rows, k)"""
     mean: Array
-    """(p, k); of several rows, without what earlier summaries add."""
-    scale: Array
-    """(p, k)"""
-    low: Array
-    high: Array
+    """(k, p); of several rows, without what earlier summaries add."""
+
+
+class DataCells(NamedTuple):
+    """The data at places in the cells of their whole numbers, or in the middle alone."""
+
+    places: tuple[Coefficients, ...]
+    log_slopes: Array
+    """(m,) of the transform there, relative to the middle."""
+
+
+class Uncertain(NamedTuple):
+    """How uncertain the k factors are at n places, whatever the row."""
+
+    mean: Array
+    """(k, n) variances of residuals with those of their means, without what the earlier summaries add."""
+    earlier: Array
+    """(k, n) what a unit of the earlier summaries' squared residuals adds to them."""
+    freedom: Array
+    """(k, n) degrees of freedom of the scales."""
 
 
 class Leverages(NamedTuple):
@@ -53,24 +75,40 @@ class Leverages(NamedTuple):
     """(k,) the first of the earlier summaries that counts."""
     left: Array
     """(k,) share of the simulations that is left when the coefficients of the mean are fitted."""
+    times: Array
+    """(k,) how many summaries of a simulation have the same coefficients, which are known the better."""
 
-    def at(self, columns: Array) -> Array:
-        """The variances (m, n) of all sets at features (n, p)."""
-        return np.array([
-            np.square(columns[:, some] @ root).sum(axis=1) for some, root in zip(self.columns, self.roots, strict=True)
-        ])  # fmt: skip
+    def at(self, columns: Array) -> Uncertain:
+        """At features (n, p)."""
+        spread = (columns[:, some] @ root for some, root in zip(self.columns, self.roots, strict=True))
+        found = np.array([np.einsum("ij,ij->i", one, one) for one in spread])
+        left, times = self.left[:, None], self.times[:, None]
+        earlier = np.where(self.earlier[:, None] < 0, 0.0, found[self.earlier] / np.maximum(left, LEAST_LEFT) / times)
+        freedom = np.maximum(left * times / found[self.scale], FEWEST_FREE)
+        return Uncertain(1.0 + found[self.mean] / times, earlier, freedom)
 
-    def spread(self, found: Array, residuals: Array) -> tuple[Array, Array]:
-        """Variances (n, k) of residuals (n, k) with those of the mean, and degrees of freedom of their scales.
+    def variances(self, there: Uncertain, residuals: Array) -> Array:
+        """Variances (k, n) of residuals (k, n) with those of the mean.
 
         The residuals of the earlier summaries are independent of each other and of the features: each of their
         coefficients adds its own variance. These residuals are fitted ones, which are smaller than they would be.
         """
-        squares = np.concatenate([np.zeros((len(residuals), 1)), np.cumsum(np.square(residuals), axis=1)], axis=1)
-        before = squares[:, :-1] - squares[:, self.begin]
-        of_earlier = np.where(self.earlier < 0, 0.0, found[self.earlier].T / np.maximum(self.left, LEAST_LEFT))
-        variances: Array = 1.0 + found[self.mean].T + of_earlier * before
-        return variances, np.maximum(self.left / found[self.scale].T, FEWEST_FREE)
+        if len(residuals) == 1:
+            return there.mean
+        squares = np.zeros((len(residuals) + 1, residuals.shape[1]))
+        np.cumsum(np.square(residuals), axis=0, out=squares[1:])
+        before = squares[:-1] - squares[self.begin] if self.begin.any() else squares[:-1]
+        return there.mean + there.earlier * before
+
+
+class There(NamedTuple):
+    """What a surrogate says at n places, whatever the row."""
+
+    scale: Array
+    """(k, n)"""
+    log_scale: Array
+    """(n,) sum of their logarithms."""
+    uncertain: Uncertain | None
 
 
 class Surrogate(NamedTuple):
@@ -86,50 +124,92 @@ class Surrogate(NamedTuple):
 
     def at(self, rows: Array, places: Array | None = None) -> list[Coefficients]:
         """For each of some rows of summaries (m, s), or of some data sets of rows (m, rows, s)."""
-        scale = np.array([factor.scale for factor in self.factors]).T
-        low, high = np.array([(factor.low, factor.high) for factor in self.factors]).T
+        mean = np.array([factor.mean for factor in self.factors])
         if rows.ndim == 3:
-            mean = np.array([factor.mean for factor in self.factors]).T
             flat = None if places is None else places.reshape(-1, rows.shape[2])
             every = self.form.transform(rows.reshape(-1, rows.shape[2]), flat).reshape(len(rows), rows.shape[1], -1)
-            return [Coefficients(some, mean, scale, low, high) for some in every]
-        return [
-            Coefficients(row, np.array([f.mean + row[:k] @ f.earlier for k, f in enumerate(self.factors)]).T, scale,
-                         low, high)
-            for row in self.form.transform(rows, places)
-        ]  # fmt: skip
+            return [Coefficients(some, mean) for some in every]
+        transformed = self.form.transform(rows, places)
+        earlier = np.zeros((len(mean), *mean.shape))
+        for k, factor in enumerate(self.factors):
+            earlier[k, :k] = factor.earlier
+        means = mean + np.tensordot(transformed, earlier, axes=(1, 1))
+        if any(one.curves for one in self.form.terms):
+            curves = curved(transformed)
+            for k, factor in enumerate(self.factors):
+                means[:, k] += np.tensordot(curves[:, :, :k], factor.curves, axes=((0, 2), (0, 1)))
+        return [Coefficients(*one) for one in zip(transformed, means, strict=True)]
 
-    def uncertain(self, columns: Array) -> Array | None:
-        """How uncertain fitted values are at features (n, p), whatever the row."""
-        return None if self.leverages is None else self.leverages.at(columns)
+    def there(self, columns: Array) -> There:
+        """What it says at features (n, p), whatever the row."""
+        low, high = np.array([(factor.low, factor.high) for factor in self.factors]).T[:, :, None]
+        log_scale = np.array([factor.scale for factor in self.factors]) @ columns.T
+        np.minimum(np.maximum(log_scale, low, out=log_scale), high, out=log_scale)
+        uncertain = None if self.leverages is None else self.leverages.at(columns)
+        return There(np.exp(log_scale), log_scale.sum(axis=0), uncertain)
 
-    def log_likelihood(self, columns: Array, given: Coefficients, uncertain: Array | None = None) -> Array:
+    def of_data(self, observed: Array) -> DataCells:
+        """The data: one row (s,), or a data set of rows.
+
+        The probability of a whole number is the integral of a density over its cell. If summaries have a scale that is
+        not much wider than a cell, as small counts have, a smooth density differs from its mean over the cell. Places
+        are a Latin hypercube, the same in every run.
+        """
+        transform, typical = self.form.transform, np.array([factor.scale[0] for factor in self.factors])
+        if observed.ndim == 1 and transform.whole.any():
+            ends = transform(np.array([observed, observed]), np.outer([-0.5, 0.5], np.ones(len(observed))))
+            if (np.diff(ends, axis=0)[0] > WIDE_CELL * np.exp(typical))[transform.whole].any():
+                order = Rng(0, Phase.RESAMPLE).bulk(Purpose.PRIOR).random((PLACES, len(observed))).argsort(axis=0)
+                places = np.zeros(order.shape)
+                whole = transform.kept[transform.whole]
+                places[:, whole] = (order[:, whole] + 0.5) / PLACES - 0.5
+                slopes = np.array([transform.log_slope(observed + one) for one in places])
+                found = self.at(np.tile(observed, (PLACES, 1)), places)
+                return DataCells(tuple(found), slopes - transform.log_slope(observed))
+        return DataCells(tuple(self.at(observed[None])), np.zeros(1))
+
+    def data_log_likelihood(self, columns: Array, data: DataCells, there: There | None = None) -> Array:
+        """Log likelihood of the data at features (n, p): a mean over places in their cells, to the power.
+
+        `there` may be given.
+        """
+        there = self.there(columns) if there is None else there
+        if len(data.places) == 1:
+            return self.log_likelihood(columns, data.places[0], there)
+        plain = self._replace(power=1.0)
+        each = np.array([plain.log_likelihood(columns, one, there) for one in data.places]) + data.log_slopes[:, None]
+        top = each.max(axis=0)
+        found: Array = self.power * (top + np.log(np.exp(each - top).mean(axis=0)))
+        return found
+
+    def log_likelihood(self, columns: Array, given: Coefficients, there: There | None = None) -> Array:
         """Log density of a row, or of all rows of a data set, in transformed summaries, at features (n, p).
 
-        That of a row is averaged over the uncertainty of the coefficients, which may be given.
+        That of a row is averaged over the uncertainty of the coefficients. `there` may be given.
         """
-        log_scale = np.clip(columns @ given.scale, given.low, given.high)
+        there = self.there(columns) if there is None else there
         if given.row.ndim == 2:
-            found = self._of_rows(columns, given, log_scale)
+            found = self._of_rows(columns, given, there)
         else:
-            residuals = (given.row - columns @ given.mean) * np.exp(-log_scale)
-            found = self._predictive(columns, residuals, uncertain) - log_scale.sum(axis=1)
+            residuals = (given.row[:, None] - given.mean @ columns.T) / there.scale
+            found = self._predictive(residuals, there.uncertain) - there.log_scale
         if self.success is not None:
             found = found + self.success.log_probability(columns)
         return self.power * found
 
-    def _predictive(self, columns: Array, residuals: Array, uncertain: Array | None) -> Array:
-        """Log densities (n,) of residuals, averaged over the uncertainty of the coefficients."""
-        if self.leverages is None:
-            return self.form.law.log_density(residuals)
-        found = self.leverages.at(columns) if uncertain is None else uncertain
-        variances, freedom = self.leverages.spread(found, residuals)
-        averaged = self.form.law.log_density(residuals / np.sqrt(variances), freedom)
-        return averaged - 0.5 * np.log(variances).sum(axis=1)
+    def _predictive(self, residuals: Array, uncertain: Uncertain | None) -> Array:
+        """Log densities (n,) of residuals (k, n), averaged over the uncertainty of the coefficients."""
+        if self.leverages is None or uncertain is None:
+            return self.form.law.log_density(residuals.T)
+        variances = self.leverages.variances(uncertain, residuals)
+        residuals /= np.sqrt(variances)
+        # The log of a product of few variances is one logarithm instead of many.
+        products = np.multiply.reduceat(variances, np.arange(0, len(variances), PRODUCTS), axis=0)
+        return self.form.law.log_density(residuals.T, uncertain.freedom.T) - 0.5 * np.log(products).sum(axis=0)
 
-    def _of_rows(self, columns: Array, given: Coefficients, log_scale: Array) -> Array:
+    def _of_rows(self, columns: Array, given: Coefficients, there: There) -> Array:
         """Sums (n,) of the log densities of the rows of a data set."""
-        (number, width), mean = given.row.shape, columns @ given.mean
+        (number, width), mean, scale = given.row.shape, columns @ given.mean.T, there.scale.T
         slopes = [columns @ factor.earlier.T for factor in self.factors]
         found, size = np.empty(len(columns)), max(1, CHUNK // (number * width))
         for some in (slice(top, top + size) for top in range(0, len(columns), size)):
@@ -137,28 +217,50 @@ class Surrogate(NamedTuple):
             for k, slope in enumerate(slopes):
                 if self.factors[k].earlier.any():
                     residuals[:, :, k] -= slope[some] @ given.row[:, :k].T
-            residuals *= np.exp(-log_scale[some])[:, None, :]
+            residuals /= scale[some, None, :]
             found[some] = self.form.law.log_density(residuals.reshape(-1, width)).reshape(-1, number).sum(axis=1)
-        return found - number * log_scale.sum(axis=1)
+        return found - number * there.log_scale
 
     def log_density(self, points: Array, row: Array) -> Array:
-        """Log density (n,) of one row of summaries as they are, at parameters (n, dim)."""
+        """Log density (n,) of one row of summaries as they are, at parameters (n, dim); of counts, a probability."""
         slope = self.form.transform.log_slope(row)
-        return self.log_likelihood(self.form.columns(points), self.at(row[None])[0]) + slope
+        return self.data_log_likelihood(self.form.columns(points), self.of_data(row)) + slope
 
 
 def fit_surrogate(form: Form, training: Training, success: Success | None) -> Surrogate:
-    """The surrogate of a form, fitted to simulations."""
+    """The surrogate of a form, fitted to simulations; its own form has no features beyond those that are used."""
+    return fit_surrogates(form, training, np.ones((1, len(training.rows)), dtype=bool), success)[0]
+
+
+def fit_surrogates(form: Form, training: Training, kept: Array, success: Success | None) -> list[Surrogate]:
+    """Surrogates of a form, each fitted to the simulations that one row of `kept` (m, n) has."""
+    form = form.trimmed(0 if success is None else len(success.coefficients))
     theta, rows, places, weights = training.single_rows(MOST_ROWS)
+    kept = np.repeat(kept, len(rows) // len(training.rows), axis=1)
     columns, sets, transformed = form.columns(theta), form.features.sets(), form.transform(rows, places)
-    factors = [only_factor(columns, transformed, weights, k, terms, sets) for k, terms in enumerate(form.terms)]
-    leverages = None if training.rows.ndim == 3 else leverages_of(form.terms, columns, weights, sets)
-    return Surrogate(form, tuple(factors), success, leverages=leverages)
+    parts = parts_of(columns, weights, kept, sets)
+    each = [fit_factors(parts, transformed, k, terms) for k, terms in enumerate(form.terms[: form.common])]
+    if form.common < len(form.terms):
+        each += fit_common(parts, transformed, form.terms[-1])
+    known = training.rows.ndim == 3
+    return [
+        Surrogate(
+            form, one, success, leverages=None if known else leverages_of(form.terms, columns, mine, sets, form.common)
+        )
+        for one, mine in zip(zip(*each, strict=True), parts.weights, strict=True)
+    ]
 
 
-def leverages_of(terms: tuple[Terms, ...], columns: Array, weights: Array, sets: Sets) -> Leverages | None:
-    """How uncertain the coefficients of factors are that were fitted to features (n, p) of simulations with weights."""
-    number = np.array([coefficient_count(one, k, sets) - len(sets[one.scale]) for k, one in enumerate(terms)])
+def leverages_of(
+    terms: tuple[Terms, ...], columns: Array, weights: Array, sets: Sets, common: int = ALL
+) -> Leverages | None:
+    """How uncertain the coefficients of factors are that were fitted to features (n, p) of simulations with weights.
+
+    Those of curves only count by their number: where factors have them, coefficients are known well.
+    """
+    later = np.arange(len(terms)) >= common
+    times = np.where(later, later.sum(), 1)
+    number = np.array([coefficient_count(one, k, sets) - len(sets[one.scale]) for k, one in enumerate(terms)]) / times
     total = float(weights.sum())
     if CERTAIN * number.max() <= total:
         return None
@@ -174,4 +276,4 @@ def leverages_of(terms: tuple[Terms, ...], columns: Array, weights: Array, sets:
     ]
     begin = np.array([one.begin(k) for k, one in enumerate(terms)])
     left = np.maximum(1.0 - number / total, 0.0)
-    return Leverages(tuple(some), tuple(roots), np.array(mean), np.array(earlier), np.array(scale), begin, left)
+    return Leverages(tuple(some), tuple(roots), np.array(mean), np.array(earlier), np.array(scale), begin, left, times)

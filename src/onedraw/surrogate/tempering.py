@@ -18,8 +18,13 @@ from onedraw.estimators.weights import effective, systematic
 
 KEEP = 0.5
 """Effective share of the particles that one step of the power leaves."""
-MOVES, LAST_MOVES = 6, 24
-"""Of each particle after a step of the power, and after the last one."""
+MOVES, MOST_MOVES = 6, 24
+"""Of each particle after a step of the power, at least and at most."""
+KINDS = 3
+"""Moves of all kinds, one after the other."""
+COMMON = 0.5
+"""Draws have moved enough when r^2 of the variance of m draws that come from one particle is common to them, on average
+over all draws, and m r^2 is below this: their mean has at most about 1.5 times the variance of independent ones."""
 MOST_STEPS = 60
 """Of the power: the last of them goes to 1 whatever is left."""
 FREEDOM = 10.0
@@ -58,10 +63,15 @@ def next_power(log_likelihood: Array, power: float, keep: float = KEEP) -> float
 
 
 def tempered_draws(
-    start: Array, log_prior: LogDensity, log_likelihood: LogDensity, discrete: Array, rng: np.random.Generator
+    start: Array,
+    log_prior: LogDensity,
+    log_likelihood: LogDensity,
+    discrete: Array,
+    rng: np.random.Generator,
+    number: int | None = None,
 ) -> Array:
-    """As many draws (n, dim) as there are particles to start with, which are draws from the prior."""
-    return tempered(start, log_prior, log_likelihood, discrete, rng).draws
+    """Draws (number, dim); as many as there are particles to start with, if no other number is wanted."""
+    return tempered(start, log_prior, log_likelihood, discrete, rng, number=number).draws
 
 
 def tempered(
@@ -70,11 +80,13 @@ def tempered(
     log_likelihood: LogDensity,
     discrete: Array,
     rng: np.random.Generator,
-    last_moves: int = LAST_MOVES,
+    last_moves: int = MOST_MOVES,
+    number: int | None = None,
 ) -> Tempered:
     """The draws with the evidence: the product of the mean weights of all steps of the power.
 
-    Moves after the last step serve the draws alone.
+    The particles to start with are draws from the prior. After each step they move until they have forgotten where they
+    were. The last step picks `number` of them, and the moves after it serve the draws alone.
     """
     points, log_evidence = start.copy(), 0.0
     prior, likelihood, power = log_prior(points), log_likelihood(points), 0.0
@@ -83,10 +95,13 @@ def tempered(
         top = float(likelihood.max())
         weights = np.exp((new - power) * (likelihood - top))
         log_evidence += (new - power) * top + math.log(float(weights.mean()))
-        pick = systematic(weights, len(points), rng.random())
+        pick = systematic(weights, len(points) if new < 1.0 else number or len(points), rng.random())
         points, prior, likelihood, power = points[pick], prior[pick], likelihood[pick], new
-        for move in range(last_moves if power == 1.0 else MOVES):
+        origin, shared = points.copy(), float(np.square(np.bincount(pick)).sum()) / len(pick)
+        for move in range(last_moves if power == 1.0 else MOST_MOVES):
             look()
+            if move >= MOVES and move % KINDS == 0 and shared * remembered(origin, points) < COMMON:
+                break
             proposed, log_ratio = proposals(points, move, discrete, rng)
             log_p = log_prior(proposed)
             inside = np.flatnonzero(log_p > -np.inf)
@@ -101,6 +116,25 @@ def tempered(
     return Tempered(points, log_evidence)
 
 
+def remembered(origin: Array, points: Array) -> float:
+    """The largest squared correlation of points (n, dim) with where they come from, or of distances from the mean.
+
+    >>> some = np.random.default_rng(1).standard_normal((1000, 2))
+    >>> [round(remembered(some, one), 1) for one in (some[::-1], some, some * [1, -1])]
+    [0.0, 1.0, 1.0]
+    """
+    pairs = [(_standardised(origin), _standardised(points))]
+    pairs += [(_standardised(np.abs(before)), _standardised(np.abs(now))) for before, now in pairs]
+    return max(float(np.square(np.einsum("ij,ij->j", *pair) / len(points)).max()) for pair in pairs)
+
+
+def _standardised(points: Array) -> Array:
+    away = points - points.mean(axis=0)
+    spread = away.std(axis=0)
+    found: Array = away / np.where(spread > 0, spread, 1.0)
+    return found
+
+
 def proposals(points: Array, move: int, discrete: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     """Points moved along differences of others or, one move in three, drawn anew from a Student law fitted to all.
 
@@ -108,10 +142,10 @@ def proposals(points: Array, move: int, discrete: Array, rng: np.random.Generato
     symmetric. Whole numbers have no such law: with them, the third move is a normal step with the covariance of all.
     """
     n, dim = points.shape
-    if move % 3 == 2 and not discrete.any():
+    if move % KINDS == 2 and not discrete.any():
         return drawn_anew(points, rng)
     scale = 2.38 / math.sqrt(dim)
-    if move % 3 == 2:
+    if move % KINDS == 2:
         step = 0.5 * scale * rng.standard_normal((n, dim)) @ _root(points).T
     else:
         factor = np.where(rng.random(n) < 0.5, scale / math.sqrt(2.0), 0.25 * scale)

@@ -11,7 +11,7 @@ import numpy as np
 
 from onedraw.engines.arrays import Array
 from onedraw.surrogate.features import Sets
-from onedraw.surrogate.likelihood import Terms, better, fit_factor
+from onedraw.surrogate.likelihood import Regression, Terms, better, fit_scores, predictors
 
 LEAST_VARIED = 0.005
 """Share of simulations that must differ from the median of a summary for it to be used."""
@@ -77,8 +77,32 @@ class Transform(NamedTuple):
 
     def log_slope(self, row: Array) -> float:
         """Log of the volume that a unit of summaries has after the transform, at a row (s,)."""
-        slopes = [warp.log_slope(row[k : k + 1])[0] for k, warp in zip(self.kept, self.warps, strict=True)]
-        return float(np.sum(slopes) - np.log(self.spread).sum())
+        return float(self.log_slopes(row[None])[0])
+
+    def log_slopes(self, rows: Array) -> Array:
+        """The same at each of some rows (n, s)."""
+        slopes = [warp.log_slope(rows[:, k]) for k, warp in zip(self.kept, self.warps, strict=True)]
+        found: Array = np.sum(slopes, axis=0) - np.log(self.spread).sum()
+        return found
+
+    def in_common(self, rows: Array, observed: Array) -> "Transform | None":
+        """One transform for all summaries, of the kind that most have; None if some are whole numbers and some not.
+
+        Whole numbers have their places already.
+        """
+        if self.whole.any() != self.whole.all():
+            return None
+        some, whole = rows[:, self.kept], bool(self.whole.all())
+        least = float(some.min())
+        low = min(float(np.rint(least)) if whole else least, float(observed[self.kept].min()))
+        kinds = [warp.kind for warp in self.warps]
+        offered = {warp.kind: warp for warp in _warps(some.ravel(), low, whole)}
+        warp = offered.get(max(kinds, key=kinds.count), Warp())
+        warped = warp(some)
+        same = np.ones(len(kinds))
+        return self._replace(
+            warps=(warp,) * len(kinds), centre=float(warped.mean()) * same, spread=(float(warped.std()) or 1.0) * same
+        )
 
 
 def _warped(some: Array, warps: tuple[Warp, ...]) -> Array:
@@ -87,12 +111,13 @@ def _warped(some: Array, warps: tuple[Warp, ...]) -> Array:
 
 
 def choose_transform(
-    columns: Array, rows: Array, places: Array, observed: Array, relevance: Array, sets: Sets
+    columns: Array, rows: Array, places: Array, observed: Array, relevance: Array, sets: Sets, scored: bool = True
 ) -> tuple[Transform, float]:
     """The transform of each summary by the log score of its regression on features (n, p) of the parameters.
 
     The data are one row or several. Scores count by the relevance (n,) of the simulations. Given with the sum of the
-    mean scores; minus infinity if no summary varies.
+    mean scores; minus infinity if no summary varies. Unless it is to be `scored`, a summary with one possible
+    transform adds zero to it.
     """
     observed = np.atleast_2d(observed)
     varied = np.mean(rows != np.median(rows, axis=0), axis=0)
@@ -101,9 +126,11 @@ def choose_transform(
     whole &= np.all(observed[:, kept] == np.rint(observed[:, kept]), axis=0)
     some = rows[:, kept] + np.where(whole, places[:, kept], 0.0)
     low = np.minimum(rows[:, kept].min(axis=0), observed[:, kept].min(axis=0))
+    richest = next(name for name in ("2", "1") if name == "1" or (name in sets and len(rows) > 4 * len(sets[name])))
+    shared = predictors(columns, np.ones(len(rows)), sets).regression(some, 0, Terms(richest, "", richest))
     best = [
-        _best_warp(columns, values, float(least), bool(counts), relevance, sets)
-        for values, least, counts in zip(some.T, low, whole, strict=True)
+        (warps[0], 0.0) if len(warps) == 1 and not scored else _best_warp(shared, values, warps, relevance)
+        for values, warps in ((one, _warps(one, *rest)) for one, *rest in zip(some.T, low, whole, strict=True))
     ]
     warps = tuple(warp for warp, _ in best)
     warped = _warped(some, warps)
@@ -112,29 +139,28 @@ def choose_transform(
     return transform, sum(score for _, score in best) if best else -math.inf
 
 
-def _best_warp(
-    columns: Array, values: Array, low: float, counts: bool, relevance: Array, sets: Sets
-) -> tuple[Warp, float]:
-    richest = next(name for name in ("2", "1") if name == "1" or (name in sets and len(values) > 4 * len(sets[name])))
-    terms, share, weights = Terms(richest, "", richest), relevance / relevance.sum(), np.ones(len(values))
+def _best_warp(shared: Regression, values: Array, warps: list[Warp], relevance: Array) -> tuple[Warp, float]:
+    share = relevance / relevance.sum()
     best, chosen = np.full(len(values), -np.inf), Warp()
-    for warp in _warps(values, low, counts):
+    for warp in warps:
         warped = warp(values)
         mean, spread = float(warped.mean()), float(warped.std())
         if not spread > 0:
             continue
-        fit = fit_factor(columns, ((warped - mean) / spread)[:, None], weights, 0, terms, sets)
-        scores = np.maximum(fit.scores, LOWEST_SCORE) - math.log(spread) + warp.log_slope(values)
+        scores = fit_scores(shared, (warped - mean) / spread)
+        scores = np.maximum(scores, LOWEST_SCORE) - math.log(spread) + warp.log_slope(values)
         if better(scores, best, share, LEAST_ERRORS):
             best, chosen = scores, warp
     return chosen, float(share @ best)
 
 
 def _warps(values: Array, low: float, counts: bool) -> list[Warp]:
-    """The transforms that values from `low` on allow."""
-    found = [Warp()]
-    if counts and low >= 0:
-        found.append(Warp("root", -0.5))
+    """The transforms that values from `low` on allow, the one first that others must be better than.
+
+    That is the root for counts, whose noise grows with them: a regression on the parameters alone hardly shows it if
+    most of the spread comes from earlier counts.
+    """
+    found = [Warp("root", -0.5), Warp()] if counts and low >= 0 else [Warp()]
     if low > 0 or (counts and low >= 0):
         shift = -0.5 if counts else 0.0
         found.append(Warp("log", shift, max(float(np.quantile(values - shift, 0.01)), 1e-300)))

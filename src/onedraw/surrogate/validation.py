@@ -19,7 +19,7 @@ from onedraw.engines.clock import look
 from onedraw.surrogate.choice import Form, choose_form
 from onedraw.surrogate.likelihood import better
 from onedraw.surrogate.success import Success
-from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
+from onedraw.surrogate.surrogate import Surrogate, fit_surrogate, fit_surrogates
 from onedraw.surrogate.tempering import next_power
 from onedraw.surrogate.training import Training
 
@@ -57,21 +57,28 @@ class HeldOut(NamedTuple):
 
     def weights(self, log_weights: Array, power: float) -> Array:
         """Weights (m, n) of the free draws as draws from the posteriors, summing to 1."""
-        found = power * self.at_draws + log_weights
-        found = np.exp(found - found.max(axis=1, keepdims=True))
-        normalised: Array = found / found.sum(axis=1, keepdims=True)
-        return normalised
+        found, _ = self._likelihoods(log_weights, power)
+        found /= found.sum(axis=1, keepdims=True)
+        return found
 
     def log_ratios(self, log_weights: Array, power: float) -> Array:
         """Log of posterior over prior densities (m,) at the known parameters; the prior is that of the weights."""
-        logged = power * self.at_draws + log_weights
-        top = logged.max(axis=1)
-        mean = top + np.log(np.exp(logged - top[:, None]).sum(axis=1)) - _log_sum(log_weights)
+        each, top = self._likelihoods(log_weights, power)
+        sums = each.sum(axis=1)
+        mean = top + np.log(sums) - _log_sum(log_weights)
         # The log of a sum of few draws is too small by about half of its relative variance; so is that of the weights.
         prior = np.exp(log_weights - _log_sum(log_weights))
-        few = 0.5 * (np.square(self.weights(log_weights, power)).sum(axis=1) - float(prior @ prior))
+        few = 0.5 * (np.einsum("ij,ij->i", each, each) / np.square(sums) - float(prior @ prior))
         found: Array = power * self.at_known - mean - few
         return found
+
+    def _likelihoods(self, log_weights: Array, power: float) -> tuple[Array, Array]:
+        """Weights (m, n) of the free draws, the largest of each posterior 1, and the logs (m,) of what they lack."""
+        logged = power * self.at_draws
+        logged += log_weights
+        top = logged.max(axis=1)
+        logged -= top[:, None]
+        return np.exp(logged, out=logged), top
 
     def bounded_ratios(self, log_weights: Array, power: float) -> Array:
         """The log ratios with a share of the prior in each posterior, so that none dominates their mean."""
@@ -111,43 +118,48 @@ def held_out_likelihoods(
 ) -> HeldOut:
     """Log likelihoods at the known parameters and at free draws, by surrogates that have not seen the simulation."""
     at_known, at_draws = np.empty(len(held_out)), np.empty((len(held_out), len(free.points)))
-    columns, of_free = form.columns(training.theta[held_out]), form.columns(free.points)
-    for part in folds(held_out, len(training.rows)):
-        kept = np.ones(len(training.rows), dtype=bool)
-        kept[held_out[part]] = False
-        surrogate, some = fit_surrogate(form, training.some(kept), success), training.some(held_out[part])
-        uncertain = surrogate.uncertain(of_free)
-        for place, given in zip(part, surrogate.at(some.rows, some.places), strict=True):
+    parts = list(folds(held_out, len(training.rows)))
+    kept = np.ones((len(parts), len(training.rows)), dtype=bool)
+    for mine, part in zip(kept, parts, strict=True):
+        mine[held_out[part]] = False
+    for part, surrogate in zip(parts, fit_surrogates(form, training, kept, success), strict=True):
+        some = training.some(held_out[part])
+        columns = surrogate.form.columns(np.concatenate([free.points, some.theta]))
+        there = surrogate.there(columns)
+        for own, (place, given) in enumerate(
+            zip(part, surrogate.at(some.rows, some.places), strict=True), len(free.points)
+        ):
             look()
-            at_known[place] = surrogate.log_likelihood(columns[place : place + 1], given)[0]
-            at_draws[place] = surrogate.log_likelihood(of_free, given, uncertain)
+            found = surrogate.log_likelihood(columns, given, there)
+            at_known[place], at_draws[place] = found[own], found[: len(free.points)]
     return HeldOut(at_known, at_draws)
 
 
-def jackknife_error(surrogate: Surrogate, training: Training, observed: Array, draws: Array, groups: int) -> Array:
-    """Standard errors (dim,) of posterior means from the simulations' number, by fits without a part of them.
+def without_groups(surrogate: Surrogate, training: Training, observed: Array, draws: Array, groups: int) -> Array:
+    """How the shares of draws (n, dim) of the posterior change without each group of simulations: (groups, n).
 
-    `draws` (n, dim) of the posterior are reweighted by what each fit says.
+    They are scaled as the jackknife has them: a mean has as its squared error the sum of its squared changes.
     """
-    number = np.arange(len(training.rows)) % groups
-    others = (_fitted_as(surrogate, surrogate.form, training.some(number != group)) for group in range(groups))
-    means = _reweighted_means(surrogate, others, observed, draws)
-    found: Array = np.sqrt((groups - 1) / groups * np.square(means - means.mean(axis=0)).sum(axis=0))
-    return found
+    kept = np.arange(len(training.rows)) % groups != np.arange(groups)[:, None]
+    others = fit_surrogates(surrogate.form, training, kept, surrogate.success)
+    found = _reweighted(surrogate, [one._replace(power=surrogate.power) for one in others], observed, draws)
+    changes: Array = math.sqrt((groups - 1) / groups) * (found - found.mean(axis=0))
+    return changes
 
 
-def choice_error(surrogate: Surrogate, training: Training, observed: Array, draws: Array) -> Array:
-    """Standard errors (dim,) of posterior means from the form's choice, by forms that halves of the simulations choose.
+def with_other_forms(surrogate: Surrogate, training: Training, observed: Array, draws: Array) -> Array:
+    """The same (2 or fewer, n) with the forms that halves of the simulations choose.
 
-    If all forms were as good as each other, their means would differ by twice the variance of one.
+    If all forms were as good as each other, their means would differ by twice the variance of one. The one law of a
+    Markov chain is compared with forms that have a law for each summary: what is wrong for one is wrong for all.
     """
     # Where simulations fail is the same for all.
     surrogate, support = surrogate._replace(success=None), surrogate.form.coordinates.support
     forms = (choose_form(support, training.some(slice(half, None, 2)), observed, thorough=False) for half in (0, 1))
-    others = (_fitted_as(surrogate, form, training) for form in forms if form is not None)
-    away = _reweighted_means(surrogate, others, observed, draws) - draws.mean(axis=0)
-    found: Array = np.sqrt(0.5 * np.square(away).mean(axis=0)) if len(away) else np.zeros(draws.shape[1])
-    return found
+    fitted = (fit_surrogate(form, training, None) for form in forms if form is not None)
+    others = (one._replace(power=surrogate.power) for one in fitted)
+    found = _reweighted(surrogate, others, observed, draws)
+    return found * math.sqrt(0.5 / max(len(found), 1))
 
 
 def evidence_ratio(surrogate: Surrogate, other: Surrogate, observed: Array, draws: Array) -> float:
@@ -156,22 +168,19 @@ def evidence_ratio(surrogate: Surrogate, other: Surrogate, observed: Array, draw
     return _log_sum(log_ratios) - math.log(len(draws))
 
 
-def _fitted_as(surrogate: Surrogate, form: Form, training: Training) -> Surrogate:
-    """The surrogate of another form or other simulations."""
-    return fit_surrogate(form, training, surrogate.success)._replace(power=surrogate.power)
+def _reweighted(surrogate: Surrogate, others: Iterable[Surrogate], observed: Array, draws: Array) -> Array:
+    """How the shares 1/n of draws from the posterior of a surrogate change if they are reweighted by what others say.
 
-
-def _reweighted_means(surrogate: Surrogate, others: Iterable[Surrogate], observed: Array, draws: Array) -> Array:
-    """Means (m, dim) of draws from the posterior of a surrogate, reweighted by what others say.
-
-    If another says so much else that few draws would keep their weight, they are reweighted by a power of it, and the
-    change of the mean is extrapolated in proportion.
+    (m, n). If another says so much else that few draws would keep their weight, they are reweighted by a power of it,
+    and the change is extrapolated in proportion.
     """
-    before = surrogate.log_likelihood(surrogate.form.columns(draws), surrogate.at(observed[None])[0])
-    means, middle = np.empty((0, draws.shape[1])), draws.mean(axis=0)
+    columns = surrogate.form.columns(draws)
+    before = surrogate.data_log_likelihood(columns, surrogate.of_data(observed))
+    changes = np.empty((0, len(draws)))
     for other in others:
-        ratio = other.log_likelihood(other.form.columns(draws), other.at(observed[None])[0]) - before
+        there = columns if other.form is surrogate.form else other.form.columns(draws)
+        ratio = other.data_log_likelihood(there, other.of_data(observed)) - before
         power = next_power(ratio, 0.0, min(1.0, FEWEST_LEFT / len(draws)))
         share = np.exp(power * (ratio - ratio.max()))
-        means = np.append(means, [middle + (share @ draws / share.sum() - middle) / power], axis=0)
-    return means
+        changes = np.append(changes, [(share / share.sum() - 1 / len(draws)) / power], axis=0)
+    return changes

@@ -10,6 +10,7 @@ Everything simulated serves 3 and 4 alike. References: docs/model_choice.md.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,16 +23,18 @@ from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng, derived_seed
 from onedraw.estimators.abc_average import AbcAverage
-from onedraw.failures import Failure, first_failures
+from onedraw.failures import FAULTS, Failure, first_failures
 from onedraw.model.coordinates import support_of
 from onedraw.model.kernels import uniform
+from onedraw.model.layout import Layout, WrongForm
 from onedraw.model.model import Model
-from onedraw.model.simulator import JaxSimulator
+from onedraw.model.simulator import JaxSimulator, summarise_observed
 from onedraw.results.assessment import Assessment, own_distance, scaled_summary
 from onedraw.results.comparison import Comparison
 from onedraw.results.misfit import Described, Misfit, checks_of, kept
 from onedraw.results.misfit import compare as among
 from onedraw.results.model_choice import accepted, tolerance
+from onedraw.results.model_evidence import of_prior
 from onedraw.results.model_trial import Beyond, Contender, DecidedModels, beyond_summaries, decide, pooled
 from onedraw.results.posterior import Status
 from onedraw.run.bank import Bank, block_size
@@ -58,6 +61,8 @@ FEWEST_EACH = 100
 """Simulations of each model, below which a budget is refused."""
 CHECK_SHARE, CHECK_MOST = 20, 100
 """One simulation in this many, up to a limit, is a replicate at a posterior draw of its model."""
+BRIEF_UPTO = 2000
+"""Simulations of a model up to which its stages are few, and regressions are tried briefly."""
 CHOICE = 7
 """Names the stream of the choice."""
 
@@ -117,7 +122,9 @@ def models_round(task: SimulateModels, sizes: Sequence[int], phase: str) -> Roun
     def items(gathered: Gathered) -> Iterator[ModelBlock]:
         return blocks_of(task.runs, sizes, gathered.done)
 
-    return Round(task, items, phase=phase, note=lambda gathered: "priors" if task.given is None else "checks")
+    return Round(
+        task, items, phase=phase, mixed=True, note=lambda gathered: "priors" if task.given is None else "checks"
+    )
 
 
 class ModelRun(NamedTuple):
@@ -221,8 +228,10 @@ def contender(model: ModelRun, found: Assessment | None) -> Contender:
         none = np.empty(0, dtype=np.int64)
         return Contender(None, max(bank.proposals(), 1), max(bank.of_prior, 1), 0, None, none)
     held = np.empty(0, dtype=np.int64) if found is None else found.members[found.trial.held_out]
-    learnt = None if found is None else found.learnt
-    return Contender(bank.simulations(), bank.proposals(), bank.of_prior, bank.ends[0], learnt, held)
+    learnt, pairs = None if found is None else found.learnt, bank.simulations()
+    if found is not None and found.constant is not None:
+        learnt = of_prior(found.constant, pairs)
+    return Contender(pairs, bank.proposals(), bank.of_prior, bank.ends[0], learnt, held)
 
 
 class Fulfilled(NamedTuple):
@@ -247,7 +256,8 @@ def spend(setup: ComparisonSetup, models: list[ModelRun], budget: int) -> Plan[t
         for number in range(len(models)):
             model = models[number]
             if model.alive and not reason:
-                bank, reason = yield from stages(model.run, model.bank, limits[number] - checks[number])
+                limit = limits[number] - checks[number]
+                bank, reason = yield from stages(model.run, model.bank, limit, few=limit <= BRIEF_UPTO)
                 models[number] = model._replace(bank=bank)
     left = budget - sum(one.bank.cost.simulations for one in models)
     return models, [min(one, max(left // len(models), 0)) for one in checks], reason
@@ -258,7 +268,7 @@ def fulfil(setup: ComparisonSetup, models: list[ModelRun], budget: int, draws: i
     models, checks, reason = yield from spend(setup, models, budget)
     if reason not in ("", "max_seconds"):
         raise Stopped(reason)
-    assessments = [cache(lambda one=one: assessed(one.run, one.bank, thorough=not reason)) for one in models]
+    assessments = [cache(lambda one=one: assessed_at_end(one, not reason)) for one in models]
     results = []
     for one, assessment in zip(models, assessments, strict=True):
         results.append((yield from estimate_of(one, assessment, draws, reason)))
@@ -281,6 +291,11 @@ def fulfil(setup: ComparisonSetup, models: list[ModelRun], budget: int, draws: i
 
     scalars, arrays = (yield Decision("comparison", choose)) if not reason else choose()
     return Fulfilled(models, results, replicates, DecidedModels.unpacked(scalars, arrays), reason)
+
+
+def assessed_at_end(model: ModelRun, thorough: bool) -> Assessment:
+    """What all simulations of a model say; if they are few, what decides between models are their likelihoods."""
+    return assessed(model.run, model.bank, thorough, less=model.bank.cost.simulations <= BRIEF_UPTO)
 
 
 def estimate_of(model: ModelRun, assessment: Callable[[], Assessment], draws: int, reason: str) -> Plan[Result]:
@@ -444,11 +459,57 @@ def checked_models(models: Any) -> tuple[tuple[str, ...], list[Model]]:
                 f"{name} has other summaries than {names[0]} ({_labels(model)} instead of {_labels(first)}): give all "
                 "models the same summary; probabilities of models mean something for the same data alone"
             )
-        if not np.array_equal(model.observed_row, first.observed_row):
-            raise ValueError(f"{name} has other observed data than {names[0]}: all models must be given the same data")
+        if not same_summaries(model, first):
+            other = f"{name} has another summary than {names[0]}: they give different numbers for the same data"
+            if known_to_differ(model.observed, first.observed):
+                other = f"{name} has other observed data than {names[0]}"
+            raise ValueError(f"{other}. Give all models the same data and the same summary")
         if (own_distance(model) is None) != (own_distance(first) is None):
             raise ValueError(f"{name} has another distance than {names[0]}: give all models the same one")
     return names, given
+
+
+def known_to_differ(one: Any, other: Any) -> bool:
+    """Whether two data sets of the same form are not the same.
+
+    >>> known_to_differ({"x": [1, 2]}, {"x": np.array([1.0, 2.0])}), known_to_differ([1, 2], [2, 1])
+    (False, True)
+    """
+    try:
+        layout = Layout.of(one)
+        return layout == Layout.of(other) and not np.array_equal(layout.flatten(one), layout.flatten(other))
+    except WrongForm:
+        return False
+
+
+def same_summaries(model: Model, first: Model) -> bool:
+    """Whether the summaries of two models agree: on the data, their values in another order, picked again, and doubled.
+
+    Summaries that are not the same may well agree on the data alone, as mean and median do on 1, 2, 3.
+    """
+    if not np.array_equal(model.observed_row, first.observed_row):
+        return False
+    try:
+        layout = Layout.of(first.observed)
+        if model.summary is first.summary or layout != Layout.of(model.observed):
+            return True
+    except WrongForm:
+        return True
+    row = layout.flatten(first.observed)
+    picked = np.random.default_rng(0).integers(row.size, size=row.size)
+    for other in (row[::-1], row[picked], 2 * row):
+        try:
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                mine, its = (
+                    one.recipe.layout.flatten(summarise_observed(one.summary, layout.restore(other.copy())))
+                    for one in (model, first)
+                )
+        except FAULTS:
+            continue  # A summary need not know what to do with data that nobody simulated.
+        if not np.allclose(mine, its, rtol=1e-9, atol=0.0, equal_nan=True):
+            return False
+    return True
 
 
 def _labels(model: Model) -> str:

@@ -1,4 +1,4 @@
-"""Whether a simulator in two parts pays: what an effective draw costs beside the dear simulator alone, from a pilot.
+"""Whether a simulator in two parts pays: the cost of an effective draw beside the expensive simulator alone.
 
 Both parts are run at draws from the prior. A continuation probability that is learnt from half of them is judged by the
 other half, so that it is not flattered by the draws that it was made from (docs/theory.md, "Simulations in two parts").
@@ -33,12 +33,12 @@ WORTHWHILE = 1.1
 
 @dataclass(frozen=True)
 class PairAdvice:
-    """What a simulator in two parts gains over its dear simulator alone; printed in plain words.
+    """What a simulator in two parts gains over its expensive simulator alone; printed in plain words.
 
     >>> import onedraw as od
     >>> from scipy import stats
-    >>> cheap, dear = od.batched(lambda rng, theta: theta), od.batched(lambda rng, theta: rng.normal(theta, 0.1))
-    >>> pair = od.multifidelity(cheap, dear, price=(1, 50))
+    >>> cheap, expensive = od.batched(lambda rng, theta: theta), od.batched(lambda rng, theta: rng.normal(theta, 0.1))
+    >>> pair = od.multifidelity(cheap, expensive, price=(1, 50))
     >>> model = od.Model(od.Prior(theta=stats.norm(0, 1)), pair, observed=2.0)
     >>> found = od.advise(model, od.uniform(0.5), budget=200_000, seed=1)
     >>> found.pays, found.gain.low > 3
@@ -47,7 +47,7 @@ class PairAdvice:
 
     verdict: str
     gain: Interval
-    """What an effective draw of od.rejection costs with the dear simulator alone, over what it costs with both."""
+    """What an effective draw of od.rejection costs with the expensive simulator alone, over what it costs with both."""
     pays: bool | None
     """Whether that is above 1 for certain; None if it cannot be told."""
     continuation: dict[str, list[float]] | None
@@ -57,7 +57,7 @@ class PairAdvice:
     seed: int
 
     def __str__(self) -> str:
-        spent = f"spent {self.cost.simulations:,} first and {self.cost.dear:,} second parts, seed {self.seed}"
+        spent = f"spent {self.cost.simulations:,} first and {self.cost.expensive:,} second parts, seed {self.seed}"
         return f"{self.verdict}\n{spent}"
 
     __repr__ = __str__
@@ -73,7 +73,7 @@ class PilotPairs(NamedTuple):
     theta: Array
     signal: Array
     cheap: Array
-    dear: Array
+    expensive: Array
 
     def some(self, which: Array) -> "PilotPairs":
         """Some of them."""
@@ -97,7 +97,9 @@ def advise_pair(model: Model, kernel: Kernel, budget: Any, options: Options) -> 
     pair = model.pair
     assert pair is not None
     if pair.price is None:
-        raise ValueError("give price=(cheap, dear) to the simulator, what the two parts cost: the gain depends on it")
+        raise ValueError(
+            "give price=(cheap, expensive) to the simulator, what the two parts cost: the gain depends on it"
+        )
     least = int(np.ceil((50 + model.pilot) * model.worst))
     default = int(np.ceil((2000 + model.pilot) * model.worst))
     budget = default if budget is None else whole_number("budget", budget, "what the pilot may cost", least=least)
@@ -107,7 +109,7 @@ def advise_pair(model: Model, kernel: Kernel, budget: Any, options: Options) -> 
         "advise", arguments, lambda: specify("advise", average, arguments), options,
         lambda limits: plan(model, options, limits), model.prior, None, model.compiled,
     ).value()  # fmt: skip
-    drawn = PilotPairs(*(outcome.arrays[name] for name in ("theta", "signal", "cheap", "dear")))
+    drawn = PilotPairs(*(outcome.arrays[name] for name in ("theta", "signal", "cheap", "expensive")))
     gain = measured_gain(model, kernel, drawn)
     rule = learnt_rule(pair, kernel, *drawn[1:], by_hits=True)[0] if pair.learns else None
     shown = None if rule is None else {"edges": rule.edges.tolist(), "alpha": rule.alpha.tolist()}
@@ -118,23 +120,22 @@ def advise_pair(model: Model, kernel: Kernel, budget: Any, options: Options) -> 
 def verdict(gain: Interval, drawn: PilotPairs, kernel: Kernel) -> str:
     """In plain words."""
     if not np.isfinite(gain.low):
-        hits = int(np.count_nonzero(kernel.log_weight(drawn.dear) > -np.inf))
-        return f"cannot tell: {hits} of {len(drawn.dear)} simulations are near the data; raise eps or the budget"
+        hits = int(np.count_nonzero(kernel.log_weight(drawn.expensive) > -np.inf))
+        return f"cannot tell: {hits} of {len(drawn.expensive)} simulations are near the data; raise eps or the budget"
     if gain.low > 1:
         much = "" if gain.value >= WORTHWHILE else ", which is little"
-        return f"the two parts pay: an effective draw costs {gain} times less than with the dear simulator alone{much}"
+        return f"the two parts pay: an effective draw costs {gain} times less than with the expensive one alone{much}"
     if gain.high < 1:
-        return (
-            f"the two parts do not pay: an effective draw costs {1 / gain.value:.3g} times as much as with the dear one"
-        )
-    return f"no difference can be seen: an effective draw costs {gain} times less than with the dear simulator alone"
+        more = f"{1 / gain.value:.3g}"
+        return f"the two parts do not pay: an effective draw costs {more} times as much as with the expensive one alone"
+    return f"no difference can be seen: an effective draw costs {gain} times less than with the expensive one alone"
 
 
 def measured_gain(model: Model, kernel: Kernel, drawn: PilotPairs) -> Interval:
     """The gain with its error, by leaving out parts of the pilot; unknown if there are too few hits."""
-    if np.count_nonzero(kernel.log_weight(drawn.dear) > -np.inf) < FEWEST_HITS:
+    if np.count_nonzero(kernel.log_weight(drawn.expensive) > -np.inf) < FEWEST_HITS:
         return UNKNOWN
-    number = np.arange(len(drawn.dear))
+    number = np.arange(len(drawn.expensive))
     value = crossed_gain(model, kernel, drawn)
     without = [np.log(crossed_gain(model, kernel, drawn.some(number % GROUPS != group))) for group in range(GROUPS)]
     error = float(np.sqrt((GROUPS - 1) * np.var(without)))
@@ -145,11 +146,11 @@ def crossed_gain(model: Model, kernel: Kernel, drawn: PilotPairs) -> float:
     """The gain of probabilities learnt from one half of the pilot, by the other half, and the other way round."""
     pair = model.pair
     assert pair is not None and pair.price is not None
-    alpha = np.ones(len(drawn.dear))
-    for one, other in halves(len(drawn.dear)):
+    alpha = np.ones(len(drawn.expensive))
+    for one, other in halves(len(drawn.expensive)):
         rule = learnt_rule(pair, kernel, *drawn.some(one)[1:], by_hits=True)[0] if pair.learns else None
         alpha[other] = probabilities(model, pair, rule, drawn.some(other))
-    seen = moments(kernel, drawn.cheap, drawn.dear, by_hits=True)
+    seen = moments(kernel, drawn.cheap, drawn.expensive, by_hits=True)
     alone = float(seen.whole.mean()) * (pair.price[1] if pair.signed else sum(pair.price))
     return alone / max(effective_price(pair.price, seen, alpha), 1e-300)
 

@@ -54,8 +54,8 @@ PILOT = {True: 10_000, False: 400}
 """Prior simulations of the first stage, for batched simulators and for others."""
 CHAINS = {True: (32, 4096), False: (4, 64)}
 """The fewest and the most chains of a run, for batched simulators and for others."""
-DEVICE_CHAINS = (256, 16_384)
-"""The same on a device, where a step of many chains costs no more than one of a few."""
+DEVICE_CHAINS = (256, 4096)
+"""The same on a device, where a step of many chains costs no more than one of a few, and each number is a program."""
 AMPLE = 2_000_000
 """Times M: a budget below which a search on a device uses fewer chains, to have enough steps."""
 DEVICE_STEPS = 64
@@ -256,8 +256,9 @@ class ToleranceSearch:
         if self.on_device:
             affordable = simulations * min(DEVICE_START_SHARE * weight, 1 / (DEVICE_STEPS * self.pseudo_samples))
             chains = int(np.clip(affordable, self.fewest, DEVICE_CHAINS[1]))
-            # Each number of chains is a program of its own on a device, so there are few: the nearest power of four.
-            return max(self.fewest, 4 ** (chains.bit_length() // 2))
+            # To compile a program takes longer than to run it, and each number of chains is a program of its own: the
+            # power of 16 below. The weight is a guess; a run that cannot pay for its starting points ends the search.
+            return max(self.fewest, 16 ** ((chains.bit_length() - 1) // 4))
         affordable = START_SHARE * simulations
         if not self.small:
             # Half a block is drawn quickly if a run is many blocks long.
@@ -393,7 +394,7 @@ class ToleranceSearch:
         )
 
     def jump(self) -> ValueError:
-        """The error that no eps has the rate, with the runs on both sides of the jump."""
+        """The error that no eps has the rate: the runs on both sides of a jump, or runs too short to agree."""
         below = max(
             (one for one in self.path if one.acceptance_rate < self.target), key=attrgetter("eps"), default=None
         )
@@ -404,6 +405,14 @@ class ToleranceSearch:
             return ValueError(
                 f"no eps for an acceptance rate of {self.target} was found: all {len(self.path)} runs lie "
                 f"{'below' if above is None else 'above'} it; raise budget, or ask for another rate"
+            )
+        between = self.distances[(self.distances >= below.eps) & (self.distances <= above.eps)]
+        if np.unique(between).size > 1:
+            # Distances are spread over the interval, so the rate rises through it, and the runs were too short.
+            return NoAnswer(
+                f"no eps for an acceptance rate of {self.target} was found: the runs of the search disagree "
+                f"({below.acceptance_rate:.2g} ± {below.acceptance_rate_se:.1g} at eps = {below.eps:.4g}, "
+                f"{above.acceptance_rate:.2g} ± {above.acceptance_rate_se:.1g} at {above.eps:.4g}); raise budget"
             )
         return ValueError(
             f"no eps gives an acceptance rate of {self.target}: it jumps from {below.acceptance_rate:.3g} at eps = "

@@ -35,8 +35,9 @@ LEAST_ITERATIONS = {"1L": 1000, "1R": 300_000, "2L": 300_000, "2R": 300_000}
 CHAINS, SIDE_BY_SIDE = (2000, 8000), 128_000
 """Fewest and most chains in figure 1L, and the pseudo-samples that all of them draw in one step: enough for array code
 to be fast, few enough to stay in the cache."""
-DEVICE_CHAINS = 8192
-"""The same on a device, for every M: few enough that their starting points are soon found."""
+DEVICE_CHAINS = 4096
+"""The same on a device, for every M: few enough that their starting points are soon found, and those of the searches in
+the other figures, so that they share programs."""
 DEVICE_PROCESSES = 8
 """The most processes that share a device by default: while one waits for it, others prepare their questions."""
 TABLE = "study.csv"
@@ -270,13 +271,13 @@ def run_matched(plan: StudyPlan, index: int, eps: float, count: int) -> KernelCo
 def point_tasks(plan: StudyPlan) -> list[Task]:
     """The points of the plan's figures, then the comparison of the kernels."""
     tasks = [
-        Task(f"point {index}", run_point, (plan, index), SimulatedPoint)
+        Task(f"point {index}", run_point, (plan, index), SimulatedPoint, (int(point.eps is None), point.pseudo_samples))
         for index, point in enumerate(points())
         if point.figure in plan.figures
     ]
     if "1L" in plan.figures:
         tasks += [
-            Task(f"matched {index}", run_matched, (plan, index, eps, count), KernelComparison)
+            Task(f"matched {index}", run_matched, (plan, index, eps, count), KernelComparison, (-1, count))
             for index, (eps, count) in enumerate(product(MATCHED_EPS, MATCHED_PSEUDO_SAMPLES))
         ]
     return tasks

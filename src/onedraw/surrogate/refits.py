@@ -1,0 +1,174 @@
+"""The factors of a surrogate, fitted to several parts of the same simulations at once.
+
+Each fit is that of `likelihood.fit_factor` to the simulations that are kept, without what it says of those left out.
+Simulations that a part leaves out have the weight zero there, so that all parts share features and products.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from onedraw.engines.arrays import Array
+from onedraw.engines.clock import look
+from onedraw.surrogate.features import Sets
+from onedraw.surrogate.likelihood import (
+    ITERATIONS,
+    LARGEST_LEVERAGE,
+    LARGEST_SQUARE,
+    LARGEST_STEP,
+    ROOM,
+    STEPS,
+    Factor,
+    Terms,
+    design,
+    factor_of,
+    gram,
+    penalty,
+)
+
+MOST_PAIRS = 60_000
+"""Neighbours in series from which their common law is fitted."""
+
+
+class OfScales(NamedTuple):
+    """What the fits of a log scale with the same features share."""
+
+    z: Array
+    """(n, r) features."""
+    penalty: Array
+    """(r,)"""
+    inverse: Array
+    """(m, r, r) of the penalised information of each part."""
+
+
+class Parts(NamedTuple):
+    """Features of simulations, m parts of these, and what regressions have in common, once it is known."""
+
+    columns: Array
+    """(n, p)"""
+    weights: Array
+    """(m, n), zero for those that a part leaves out."""
+    kept: Array
+    """(m, n) which it has."""
+    sets: Sets
+    own: dict[str, tuple[Array, Array]]
+    """Features (n, q) of a set and their weighted sums of products (m, q, q), by its name."""
+    scales: dict[tuple[str, float], OfScales]
+    """By the name of a set and the penalty."""
+
+    def of_scale(self, name: str, ridge: float) -> OfScales:
+        """For log scales with the features of a set."""
+        if (name, ridge) not in self.scales:
+            z, information = self._own(name)
+            of_scale = penalty(z.shape[1], ridge)
+            self.scales[name, ridge] = OfScales(z, of_scale, np.linalg.inv(2.0 * information + np.diag(of_scale)))
+        return self.scales[name, ridge]
+
+    def of_mean(self, rows: Array, k: int, terms: Terms) -> tuple[Array, Array]:
+        """The features (n, q) of the mean of summary k and their weighted sums of products (m, q, q)."""
+        if terms.begin(k) == k:
+            return self._own(terms.mean)
+        x = design(self.columns, rows, k, terms, self.sets)
+        return x, _grams(x, self.weights)
+
+    def _own(self, name: str) -> tuple[Array, Array]:
+        if name not in self.own:
+            x = self.columns[:, self.sets[name]]
+            self.own[name] = x, _grams(x, self.weights)
+        return self.own[name]
+
+
+def parts_of(columns: Array, weights: Array, kept: Array, sets: Sets) -> Parts:
+    """Parts (m, n) of simulations with features (n, p) and weights (n,)."""
+    return Parts(columns, np.where(kept, weights, 0.0), kept, sets, {}, {})
+
+
+def pairs(series: Array) -> Array:
+    """Each summary of series (n, s) but the first with the one before it: (n (s - 1), 2).
+
+    >>> pairs(np.array([[1, 2, 3], [4, 5, 6]])).tolist()
+    [[1, 2], [2, 3], [4, 5], [5, 6]]
+    """
+    return np.stack([series[:, :-1], series[:, 1:]], axis=2).reshape(-1, 2)
+
+
+def fit_common(given: Parts, series: Array, terms: Terms) -> list[list[Factor]]:
+    """The factor of each summary but the first for each part, with the same coefficients for all summaries."""
+    every, times = pairs(series), series.shape[1] - 1
+    some = slice(None, None, -(-len(every) // MOST_PAIRS))
+    number = np.repeat(np.arange(len(series)), times)[some]
+    parts = Parts(given.columns[number], given.weights[:, number], given.kept[:, number], given.sets, {}, {})
+    found = fit_factors(parts, every[some], 1, terms)
+    return [[one.later(k) for one in found] for k in range(1, times + 1)]
+
+
+def fit_factors(given: Parts, rows: Array, k: int, terms: Terms) -> list[Factor]:
+    """The factor of summary k for each part, from standardised summaries (n, s)."""
+    look()
+    (x, grams), of_scale, y = given.of_mean(rows, k, terms), given.of_scale(terms.scale, terms.ridge), rows[:, k]
+    weights, total, on_mean = given.weights, given.weights.sum(axis=1), penalty(x.shape[1], terms.ridge)
+    # The mean leverage is good enough on the way.
+    mean = np.minimum(x.shape[1] / given.kept.sum(axis=1), LARGEST_LEVERAGE)[:, None]
+    coefficients = _coefficients(x, grams, on_mean, weights, y)
+    squares = np.square(y - coefficients @ x.T)
+    constant = of_scale.z.shape[1] == 1
+    squares /= 1.0 - (_leverages(x, grams, on_mean, weights) if constant else mean)
+    scale = np.zeros((len(weights), of_scale.z.shape[1]))
+    scale[:, 0] = 0.5 * np.log(np.maximum((weights * squares).sum(axis=1) / total, 1e-20))
+    if constant:
+        # All weights change by one factor, and so do sums of products.
+        precision = np.exp(-2.0 * scale)
+        coefficients = _coefficients(x, precision[:, :, None] * grams, on_mean, precision * weights, y)
+        low = high = scale[:, 0]
+    else:
+        for _ in range(ITERATIONS):
+            scale = _fit_scales(of_scale, given, squares, scale)
+            log_scale = _limited(scale @ of_scale.z.T, weights, total)
+            precise = weights * np.exp(-2.0 * log_scale)
+            coefficients = _coefficients(x, _grams(x, precise), on_mean, precise, y)
+            squares = np.square(y - coefficients @ x.T) / (1.0 - mean)
+        low = np.min(log_scale, axis=1, where=given.kept, initial=np.inf)
+        high = np.max(log_scale, axis=1, where=given.kept, initial=-np.inf)
+    p = given.columns.shape[1]
+    each = zip(coefficients, scale, low.tolist(), high.tolist(), strict=True)
+    return [factor_of(terms, given.sets, p, k, *one) for one in each]
+
+
+def _grams(x: Array, weights: Array) -> Array:
+    """Sums (m, q, q) of products of columns (n, q) with weights (m, n)."""
+    return np.array([gram(x, root) for root in np.sqrt(weights)])
+
+
+def _coefficients(x: Array, grams: Array, on_mean: Array, weights: Array, y: Array) -> Array:
+    """Those (m, q) of regressions of y (n,) with weights (m, n)."""
+    found: Array = np.linalg.solve(grams + np.diag(on_mean), ((weights * y) @ x)[:, :, None])[:, :, 0]
+    if not np.isfinite(found).all():
+        raise np.linalg.LinAlgError("the features of a regression are not finite")
+    return found
+
+
+def _leverages(x: Array, grams: Array, on_mean: Array, weights: Array) -> Array:
+    """How far each fitted value (m, n) follows its own datum."""
+    inverse = np.linalg.inv(grams + np.diag(on_mean))
+    found = weights * np.array([np.einsum("ij,ij->i", x @ one, x) for one in inverse])
+    return np.minimum(found, LARGEST_LEVERAGE)
+
+
+def _fit_scales(of_scale: OfScales, given: Parts, squares: Array, scale: Array) -> Array:
+    z = of_scale.z
+    log_scale = scale @ z.T
+    for _ in range(STEPS):
+        ratio = np.minimum(squares * np.exp(-2.0 * log_scale), LARGEST_SQUARE)
+        gradient = (given.weights * (ratio - 1.0)) @ z - of_scale.penalty * scale
+        step = (of_scale.inverse @ gradient[:, :, None])[:, :, 0]
+        change = step @ z.T
+        largest = np.max(np.abs(change), axis=1, where=given.kept, initial=0.0)
+        length = np.minimum(1.0, LARGEST_STEP / (largest + 1e-12))[:, None]
+        scale, log_scale = scale + length * step, log_scale + length * change
+    return scale
+
+
+def _limited(log_scale: Array, weights: Array, total: Array) -> Array:
+    mean = ((weights * log_scale).sum(axis=1) / total)[:, None]
+    room = ROOM * np.sqrt((weights * np.square(log_scale - mean)).sum(axis=1) / total)[:, None]
+    return np.clip(log_scale, mean - room, mean + room)
