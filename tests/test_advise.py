@@ -424,6 +424,7 @@ def tuning():
     return advise(estimator=problems.state_space(20, 8), start={"mu": 0.0}, budget=2_500_000, seed=1)
 
 
+@pytest.mark.slow
 def test_the_rules_choose_by_the_spread_of_the_log_estimate(tuning):
     """Measured again at the central theta: the particles named have the standard deviation the rule asks for."""
     names = [choice.rule.name for choice in tuning.rules]

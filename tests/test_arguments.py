@@ -731,7 +731,7 @@ MANY = pytest.mark.slow
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=MANY)])
+@pytest.mark.parametrize("examples", [25, pytest.param(2000, marks=MANY)])
 def test_odd_arguments_of_samplers(examples, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings(max_examples=examples, **QUIET)(given(st.data())(fuzz_samplers))()
@@ -763,7 +763,7 @@ def test_odd_arguments_of_files(examples, kept, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("examples", [60, pytest.param(3000, marks=MANY)])
+@pytest.mark.parametrize("examples", [25, pytest.param(3000, marks=MANY)])
 def test_odd_arguments_of_posteriors(examples, tmp_path, monkeypatch, quick):
     monkeypatch.chdir(tmp_path)
     model = od.Model(PRIOR, lambda rng, a, b: rng.normal(a, 0.1 + b), observed=1.0)

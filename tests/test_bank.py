@@ -263,7 +263,7 @@ class TestFiles:
     def run(self, bank, path=None, **more):
         return od.infer(od.Model(PRIOR, one_by_one, THERE), budget=90, seed=3, draws=200, bank=bank, store=path, **more)
 
-    @pytest.mark.parametrize("known", [True, False])
+    @pytest.mark.parametrize("known", [pytest.param(True, marks=pytest.mark.slow), False])
     def test_workers_files_and_resuming_change_nothing(self, quick, small, known, tmp_path):
         bank = small if known else od.bank_from_arrays(*small.simulations)
         whole = self.run(bank)
@@ -285,7 +285,7 @@ class TestFiles:
         with pytest.raises(od.StoreError, match=r"a bank of 200 simulations: give it again, as bank="):
             od.resume(file, model)
 
-    @pytest.mark.parametrize("known", [True, False])
+    @pytest.mark.parametrize("known", [pytest.param(True, marks=pytest.mark.slow), False])
     def test_what_is_loaded_has_all_simulations(self, quick, small, known, tmp_path):
         """With the model, proposals and weights included: other data get the same bytes, and so does another run."""
         bank, file = small if known else od.bank_from_arrays(*small.simulations), tmp_path / "run.db"

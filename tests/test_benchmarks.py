@@ -25,9 +25,10 @@ from benchmarks import (
 )
 from benchmarks.sbibm import FURTHER, TASKS, task
 from onedraw.cli.export import FIRST_MODEL
+from tests.marks import long_in_slow_tests
 
 
-@pytest.mark.parametrize("name", known.PROBLEMS)
+@pytest.mark.parametrize("name", long_in_slow_tests(known.PROBLEMS, "seir"))
 def test_the_likelihood_of_a_known_model_is_its_simulators(name):
     # E[p(s | theta') / p(s | theta)] = 1 for s simulated at theta; likewise with the ratio times any statistic of s.
     problem, at, n = known.PROBLEMS[name], known.moments(name), 20_000
@@ -41,11 +42,6 @@ def test_the_likelihood_of_a_known_model_is_its_simulators(name):
     weighted = ratio[:, None] * scaled
     error = np.sqrt((weighted.var(axis=0) + moved.var(axis=0)) / n)
     assert (np.abs(weighted.mean(axis=0) - moved.mean(axis=0)) < 5 * error).all()
-
-
-def long_in_slow_tests(names, long):
-    """The names, one of which takes far longer than the others."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name == long else name for name in names]
 
 
 def metropolis(problem, at, chains=400, steps=1200, seed=3):
@@ -67,7 +63,7 @@ def metropolis(problem, at, chains=400, steps=1200, seed=3):
     return known.Moments(mean, sd, *(error / np.sqrt(chains) for error in errors))
 
 
-@pytest.mark.parametrize("name", long_in_slow_tests(known.PROBLEMS, "g-and-k"))
+@pytest.mark.parametrize("name", long_in_slow_tests(known.PROBLEMS, "g-and-k", "seir"))
 def test_known_posteriors_agree_with_a_second_computation(name):
     problem, stored = known.PROBLEMS[name], known.moments(name)
     again = metropolis(problem, stored) if problem.solve else known.sampled(problem, 60_000, 10, seed=2)

@@ -478,6 +478,7 @@ def test_every_template_is_listed_and_tested():
     assert files == set(RUNS) and all(f"]({name})" in (PROGRAMS / "README.md").read_text() for name in RUNS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["python", "R"])
 def test_a_persistent_program_is_fifty_times_as_fast(language, tmp_path):
     """A simulation of a millisecond in a program that starts slowly: the least of several times."""

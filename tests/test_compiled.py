@@ -27,6 +27,7 @@ from onedraw.run import pool as pool_module
 from onedraw.run.fingerprint import fingerprint
 from onedraw.run.pool import WorkerPool, opened_pool
 from tests.deadlines import LONG, up_after
+from tests.marks import long_in_slow_tests
 from tests.reference import Exact, beta_evidence, beta_posterior, simulate_one, toy
 from tests.test_chains import agrees
 from tests.test_contract import bytes_of
@@ -138,7 +139,7 @@ def test_chunks_have_streams_of_their_own(monkeypatch):
 @pytest.mark.parametrize(
     "distance",
     # With given scales, a robust one has the formula of the other.
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "robust")) for name in DISTANCES],
+    long_in_slow_tests(DISTANCES, "robust", "euclidean"),
 )
 def test_the_loop_agrees_with_numpy_on_the_same_stream(distance, monkeypatch):
     theta = TWO.sample(np.random.default_rng(2), 60)

@@ -88,6 +88,7 @@ def test_the_toy_has_its_exact_efficiency(toy_line):
         assert abs(math.log(point.efficiency.value / exact)) < 4 * point.efficiency.se / point.efficiency.value
 
 
+@pytest.mark.slow
 def test_g_and_k_is_flat_or_falls():
     found = shape(points("g-and-k", (1, 4, 64), 0.1))
     assert found.holds, found.number

@@ -81,6 +81,7 @@ def test_random_effects_have_the_exact_posterior(clinics, tmp_path, capsys):
         assert abs(values.mean() - exact[name]) < 4 * error
 
 
+@pytest.mark.slow
 def test_advice_takes_a_function_from_draws_to_estimators(clinics):
     found = od.advise(estimator=clinics.importance_sampling, start={"mu": 0.5, "tau": 0.8}, budget=4_000_000, seed=1)
     assert found.cost.simulations <= 4_000_000
@@ -147,6 +148,7 @@ def test_a_small_school_follows_its_exact_chain(school):
         assert abs(share - chance) < 4.5 * math.sqrt(chance * (1 - chance) / ones.size) + 1e-12
 
 
+@pytest.mark.slow
 def test_the_school_by_sequential_abc_is_that_by_rejection(school, capsys):
     post, ever = school.main(budget=10_000)
     assert f"outbreaks reach {np.median(ever):.0f} of 763 boys" in capsys.readouterr().out
@@ -196,6 +198,7 @@ def test_the_likelihood_of_octiles_is_that_of_uniform_ones_transformed(quantiles
     np.testing.assert_allclose(found - found[0], np.array(known) - known[0], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_infer_comes_near_the_exact_posterior_of_g_and_k(quantiles, tmp_path, capsys, paced):
     post, exact = quantiles.main(tmp_path / "figure.png", budget=1_500)
     assert (
@@ -244,6 +247,7 @@ def test_gillespie_follows_the_master_equation(animals, monkeypatch):
         assert abs(share - chance) < 4.5 * math.sqrt(chance / len(seen)) + 2e-4
 
 
+@pytest.mark.slow
 def test_predators_and_prey(animals, tmp_path, capsys, monkeypatch, paced):
     post = animals.main(tmp_path / "figure.png", budget=200)
     assert "true rates lie in their 90 % intervals." in capsys.readouterr().out.strip().splitlines()[-1]
@@ -286,6 +290,7 @@ def test_the_likelihood_of_the_nile_is_that_of_its_contrasts(nile):
     assert np.ptp(ratio[density > 1e-6]) < 1e-6
 
 
+@pytest.mark.slow
 def test_more_series_a_set_up_leave_the_posterior_as_it_is(nile, tmp_path, capsys):
     posts = nile.main(tmp_path / "figure.png", draws=250, pseudo_samples=(1, 16), advice=0)
     assert capsys.readouterr().out.strip().splitlines()[-1].startswith("The Nile has a long memory")
@@ -322,6 +327,7 @@ def test_the_program_follows_borel_and_tanner(measles, tmp_path):
     assert np.ptp(density[grid < 0.9]) < 1e-6
 
 
+@pytest.mark.slow
 def test_measles_by_a_program(measles, tmp_path, capsys):
     post, predicted = measles.main(tmp_path / "figure.png", budget=800)
     said = capsys.readouterr().out.strip().splitlines()
@@ -352,6 +358,7 @@ def test_both_estimates_of_infer_come_near_the_exact_posterior(tmp_path, capsys,
     assert high - low < 0.8 * wide
 
 
+@pytest.mark.slow
 def test_eight_schools_are_pooled_as_they_should_be(tmp_path, capsys, paced):
     post, mean, sd = load("eight_schools").main(tmp_path / "figure.png", budget=1_000)
     assert (
@@ -377,6 +384,7 @@ def test_two_mechanisms_have_the_same_epidemic_without_a_latent_period():
     assert one.shape == (n, 14) and one.max() <= school.BOYS and one.min() >= 0
 
 
+@pytest.mark.slow
 def test_two_mechanisms_are_compared(paced):
     found = load("two_mechanisms").main(budget=400)
     assert set(found.probabilities) == {"SIR", "SEIR"} and found.cost.simulations <= 400

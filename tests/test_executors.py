@@ -27,6 +27,7 @@ from onedraw.run.blocks import Deadline, cut, in_chain_blocks, in_order
 from onedraw.run.pool import WorkerPool, opened_pool
 from onedraw.run.progress import Progress
 from tests.deadlines import wait_until
+from tests.marks import long_in_slow_tests
 from tests.reference import toy
 from tests.test_contract import ALL, SEQUENTIAL, bytes_of, run
 
@@ -214,7 +215,9 @@ def slow_model(seconds=0.004):
     return od.Model(od.Prior(theta=stats.norm()), simulate, 2.0)
 
 
-@pytest.mark.parametrize("name", ["rejection", "pseudo_marginal", pytest.param("one-hit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", long_in_slow_tests(["rejection", "pseudo_marginal", "one-hit"], "rejection", "one-hit")
+)
 def test_killed_loky_workers_change_nothing(name):
     settings = {"rejection": {"budget": 1500}, "pseudo_marginal": {"draws": 250, "chains": 6}}.get(
         name, {"draws": 60, "chains": 6}
@@ -294,6 +297,7 @@ def test_a_batched_simulator_that_kills_its_workers_is_an_error():
         od.rejection(model, od.uniform(0.5), budget=100, seed=1, workers=2)
 
 
+@pytest.mark.slow
 def test_a_broken_pool_of_the_users_is_an_error_and_the_file_is_intact(tmp_path):
     import multiprocessing
 
@@ -864,6 +868,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_an_event_loop_threads_and_a_fork_have_the_same_bytes(tmp_path):
     done = run_program(tmp_path, TOGETHER)
@@ -961,14 +966,14 @@ def alive(folder):
     ("kind", "number", "number_of"),
     [
         ("workers", signal.SIGKILL, 2),
-        ("workers, locked", signal.SIGKILL, 2),
-        ("batched workers", signal.SIGTERM, 1),
-        ("timeout", signal.SIGKILL, 2),
+        pytest.param("workers, locked", signal.SIGKILL, 2, marks=pytest.mark.slow),
+        pytest.param("batched workers", signal.SIGTERM, 1, marks=pytest.mark.slow),
+        pytest.param("timeout", signal.SIGKILL, 2, marks=pytest.mark.slow),
         ("timeout, locked", signal.SIGKILL, 1),
         ("both", signal.SIGHUP, 4),
-        ("command", signal.SIGKILL, 1),
+        pytest.param("command", signal.SIGKILL, 1, marks=pytest.mark.slow),
         ("stubborn command in workers", signal.SIGKILL, 4),
-        ("stubborn persistent command", signal.SIGKILL, 2),
+        pytest.param("stubborn persistent command", signal.SIGKILL, 2, marks=pytest.mark.slow),
         ("fork pool", signal.SIGKILL, 2),
         ("spawn pool, locked", signal.SIGKILL, 2),
         pytest.param("stubborn command", signal.SIGKILL, 2, marks=pytest.mark.slow),

@@ -12,6 +12,7 @@ from scipy import stats
 import onedraw as od
 from onedraw import runs
 from tests.deadlines import wait_until
+from tests.marks import long_in_slow_tests
 from tests.outside import City, barker, log_cosine
 from tests.test_contract import bytes_of
 
@@ -57,7 +58,7 @@ def exact_moments(spread, kernel=KERNEL):
     return mean, float(np.sqrt(density @ (theta - mean) ** 2))
 
 
-@pytest.mark.parametrize("kind", ["plain", "batched", "jax"])
+@pytest.mark.parametrize("kind", long_in_slow_tests(["plain", "batched", "jax"], "jax"))
 def test_it_is_exact_on_every_engine(kind):
     post = barker(toy(kind), KERNEL, chains=64, draws=60 if kind == "plain" else 400, seed=1)
     mean, sd = exact_moments(np.asarray(post.model.distance.spread))
@@ -72,7 +73,7 @@ def test_barker_is_never_ahead_of_metropolis_and_hastings():
     assert 0.5 * theirs.acceptance_rate < ours.acceptance_rate < 0.95 * theirs.acceptance_rate
 
 
-@pytest.mark.parametrize("kind", ["plain", "batched", "jax"])
+@pytest.mark.parametrize("kind", long_in_slow_tests(["plain", "batched", "jax"], "jax"))
 def test_same_seed_same_bytes_and_a_budget_never_passed(kind):
     first, again = (barker(toy(kind), KERNEL, chains=8, budget=2_000, seed=3) for _ in range(2))
     assert bytes_of(first) == bytes_of(again)
@@ -126,6 +127,7 @@ def has_draws(path):
         return False
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_line_that_is_killed_ends_as_if_nothing_had_happened(tmp_path):
     (tmp_path / "model.py").write_text(MODEL_FILE.format(root=str(ROOT), pause=0.003))
     with subprocess.Popen([sys.executable, "-m", "onedraw", *RUN], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:

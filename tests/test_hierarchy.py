@@ -13,6 +13,7 @@ from onedraw.cli.export import table
 from onedraw.model.coordinates import support_of
 from onedraw.run.earlier import starting_bank
 from onedraw.run.fingerprint import fingerprint
+from tests.marks import long_in_slow_tests
 
 GROUPS = 3
 TAU, NOISE = 1.5, 1.0
@@ -435,7 +436,7 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", long_in_slow_tests(EXACT, "importance"))
 def test_hierarchical_posteriors_are_exact(name):
     """The Gaussian kernel is exact at every eps, also at the one that smc reaches."""
     post = EXACT[name]()
@@ -479,7 +480,7 @@ def test_a_file_knows_the_shapes(stored):
     assert list(loaded.summary().rows) == list(loaded.columns)
 
 
-@pytest.mark.parametrize("kind", ["plain", "batched"])
+@pytest.mark.parametrize("kind", long_in_slow_tests(["plain", "batched"], "plain"))
 def test_same_bytes_for_any_worker_segment_and_resume(kind, tmp_path):
     model = hierarchical(kind)
     for run in (
@@ -496,9 +497,7 @@ def test_same_bytes_for_any_worker_segment_and_resume(kind, tmp_path):
         assert as_bytes(run(budget=600, store=file)) == as_bytes(od.load(file))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("infer", "r_hit"))) for name in SAMPLED]
-)
+@pytest.mark.parametrize("name", long_in_slow_tests(SAMPLED, "infer", "r_hit", "smc"))
 def test_every_sampler_meets_its_contract_with_a_hierarchical_prior(name, tmp_path):
     """The same bytes again, with two workers, from the file, and when the file is continued."""
     model, file = hierarchical("plain"), tmp_path / "run.db"
@@ -598,6 +597,7 @@ def test_the_command_line_shows_vectors(stored, tmp_path):
     assert written.exit_code == 0, written.output
 
 
+@pytest.mark.slow
 def test_simulations_and_banks(quick):
     model = hierarchical()
     post = od.infer(model, budget=150, draws=100, seed=1)

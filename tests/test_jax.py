@@ -545,7 +545,7 @@ def test_r_hit_is_exact(hits):
     assert post.distances.max() < 1.2
 
 
-@pytest.mark.parametrize("run", [od.smc, od.importance])
+@pytest.mark.parametrize("run", [od.smc, pytest.param(od.importance, marks=pytest.mark.slow)])
 def test_runs_that_lower_the_tolerance(run):
     post = run(toy(), kernel=od.uniform(0.3), budget=60_000, seed=3)
     exact = Exact(od.uniform(post.settings["eps"]))

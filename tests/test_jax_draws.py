@@ -236,7 +236,9 @@ def test_small_rates_are_inverted_in_both_tails(precision, monkeypatch):
     assert stats.poisson.sf(jax_draws.LARGEST[np.dtype(float)], jax_draws.SMALL) < 2.0**-54
 
 
-@pytest.mark.parametrize(("precision", "error"), [("float32", 2e-5), ("float64", 1e-10)])
+@pytest.mark.parametrize(
+    ("precision", "error"), [("float32", 2e-5), pytest.param("float64", 1e-10, marks=pytest.mark.slow)]
+)
 def test_log_probabilities_of_counts(precision, error):
     with jax.enable_x64(precision == "float64"):
         for rate in (10.0, 33.5, 1e3, 1e6):

@@ -11,6 +11,7 @@ from onedraw.report import page
 from onedraw.report.verdict import judge
 from onedraw.results.diagnostics import MISFIT, predictive_check, prior_check
 from onedraw.results.misfit import Misfit, compare, kept, packed, standard_checks
+from tests.marks import long_in_slow_tests
 
 N = 50
 PRIOR = od.Prior(mu=stats.norm(0, 5), sigma=stats.uniform(0.1, 8))
@@ -273,7 +274,7 @@ def test_checks_of_ones_own_are_compared_by_name():
     assert np.array_equal(found.rows[:, :2], post.predict(60, seed=1))
 
 
-@pytest.mark.parametrize("kind", ["plain", "batched", "staged", "jax", "compiled"])
+@pytest.mark.parametrize("kind", long_in_slow_tests(["plain", "batched", "staged", "jax", "compiled"], "compiled"))
 def test_checks_work_with_every_kind_of_simulator(kind):
     prior, data, options = od.Prior(mu=stats.norm(0, 1)), np.linspace(-1, 1, 10), {"summary": two}
     if kind == "jax":

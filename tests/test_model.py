@@ -8,6 +8,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.engines.streams import Phase, Rng
+from tests.marks import long_in_slow_tests
 
 PRIOR = od.Prior(mu=stats.norm(0, 1), sigma=stats.uniform(0.5, 1))
 DATA = np.linspace(-1, 1, 20)
@@ -252,7 +253,7 @@ SIMULATORS = {
 
 
 @pytest.mark.parametrize("kind", SIMULATORS)
-@pytest.mark.parametrize("name", NO_DISTANCE)
+@pytest.mark.parametrize("name", long_in_slow_tests(NO_DISTANCE, "compiled raises"))
 def test_a_simulation_without_a_distance_is_a_failed_one(name, kind):
     model = od.Model(ONE, SIMULATORS[kind], 0.0, distance=NO_DISTANCE[name])
     sound = od.Model(ONE, SIMULATORS[kind], 0.0, distance=lambda a, b: np.inf if a > LIMIT else abs(a - b))

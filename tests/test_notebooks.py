@@ -141,6 +141,7 @@ def test_a_figure_is_an_image_in_a_notebook(post):
     assert imread(BytesIO(data)).shape[:2] == pytest.approx((2 * size["height"], 2 * size["width"]), abs=2)
 
 
+@pytest.mark.slow
 def test_the_notebook_of_the_examples_runs(monkeypatch):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")

@@ -18,6 +18,7 @@ from onedraw.cost import Cost
 from onedraw.estimators import pairs
 from onedraw.model import pair as pair_parts
 from onedraw.model.pair import ContinuationRule, Pair
+from tests.marks import long_in_slow_tests
 from tests.test_pairs import (
     KERNELS,
     PRIOR,
@@ -264,7 +265,7 @@ def by_tosses(rng, theta):
     return int(sum(rng.random() < theta for _ in range(2)))
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", long_in_slow_tests(SAMPLERS, "smc", "importance"))
 def test_a_time_limit_changes_no_number(name):
     """Parts run in processes of their own, and the pilot of the distance runs them one after the other."""
     more = {"chains": 4, "draws": None} if name == "pseudo_marginal" else {}
@@ -463,6 +464,7 @@ def simulations_in(file):
         return 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signals, "SIGKILL"), reason="no such signal here")
 def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     (tmp_path / "killed_pair.py").write_text(KILLED)

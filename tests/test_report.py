@@ -233,6 +233,7 @@ def large_page(large, tmp_path_factory):
     return large.report(tmp_path_factory.mktemp("large") / "run.html")
 
 
+@pytest.mark.slow
 def test_a_large_report_is_small(large_page):
     assert large_page.stat().st_size < 5_000_000
     text = large_page.read_text()

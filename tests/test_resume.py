@@ -24,6 +24,7 @@ from onedraw.run.fingerprint import fingerprint
 from onedraw.run.pool import InProcess
 from onedraw.run.store import Store
 from onedraw.samplers import importance
+from tests.marks import long_in_slow_tests
 from tests.stored_run import KERNEL, RUNS, SEQUENTIAL, Child, Test, in_child, model, run, told, wait_for_writer
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +67,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 
 
 @needs_fork
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", long_in_slow_tests(RUNS, "wilkinson", "r_hit"))
 def test_a_killed_run_ends_as_if_nothing_had_happened(name, whole, tmp_path):
     assert told(survive(name, tmp_path, kills=6, seed=name)) == whole[name]
     assert told(od.load(tmp_path / "run.db")) == whole[name]

@@ -15,6 +15,7 @@ from benchmarks import scaling
 from benchmarks.cluster import Cluster, spend, virtual
 from onedraw.run.blocks import Block, Deadline, Supply, cut, in_parts, parts_of, whole_of
 from onedraw.run.pool import PIECES_PER_SECOND, WorkerPool
+from tests.marks import long_in_slow_tests
 from tests.test_executors import dask, same
 
 GOAL = {"rejection": 0.95, "chains": 0.93, "infer": 0.9}
@@ -55,7 +56,7 @@ def uneven(rng, theta):
     return rng.normal(theta) if theta > -2 else math.nan
 
 
-@pytest.mark.parametrize("kind", scaling.KINDS)
+@pytest.mark.parametrize("kind", long_in_slow_tests(scaling.KINDS, "infer"))
 def test_the_size_of_the_cluster_changes_no_number(kind, quick):
     with virtual(Cluster(1)):
         model = od.Model(od.Prior(theta=stats.norm(0, 1)), uneven, observed=1.0)

@@ -186,6 +186,7 @@ def test_finished_study_is_not_run_again(tmp_path, short, monkeypatch):
     assert table_of(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_workers_change_no_number(tmp_path, short):
     for workers in (1, 2):
         run.run_study(short, tmp_path / str(workers), workers=workers, progress=False)
@@ -380,7 +381,8 @@ def test_command_fails_where_values_do_not_agree(tmp_path, short, monkeypatch):
     assert done.exit_code == 1 and "do not agree" in done.output
 
 
-@pytest.mark.parametrize("engine", ["numba", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["numba", "jax"])
 def test_other_engines_agree_with_the_exact_values(engine):
     """Three points of figure 1L; the seed is the same, and the numbers are the engine's own."""
     plan = run.StudyPlan(60_000, figures=("1L",), engine=engine)

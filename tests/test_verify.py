@@ -18,6 +18,7 @@ from onedraw.paper.frequencies import RUNS
 from onedraw.proposals.lazy import Lazy
 from onedraw.run import population, prior_draws, weighted_draws
 from onedraw.samplers import pseudo_marginal, r_hit, wilkinson
+from tests.marks import long_in_slow_tests
 
 TRIALS = 120
 NAMES = [name for name, *_ in module.STATEMENTS]
@@ -263,7 +264,7 @@ def test_the_samplers_that_users_run_agree_with_exact_chains(name):
 ON_ENGINES = ["rejection", "pseudo-marginal", "wilkinson", "race", "three-hit"]
 
 
-@pytest.mark.parametrize("engine", ["plain", "staged", "compiled", "jax"])
+@pytest.mark.parametrize("engine", long_in_slow_tests(["plain", "staged", "compiled", "jax"], "plain", "staged"))
 def test_the_engines_that_users_run_agree_with_exact_chains(engine, monkeypatch):
     """A part of the slow test below: fewer chains if simulators are called one by one, staged ones in averages alone.
 
