@@ -599,6 +599,12 @@ def test_messages_name_options(folder, arguments, words):
     assert not re.search(r"\b(store|budget|engine|timeout|pseudo_samples)(=| = )", result.output), result.output
 
 
+def test_a_tolerance_that_was_reached_is_no_option(folder):
+    told = onedraw("run", "problem.py", "--budget", 300, "--algorithm", "smc", "--seed", 1)
+    first = told.stdout.splitlines()[0]
+    assert told.exit_code == 0 and "is spent: eps = " in first and "--eps" not in first
+
+
 def test_no_records_in_the_line_of_settings(folder):
     """What infer keeps of its misfit and calibration is told in notes, not as a dictionary."""
     told = onedraw("run", "problem.py", "--budget", 300, "--algorithm", "infer", "--seed", 1).output

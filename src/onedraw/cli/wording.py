@@ -32,6 +32,8 @@ def in_options(message: str) -> str:
     '--engine jax needs a simulator made by od.jax_simulator: leave --engine out'
     >>> in_options("budget = 12 does not cover one proposal of pseudo_samples = 30 simulations")
     '--budget 12 does not cover one proposal of --pseudo-samples 30 simulations'
+    >>> in_options("eps = 0.01 was not reached: the run ended at eps = 0.4216")
+    '--eps 0.01 was not reached: the run ended at eps = 0.4216'
     >>> in_options("stopped by max_seconds: give it again, as kernel=")
     'stopped by --max-seconds: give it again, as kernel in the model file'
     >>> in_options("timeout must be positive, got 0: it is the number of seconds that one simulation may take")
@@ -45,6 +47,9 @@ def in_options(message: str) -> str:
 
 
 def _option(found: re.Match[str]) -> str:
+    # Inside a sentence this is the tolerance that a run has reached; one that was asked for begins its message.
+    if found["name"] == "eps" and found["value"] and found.start() > 0:
+        return found[0]
     value = (found["given"] or found["value"] or "").strip("'\"")
     return _dashed(OTHERS.get(found["name"], found["name"])) + (f" {value}" if value and value != "True" else "")
 
