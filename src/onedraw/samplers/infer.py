@@ -79,7 +79,7 @@ INTERIM = 1000
 """Draws of the estimate that a file holds while a run goes on."""
 MOST_PROPOSALS = 20
 """Proposals per simulation of the budget after which a run ends: nearly all were outside the prior."""
-LATE_WORK = 5e10
+LATE_WORK = 3e10
 """Operations that learning a likelihood may take when a run was stopped: some seconds. With more of them, as with 80
 parameters and as many summaries, the estimate is a regression until the run goes on."""
 
