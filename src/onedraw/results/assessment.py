@@ -19,6 +19,7 @@ from onedraw.results.learnt_likelihood import (
     LearntLikelihood,
     SimulatedPairs,
     learn_likelihood,
+    learning_work,
 )
 from onedraw.results.regression import AdjustedDraws, Method, Neighbourhood, distances_from, estimate, with_clusters
 from onedraw.results.trial import TrialResult, choose_method, held_out_count, near_data, standardising
@@ -67,6 +68,8 @@ class Assessment(NamedTuple):
     """The surrogate that did best at the same held-out simulations, if there is one."""
     constant: LearntLikelihood | None = None
     """A surrogate that depends on no parameter, if there is no other: it says how dense the data are, and no more."""
+    left_out: bool = False
+    """Whether a surrogate was not tried because it would have taken too long."""
 
     @property
     def method(self) -> Method:
@@ -129,11 +132,13 @@ def assess(
     rng: np.random.Generator,
     thorough: bool,
     less: bool = False,
+    most_work: float = math.inf,
 ) -> Assessment:
     """Try methods at simulations near the data, and estimate the posterior by the best.
 
     The first `pilot` simulations are from the prior. With `less`, a thorough assessment tries regressions briefly, and
     a brief one tries none: it takes half as long, and a learnt likelihood is used if there is one.
+    No likelihood is learnt if that takes more than `most_work` operations.
     """
     own, theta, rows = own_distance(model), simulations.theta, simulations.rows
     name, scale = scaled_summary(model, rows[:pilot])
@@ -173,14 +178,19 @@ def assess(
         return found
     to_compare = standardising(neighbourhoods[0], trial.held_out) if trial.tried else np.eye(theta.shape[1])
     held_out = index[trial.held_out]
+    described = _described(maps, every, model.observed_row), _by_row(model, every)
+    too_long = [one is not None and learning_work(one, theta.shape[1]) > most_work for one in described]
     whole, by_row = (
-        None if some is None else learn_likelihood(simulations, some, held_out, trial.share, to_compare, rng, thorough)
-        for some in (_described(maps, every, model.observed_row), _by_row(model, every))
+        None
+        if some is None or left
+        else learn_likelihood(simulations, some, held_out, trial.share, to_compare, rng, thorough)
+        for some, left in zip(described, too_long, strict=True)
     )
     whole, constant = (None, whole) if whole is not None and whole.constant else (whole, None)
     by_row = None if by_row is not None and by_row.constant else by_row
     best = _better(whole, by_row, trial.share)
-    return found._replace(learnt=best, constant=constant if best is None else None)
+    none = best is None
+    return found._replace(learnt=best, constant=constant if none else None, left_out=none and any(too_long))
 
 
 def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None, share: Array) -> LearntLikelihood | None:

@@ -87,6 +87,11 @@ def notes(
         f"The draws are {found.trial.words()}.",
         *warnings(effective, found.trial, before),
     ]
+    if found.left_out:
+        told.append(
+            "No likelihood was learnt, since that would have taken too long after the run was stopped: if the run goes "
+            "on, it may be more accurate."
+        )
     if unadjusted > 0.01:
         share = f"{100 * unadjusted:.0f} %"
         told.append(f"{share} of the draws were left unadjusted: adjustment would have moved them outside the prior.")

@@ -11,10 +11,10 @@ from onedraw.estimators.weights import systematic
 from onedraw.model.coordinates import Support
 from onedraw.proposals.mixture import local_mixture
 from onedraw.results.trial import log_with_broad
-from onedraw.surrogate.choice import Form, choose_form
+from onedraw.surrogate.choice import BRIEFLY_FROM, Form, choose_form
 from onedraw.surrogate.likelihood import better
 from onedraw.surrogate.success import Success, fit_success
-from onedraw.surrogate.surrogate import Surrogate, fit_surrogate
+from onedraw.surrogate.surrogate import MOST_ROWS, Surrogate, fit_surrogate
 from onedraw.surrogate.tempering import tempered_draws
 from onedraw.surrogate.training import Training, training_of
 from onedraw.surrogate.validation import (
@@ -61,6 +61,9 @@ CLEARLY = 2.0
 that counts simulations near the posterior most ahead of one to all in full, and a regression ahead of a surrogate."""
 FEWEST_PLACED = 10.0
 """Effective draws among which a known parameter is placed."""
+FITS_OF_CHOICE = 30
+"""Fits to which the choice of a form amounts, on the simulations that it is made from: terms are tried one by one, and
+halves of the simulations choose once more for the errors of estimates."""
 MOST_COLUMNS, MOST_LEARNT = 40, 80
 """Summaries that a surrogate is fitted to; if there are more, to learnt ones, up to this number."""
 
@@ -187,8 +190,29 @@ class LearntLikelihood(NamedTuple):
         See `monte_carlo_error.Draws`.
         """
         given = self.surrogate, self.training, self.observed, draws[:: -(-len(draws) // MOST_REWEIGHTED)]
-        groups = MORE_GROUPS if len(self.training.rows) <= MORE_UPTO else GROUPS
+        groups = group_count(len(self.training.rows))
         return np.concatenate([without_groups(*given, groups), with_other_forms(*given)]).astype(np.float32)
+
+
+def group_count(n: int) -> int:
+    """Parts of n simulations that are left out in turn."""
+    return MORE_GROUPS if n <= MORE_UPTO else GROUPS
+
+
+def learning_work(described: DescribedRows, parameters: int) -> float:
+    """About how many operations it takes to learn a likelihood briefly, with the errors of its estimates.
+
+    The factors are taken to be linear in the parameters and in the summaries before: what they will be is not known.
+
+    >>> rows = np.zeros((8000, 80))
+    >>> [f"{learning_work(DescribedRows(rows[:, :k], rows[0, :k], False), k):.0e}" for k in (10, 40, 80)]
+    ['4e+08', '2e+10', '2e+11']
+    """
+    n, width = min(len(described.rows), MOST_FITTED), described.rows.shape[-1]
+    # A data set is one row, or has several.
+    number = min(n * math.prod(described.rows.shape[1:-1]), MOST_ROWS)
+    fitted = group_count(n) * number + FITS_OF_CHOICE * min(number, BRIEFLY_FROM)
+    return float(fitted * width * (parameters + width) ** 2)
 
 
 def unseen(theta: Array, draws: Array) -> Array:

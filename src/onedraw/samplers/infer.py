@@ -79,6 +79,9 @@ INTERIM = 1000
 """Draws of the estimate that a file holds while a run goes on."""
 MOST_PROPOSALS = 20
 """Proposals per simulation of the budget after which a run ends: nearly all were outside the prior."""
+LATE_WORK = 3e10
+"""Operations that learning a likelihood may take when a run was stopped: some seconds. With more of them, as with 80
+parameters and as many summaries, the estimate is a regression until the run goes on."""
 
 
 class Inference(NamedTuple):
@@ -165,13 +168,13 @@ def worthwhile_scale(run: Inference, bank: Bank, theta: Array, weights: Array, d
     return best[1]
 
 
-def assessed(run: Inference, bank: Bank, thorough: bool, less: bool = False) -> Assessment:
-    """What all simulations so far say, with less of a trial of regressions if so asked."""
+def assessed(run: Inference, bank: Bank, thorough: bool, less: bool = False, most_work: float = math.inf) -> Assessment:
+    """What all simulations so far say, with less of a trial of regressions, or of a likelihood, if so asked."""
     simulations, own = bank.simulations(), own_distance(run.model)
     if own is not None and not np.isfinite(own(simulations.rows, run.model.observed_row)).any():
         number = len(simulations.rows)
         raise NoAnswer(f"none of the {number:,} simulations has a finite distance: check the distance, or raise budget")
-    return assess(run.model, simulations, bank.ends[0], run.rng(bank.stages), thorough, less)
+    return assess(run.model, simulations, bank.ends[0], run.rng(bank.stages), thorough, less, most_work)
 
 
 def decide_stage(
@@ -320,7 +323,8 @@ def fulfil(
             reason = stopped.reason
     if reason:
         # Whoever stops a run does not want to wait for the thorough one.
-        return bank, replicates, run.estimated(bank, assessed(run, bank, thorough=False), draws, reason)
+        found = assessed(run, bank, thorough=False, most_work=LATE_WORK)
+        return bank, replicates, run.estimated(bank, found, draws, reason)
     result = replace(Result.unpacked(*packed), model=model, kept=bank)
     number = min(check_size(budget), budget - bank.cost.simulations, draws)
     # More draws of the same estimate need no other check.
