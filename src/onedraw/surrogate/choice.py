@@ -143,7 +143,7 @@ def options(support: Support) -> list[Coordinates]:
 
 def choose_form(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
     """The form that describes simulations best, that of a Markov chain only if thorough; None if no summary varies."""
-    most = CHOSEN_FROM if thorough else BRIEFLY_FROM
+    most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
     some = training.some(slice(None, None, -(-len(training.rows) // most)))
     theta, rows, places, weights = some.single_rows(most)
     best, tried = -math.inf, options(support)

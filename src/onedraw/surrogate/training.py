@@ -8,6 +8,10 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 
 
+NEGLIGIBLE = 1e-4
+"""Share of the largest weight below which a simulation does not count."""
+
+
 class Training(NamedTuple):
     """Simulations with the weight that each has in a fit.
 
@@ -26,6 +30,15 @@ class Training(NamedTuple):
     def some(self, index: Array | slice) -> "Training":
         """Some of them."""
         return Training(*(one[index] for one in self))
+
+    def counted(self) -> "Training":
+        """Those that count: some are there only to be predicted, with next to no weight, often every second one.
+
+        >>> training_of(np.zeros((4, 1)), np.arange(4.0)[:, None], np.array([1e-6, 0.05, 1e-6, 1.0])).counted().rows.tolist()
+        [[1.0], [3.0]]
+        """
+        count = self.weights > NEGLIGIBLE * self.weights.max(initial=0.0)
+        return self if count.all() else self.some(count)
 
     def single_rows(self, most: int) -> "Training":
         """Single rows of summaries: some of each data set if it has several, about `most` in all.

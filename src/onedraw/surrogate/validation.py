@@ -155,7 +155,8 @@ def with_other_forms(surrogate: Surrogate, training: Training, observed: Array, 
     """
     # Where simulations fail is the same for all.
     surrogate, support = surrogate._replace(success=None), surrogate.form.coordinates.support
-    forms = (choose_form(support, training.some(slice(half, None, 2)), observed, thorough=False) for half in (0, 1))
+    counted = training.counted()
+    forms = (choose_form(support, counted.some(slice(half, None, 2)), observed, thorough=False) for half in (0, 1))
     fitted = (fit_surrogate(form, training, None) for form in forms if form is not None)
     others = (one._replace(power=surrogate.power) for one in fitted)
     found = _reweighted(surrogate, others, observed, draws)
