@@ -56,8 +56,11 @@ FEWEST_IN_SERIES, LONGEST, SEARCHED = 6, 8, 6000
 """Summaries that may be a series, most values that a step of it depends on, and steps from which terms are chosen."""
 CLEARLY_WORSE = 0.1
 """Loss in log score per summary from which one law for all is not looked at any further."""
-IN_SERIES = (Terms("1", "1", "0", 10.0, 1), Terms("1", "1", "0", 10.0, 1, "1"), Terms("1", "1", "0", 10.0))
-"""Where the search for the terms of a series begins."""
+IN_SERIES = (
+    Terms("1", "1", "0", 10.0, 1), Terms("1", "1", "0", 10.0, 1, "1"), Terms("1", "1", "0", 10.0),
+    Terms("1", "0", "1", 10.0, 1, swings="1"),
+)  # fmt: skip
+"""Where the search for the terms of a series begins: a line, a curve, a long memory, a scale that varies."""
 CHOSEN_FROM, BRIEFLY_FROM = 3000, 1000
 """Simulations from which a surrogate is chosen at the end of a run, and on the way."""
 
@@ -215,7 +218,7 @@ def _as_series(
     if best < float(share @ to_reach) / width - CLEARLY_WORSE:
         return transform, single
     terms, _ = choose_terms(searched, every[some], most, IN_SERIES, BESIDE_IN_SERIES)
-    lags = min(terms.lags, most) if terms.earlier else 1
+    lags = min(terms.lags, most) if terms.begin(most) < most else 1
     number = np.repeat(np.arange(n), width - lags)
     steps = predictors(given.columns[number], given.weights[number], given.sets)
     fit = fit_factor(steps, windows(series, lags), lags, terms)
@@ -224,7 +227,7 @@ def _as_series(
     residuals, scores = (np.concatenate(both, axis=1) for both in zip(first[1:3], after, strict=True))
     if better(to_reach, scores.sum(axis=1), share, LEAST_ERRORS):
         return transform, single
-    later = terms._replace(lags=lags) if terms.earlier else terms
+    later = terms._replace(lags=lags)
     return other, Factors((*first.terms, *[later] * (width - lags)), residuals, scores, common=lags)
 
 
@@ -284,8 +287,10 @@ def _richness(terms: Terms, k: int, sets: Sets) -> tuple[int, float]:
 
 
 def _tidy(terms: Terms) -> Terms:
-    """The same factor under one name: without earlier summaries there are no lags, curves or swings."""
-    return terms if terms.earlier else terms._replace(lags=ALL, curves="", swings="")
+    """The same factor under one name: without earlier summaries there are neither lags nor curves."""
+    if terms.earlier:
+        return terms
+    return terms._replace(lags=terms.lags if terms.swings else ALL, curves="")
 
 
 def _climb(

@@ -72,7 +72,7 @@ class Terms(NamedTuple):
 
     def begin(self, k: int) -> int:
         """The first of the earlier summaries that counts for summary k; k if none does."""
-        return max(0, k - self.lags) if self.earlier else k
+        return max(0, k - self.lags) if self.earlier or self.swings else k
 
 
 class Factor(NamedTuple):
@@ -223,7 +223,7 @@ class Predictors(NamedTuple):
 
     def regression(self, rows: Array, k: int, terms: Terms) -> Regression:
         """That of summary k on features and on the earlier summaries."""
-        if terms.begin(k) == k:
+        if not terms.earlier or terms.begin(k) == k:
             x, sums = self._own(terms.mean)
         else:
             x = design(self.columns, rows, k, terms, self.sets)

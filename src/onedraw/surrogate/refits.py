@@ -69,7 +69,7 @@ class Parts(NamedTuple):
 
     def of_mean(self, rows: Array, k: int, terms: Terms) -> tuple[Array, Array]:
         """The features (n, q) of the mean of summary k and their weighted sums of products (m, q, q)."""
-        if terms.begin(k) == k:
+        if not terms.earlier or terms.begin(k) == k:
             return self._own(terms.mean)
         x = design(self.columns, rows, k, terms, self.sets)
         return x, _grams(x, self.weights)
