@@ -20,6 +20,7 @@ from onedraw.results import assessment, trial
 from onedraw.results.assessment import Assessment
 from onedraw.results.coverage import measure_coverage
 from onedraw.results.diagnostics import predictive_check, tolerance_path
+from onedraw.results.learnt_likelihood import LATE_WORK
 from onedraw.results.regression import Method, Neighbourhood
 from onedraw.run.bank import Bank
 from onedraw.run.blocks import Block, Deadline
@@ -29,7 +30,6 @@ from onedraw.run.pool import opened_pool
 from onedraw.run.saving import Saver
 from onedraw.run.store import Store
 from onedraw.samplers.infer import (
-    LATE_WORK,
     Inference,
     ProposeAndSimulate,
     Replicates,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
+from scipy.linalg import toeplitz
 
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
@@ -295,21 +296,41 @@ class TestRegression:
         assert np.concatenate(found) == pytest.approx(expected, abs=1e-7)
         assert not factor.curves[:, 0].any() and coefficient_count(terms, 2, sets) == 3 + 1 + 2 * 3 + 1
 
-    @pytest.mark.parametrize("terms", [Terms("1", "1", "0", TINY), Terms("1", "1", "1", 1.0, curves="0")], ids=str)
-    def test_one_law_for_all_summaries_is_a_fit_to_all_pairs(self, terms):
-        columns, series, sets, rng = regression(50, 16, summaries=4)
-        weights, kept = rng.uniform(0.2, 1.0, 50), rng.random((3, 50)) < 0.8
-        found = fit_common(parts_of(columns, weights, kept, sets), series, terms)
+    def test_sizes_are_further_columns_of_the_log_scale(self):
+        columns, rows, sets, rng = regression(150, 15, summaries=3)
+        weights, p = rng.uniform(0.2, 2.0, 150), columns.shape[1]
+        # Values of the last two, and logs of their squares plus .09 and 1, less constants, times each feature.
+        values = [np.clip(rows[:, :2], -3, 3)]
+        values += [np.log(1 + (rows[:, :2] / c) ** 2) - mean for c, mean in ((0.3, 1.81), (1.0, 0.53))]
+        products = np.concatenate([(one[:, :, None] * columns[:, None, :3]).reshape(150, -1) for one in values], axis=1)
+        more = sets | {"more": np.append(sets["0"], np.arange(p, p + 18))}
+        terms, expected = Terms("1", "0", "0", 1.0, volatility="1"), Terms("1", "0", "more", 1.0)
+        found = fit_factor(predictors(columns, weights, sets), rows, 2, terms)
+        other = fit_factor(predictors(np.column_stack([columns, products]), weights, more), rows, 2, expected)
+        assert found.scores == pytest.approx(other.scores, rel=1e-8)
+        assert found.factor.volatility[:, :, :3].ravel() == pytest.approx(other.factor.scale[p:], rel=1e-8)
+        assert found.factor.scale[0] == pytest.approx(other.factor.scale[0], rel=1e-8)
+        assert coefficient_count(terms, 2, sets) == 3 + 2 + 3 * 2 * 3 + 1
+
+    @pytest.mark.parametrize("lags", [1, 2])
+    @pytest.mark.parametrize(
+        "terms", [Terms("1", "1", "0", TINY), Terms("1", "1", "1", 1.0, curves="0", volatility="0")], ids=str
+    )
+    def test_one_law_for_all_summaries_is_a_fit_to_all_steps(self, terms, lags):
+        columns, series, sets, rng = regression(80, 16, summaries=3 + lags)
+        weights, kept = rng.uniform(0.2, 1.0, 80), rng.random((3, 80)) < 0.8
+        found = fit_common(parts_of(columns, weights, kept, sets), series, terms, lags)
         assert [len(one) for one in found] == [3, 3, 3]
         for part, mine in enumerate(kept):
-            before, after = (np.concatenate([series[mine, k + j] for k in range(3)]) for j in (0, 1))
+            steps = np.concatenate([series[mine, k : k + lags + 1] for k in range(3)])
             stacked = predictors(np.tile(columns[mine], (3, 1)), np.tile(weights[mine], 3), sets)
-            alone = fit_factor(stacked, np.column_stack([before, after]), 1, terms).factor
-            for k, each in enumerate(found, 1):
+            alone = fit_factor(stacked, steps, lags, terms).factor
+            for k, each in enumerate(found, lags):
                 one = each[part]
-                assert one.earlier.shape == (k, columns.shape[1]) and not one.earlier[:-1].any()
-                assert one.earlier[-1] == pytest.approx(alone.earlier[0], rel=1e-7, abs=1e-9)
-                assert one.curves[:, -1] == pytest.approx(alone.curves[:, 0], rel=1e-7, abs=1e-9)
+                assert one.earlier.shape == (k, columns.shape[1]) and not one.earlier[:-lags].any()
+                assert one.earlier[-lags:] == pytest.approx(alone.earlier, rel=1e-7, abs=1e-9)
+                assert one.curves[:, -lags:] == pytest.approx(alone.curves, rel=1e-7, abs=1e-9)
+                assert one.volatility[:, -lags:] == pytest.approx(alone.volatility, rel=1e-7, abs=1e-9)
                 assert one.mean == pytest.approx(alone.mean, rel=1e-7, abs=1e-9)
                 assert one.scale == pytest.approx(alone.scale, rel=1e-7, abs=1e-9)
 
@@ -780,6 +801,20 @@ def chain(theta, length, rng, means=0.0):
     return np.column_stack(series) + means
 
 
+@pytest.mark.parametrize("n", [2000, 4000])
+def test_simulations_without_weight_have_no_say_in_a_form(n):
+    """Every second one only serves to learn summaries; a stride of two or four would choose from these alone."""
+    rng = np.random.default_rng(1)
+    theta = rng.standard_normal((n, 1))
+    rows = theta + rng.standard_normal((n, 2)) * 0.3
+    rows[::2] = rng.standard_normal((n // 2, 2))
+    given = training_of(theta, rows, np.where(np.arange(n) % 2, 1.0, 1e-6))
+    form = choose_form(free_support(1), given, rows[1], False)
+    assert not form.flat
+    alone = choose_form(free_support(1), given.some(slice(1, None, 2)), rows[1], False)
+    assert form.terms == alone.terms and form.law == alone.law
+
+
 class TestSeries:
     def test_a_markov_chain_has_one_law(self):
         rng = np.random.default_rng(21)
@@ -801,6 +836,54 @@ class TestSeries:
         )
         assert abs(loss) < 1.5 and more > loss + 1.0
 
+    def test_an_autoregression_of_second_order_has_its_two_slopes(self):
+        rng = np.random.default_rng(31)
+        theta, rows = rng.uniform(-0.5, 0.5, (500, 2)), [*rng.normal(size=(2, 500))]
+        for _ in range(18):
+            rows.append(theta[:, 0] * rows[-1] + theta[:, 1] * rows[-2] + rng.normal(size=500))
+        given = training(theta, np.column_stack(rows))
+        form = choose_form(free_support(2), given, given.rows[0], True)
+        assert form.common == 2 and form.terms[-1].lags == 2 and form.terms[-1].volatility == ""
+        surrogate = fit_surrogate(form, given, None)
+        last = surrogate.factors[-1]
+        # All summaries have the same spread, so that slopes are those of the series. Each of 6 coefficients in two
+        # slopes is known from 9,000 steps.
+        slopes = surrogate.form.columns(theta) @ last.earlier[-2:].T
+        assert np.abs(slopes[:, ::-1] - theta).max() < 0.1
+        assert np.exp(last.scale[0]) * form.transform.spread[0] == pytest.approx(1.0, abs=0.03)
+
+    def test_a_moving_average_has_the_law_of_several_lags(self):
+        """Against the exact law of a value given as many before it."""
+        rng = np.random.default_rng(32)
+        theta, noise = rng.uniform(-0.7, 0.7, 600), rng.normal(size=(600, 21))
+        given = training(theta[:, None], noise[:, 1:] + theta[:, None] * noise[:, :-1])
+        form = choose_form(free_support(1), given, given.rows[0], True)
+        assert form.common in (4, 8) and form.terms[-1].lags == form.common
+        surrogate = fit_surrogate(form, given, None)
+        places = np.array([[-0.6], [-0.2], [0.3], [0.65]])
+        found = surrogate.form.columns(places) @ surrogate.factors[-1].earlier[-form.common :].T
+        for slopes, (one,) in zip(found, places, strict=True):
+            covariance = toeplitz([1 + one**2, one, *[0.0] * (form.common - 1)])
+            exact = np.linalg.solve(covariance[:-1, :-1], covariance[:-1, -1])
+            assert np.abs(slopes - exact).max() < 0.1
+
+    def test_a_scale_that_depends_on_the_value_before(self):
+        """Standard deviations of an ARCH series, whose values have no other law given the one before."""
+        rng = np.random.default_rng(33)
+        theta, rows = rng.uniform(0.0, 0.9, 600), [rng.normal(size=600)]
+        for _ in range(19):
+            rows.append(np.sqrt(0.5 + theta * rows[-1] ** 2) * rng.normal(size=600))
+        given = training(theta[:, None], np.column_stack(rows))
+        form = choose_form(free_support(1), given, given.rows[0], True)
+        assert form.common == 1 and form.terms[-1].volatility
+        surrogate, row = fit_surrogate(form, given, None), np.zeros(20)
+        places = np.array([[0.1], [0.5], [0.8]])
+        columns = surrogate.form.columns(places)
+        for before in (0.0, 0.5, -1.0, 2.0):
+            row[-2] = before
+            log_scale = surrogate.at(row[None])[0].scale[-1] @ columns.T + np.log(form.transform.spread[0])
+            assert log_scale == pytest.approx(0.5 * np.log(0.5 + places[:, 0] * before**2), abs=0.12)
+
     @pytest.mark.parametrize("far", [0.08, 1.0])
     def test_values_that_differ_by_their_place_have_a_law_each(self, far):
         """Whether they are so far apart that one law is not looked at further, or not."""
@@ -809,11 +892,11 @@ class TestSeries:
         rows = 0.3 * rng.normal(size=(600, 8)) + theta[:, None] + far * (np.arange(8) % 4)
         assert choose_form(free_support(1), training(theta[:, None], rows), rows[0], True).common == ALL
 
-    def test_its_density_has_the_curves_of_its_factors(self):
+    def test_its_density_has_the_curves_and_volatility_of_its_factors(self):
         rng = np.random.default_rng(23)
         theta = rng.normal(size=(200, 1))
         rows = chain(theta[:, 0], 6, rng)
-        form = plain_recipe(theta, rows, Terms("1", "1", "1", 1.0, 1, "1"))._replace(common=1)
+        form = plain_recipe(theta, rows, Terms("1", "1", "1", 1.0, 2, "1", "1"))._replace(common=2)
         surrogate = fit_surrogate(form, training(theta, rows), None)._replace(leverages=None)
         columns, row, expected = surrogate.form.columns(theta[:5]), form.transform(rows[7:8])[0], np.zeros(5)
         for k, factor in enumerate(surrogate.factors):
@@ -821,9 +904,13 @@ class TestSeries:
             curves = (before**2 - 1) / math.sqrt(2), (before**3 - 3 * before) / math.sqrt(6)
             mean = columns @ (factor.mean + row[:k] @ factor.earlier)
             mean += sum(columns @ (one @ of) for one, of in zip(curves, factor.curves, strict=True))
-            log_scale = np.clip(columns @ factor.scale, factor.low, factor.high)
+            sizes = before, np.log1p((row[:k] / 0.3) ** 2) - 1.81, np.log1p(row[:k] ** 2) - 0.53
+            log_scale = columns @ (
+                factor.scale + sum(one @ of for one, of in zip(sizes, factor.volatility, strict=True))
+            )
+            log_scale = np.clip(log_scale, factor.low, factor.high)
             expected += -0.5 * np.square((row[k] - mean) / np.exp(log_scale)) - log_scale - HALF_LOG_2PI
-        assert surrogate.factors[3].curves.any()
+        assert surrogate.factors[3].curves.any() and surrogate.factors[3].volatility.any()
         assert surrogate.log_likelihood(columns, surrogate.at(rows[7:8])[0]) == pytest.approx(expected, rel=1e-10)
 
 

@@ -64,6 +64,9 @@ FEWEST_PLACED = 10.0
 FITS_OF_CHOICE = 30
 """Fits to which the choice of a form amounts, on the simulations that it is made from: terms are tried one by one, and
 halves of the simulations choose once more for the errors of estimates."""
+LATE_WORK = 3e10
+"""Operations that learning a likelihood may take when a run was stopped: some seconds. With more of them, as with 80
+parameters and as many summaries, the estimate is a regression until the run goes on."""
 MOST_COLUMNS, MOST_LEARNT = 40, 80
 """Summaries that a surrogate is fitted to; if there are more, to learnt ones, up to this number."""
 

@@ -40,6 +40,7 @@ from onedraw.results.assessment import Assessment, assess, own_distance
 from onedraw.results.coverage import coverage_note, measure_coverage
 from onedraw.results.diagnostics import predictive_check
 from onedraw.results.learned_summary import Fitted
+from onedraw.results.learnt_likelihood import LATE_WORK
 from onedraw.results.posterior import Posterior
 from onedraw.run.bank import DEFENSIVE, Bank, block_size, stage_block
 from onedraw.run.blocks import Block, BlockPart, cut, whole_of
@@ -79,9 +80,6 @@ INTERIM = 1000
 """Draws of the estimate that a file holds while a run goes on."""
 MOST_PROPOSALS = 20
 """Proposals per simulation of the budget after which a run ends: nearly all were outside the prior."""
-LATE_WORK = 3e10
-"""Operations that learning a likelihood may take when a run was stopped: some seconds. With more of them, as with 80
-parameters and as many summaries, the estimate is a regression until the run goes on."""
 
 
 class Inference(NamedTuple):

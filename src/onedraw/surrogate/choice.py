@@ -15,7 +15,7 @@ from onedraw.estimators.weights import effective
 from onedraw.model.coordinates import Support
 from onedraw.surrogate.features import Features, Sets, count, features_of
 from onedraw.surrogate.likelihood import ALL, LEAST_GAIN, Fit, Predictors, Terms, better, fit_factor, predictors
-from onedraw.surrogate.refits import pairs
+from onedraw.surrogate.refits import windows
 from onedraw.surrogate.residuals import ResidualLaw, choose_law
 from onedraw.surrogate.training import Training
 from onedraw.surrogate.transforms import Transform, choose_transform
@@ -36,9 +36,11 @@ BESIDE: Axes = {
 """What is tried in place of what a factor has."""
 BESIDE_IN_SERIES = BESIDE | {
     "earlier": BESIDE["earlier"] | {"2": ("3", "1"), "3": ("2",)},
+    "lags": {1: (2,), 2: (4, 1), 4: (ALL, 2), ALL: (4,)},
     "curves": {"": ("0",), "0": ("1", ""), "1": ("2", "0"), "2": ("1",)},
+    "volatility": {"": ("0", "1"), "0": ("1", ""), "1": ("2", "0"), "2": ("1",)},
 }
-"""The same for the one law of a Markov chain, for which there are many more data."""
+"""The same for the one law of a series, for which there are many more data."""
 STARTS = 3
 """Factors before, each unlike the others, at whose terms a search may begin: a step along one axis may gain only
 together with another, as a slope does that is zero on average, so that a search from elsewhere would not find it."""
@@ -50,12 +52,15 @@ simulations: many are tried, and the best by chance are too sure. It falls as th
 missing make a bias that no refit shows."""
 BROAD, BREADTH = 0.01, 5.0
 """Share and width of the wide normal that bounds a score."""
-FEWEST_IN_SERIES, SEARCHED = 6, 6000
-"""Summaries that may be a Markov chain, and pairs of neighbours from which its terms are chosen."""
+FEWEST_IN_SERIES, LONGEST, SEARCHED = 6, 8, 6000
+"""Summaries that may be a series, most values that a step of it depends on, and steps from which terms are chosen."""
 CLEARLY_WORSE = 0.1
 """Loss in log score per summary from which one law for all is not looked at any further."""
-IN_SERIES = (Terms("1", "1", "0", 10.0), Terms("1", "1", "0", 10.0, curves="1"))
-"""Where the search for the terms of a Markov chain begins."""
+IN_SERIES = (
+    Terms("1", "1", "0", 10.0, 1), Terms("1", "1", "0", 10.0, 1, "1"), Terms("1", "1", "0", 10.0),
+    Terms("1", "0", "1", 10.0, 1, volatility="1"),
+)  # fmt: skip
+"""Where the search for the terms of a series begins: a line, a curve, a long memory, a scale that varies."""
 CHOSEN_FROM, BRIEFLY_FROM = 3000, 1000
 """Simulations from which a surrogate is chosen at the end of a run, and on the way."""
 
@@ -97,14 +102,12 @@ class Form(NamedTuple):
     terms: tuple[Terms, ...]
     law: ResidualLaw
     common: int = ALL
-    """The first of the factors that have the same coefficients: 1 if the summaries are a Markov chain."""
+    """The first of the factors that have the same coefficients: in a series, how many values a step depends on."""
 
     @property
     def flat(self) -> bool:
         """Whether no factor depends on the parameters: too few simulations were there to learn how."""
-        return all(
-            one.mean == one.scale == "0" and one.earlier in ("", "0") and one.curves in ("", "0") for one in self.terms
-        )
+        return all(name == "0" for one in self.terms for name in one.names())
 
     def columns(self, theta: Array) -> Array:
         """Features (n, p) of parameters in unbounded coordinates (n, dim)."""
@@ -112,10 +115,10 @@ class Form(NamedTuple):
 
     def trimmed(self, least: int) -> "Form":
         """The same form without features that no factor has, beyond the first `least`: sums over them are zero."""
-        names = {name for one in self.terms for name in (one.mean, one.scale, one.earlier, one.curves)}
+        names = {name for one in self.terms for name in one.names()}
         most, dim = self.features.degree, self.features.dim
         # The names of sets begin with their degree; smooth steps have squares as well.
-        used = max(min(most, 2) if name == "steps" else int(name[:1] or 0) for name in names)
+        used = max(min(most, 2) if name == "steps" else int(name[:1]) for name in names)
         degree = next(one for one in range(max(used, 1), most + 1) if one == most or count(dim, one) >= least)
         lower = self.features.lower(degree, "steps" in names)
         return self if lower is self.features else self._replace(features=lower)
@@ -142,7 +145,7 @@ def options(support: Support) -> list[Coordinates]:
 
 
 def choose_form(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
-    """The form that describes simulations best, that of a Markov chain only if thorough; None if no summary varies."""
+    """The form that describes simulations best, that of a series only if thorough; None if no summary varies."""
     most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
     some = training.some(slice(None, None, -(-len(training.rows) // most)))
     theta, rows, places, weights = some.single_rows(most)
@@ -193,10 +196,10 @@ def _choose_all(given: Predictors, rows: Array) -> Factors:
 def _as_series(
     given: Predictors, rows: Array, places: Array, observed: Array, transform: Transform, single: Factors
 ) -> tuple[Transform, Factors]:
-    """The factors as those of a Markov chain, if these predict as well as single ones.
+    """The factors as those of a series, if these predict as well as single ones.
 
-    All summaries but the first then have one law given the summary before, and a simulation has many pairs to learn
-    it from.
+    All summaries but the first few then have one law given as many summaries before, and a simulation has many steps
+    to learn it from.
     """
     values = rows + np.where(np.isin(np.arange(rows.shape[1]), transform.kept[transform.whole]), places, 0.0)
     other = transform.in_common(values, observed)
@@ -204,23 +207,28 @@ def _as_series(
         return transform, single
     series, share, (n, width) = other(rows, places), given.weights / given.weights.sum(), single.scores.shape
     to_reach = single.scores.sum(axis=1) + transform.log_slopes(values) - other.log_slopes(values)
-    every, number = pairs(series), np.repeat(np.arange(n), width - 1)
+    # Terms are compared on the same steps, however long their memory.
+    most = min(LONGEST, width // 2)
+    every, number = windows(series, most), np.repeat(np.arange(n), width - most)
     some = slice(None, None, -(-len(every) // SEARCHED))
     searched = predictors(given.columns[number[some]], given.weights[number[some]], given.sets)
     # One law for all is most often much worse, and that is soon seen.
-    tried = (bounded_scores(fit_factor(searched, every[some], 1, one)) for one in IN_SERIES)
+    tried = (bounded_scores(fit_factor(searched, every[some], most, one)) for one in IN_SERIES)
     best = max(float(searched.weights @ one) for one in tried) / float(searched.weights.sum())
     if best < float(share @ to_reach) / width - CLEARLY_WORSE:
         return transform, single
-    terms, _ = choose_terms(searched, every[some], 1, IN_SERIES, BESIDE_IN_SERIES)
-    fit = fit_factor(predictors(given.columns[number], given.weights[number], given.sets), every, 1, terms)
-    first = _choose_all(given, series[:, :1])
+    terms, _ = choose_terms(searched, every[some], most, IN_SERIES, BESIDE_IN_SERIES)
+    lags = min(terms.lags, most) if terms.begin(most) < most else 1
+    number = np.repeat(np.arange(n), width - lags)
+    steps = predictors(given.columns[number], given.weights[number], given.sets)
+    fit = fit_factor(steps, windows(series, lags), lags, terms)
+    first = _choose_all(given, series[:, :lags])
     after = (one.reshape(n, -1) for one in (fit.residuals, bounded_scores(fit)))
     residuals, scores = (np.concatenate(both, axis=1) for both in zip(first[1:3], after, strict=True))
     if better(to_reach, scores.sum(axis=1), share, LEAST_ERRORS):
         return transform, single
-    later = terms._replace(lags=1) if terms.earlier else terms
-    return other, Factors((*first.terms, *[later] * (width - 1)), residuals, scores, common=1)
+    later = terms._replace(lags=lags)
+    return other, Factors((*first.terms, *[later] * (width - lags)), residuals, scores, common=lags)
 
 
 def bounded_scores(fit: Fit) -> Array:
@@ -232,7 +240,8 @@ def bounded_scores(fit: Fit) -> Array:
 
 def coefficient_count(terms: Terms, k: int, sets: Sets) -> int:
     """How many coefficients a factor has."""
-    each = sum(number * len(sets[name]) for number, name in ((1, terms.earlier), (2, terms.curves)) if name)
+    products = (1, terms.earlier), (2, terms.curves), (3, terms.volatility)
+    each = sum(number * len(sets[name]) for number, name in products if name)
     return len(sets[terms.mean]) + (k - terms.begin(k)) * each + len(sets[terms.scale])
 
 
@@ -245,7 +254,7 @@ def choose_terms(
     tried: dict[Terms, tuple[Fit, Array]] = {}
 
     def allowed(terms: Terms) -> bool:
-        known = all(name in sets for name in (terms.mean, terms.scale, terms.earlier or "0", terms.curves or "0"))
+        known = all(name in sets for name in terms.names())
         shorter = terms.lags == ALL or 0 < terms.begin(k) < k
         return known and shorter and coefficient_count(terms, k, sets) <= most
 
@@ -279,7 +288,9 @@ def _richness(terms: Terms, k: int, sets: Sets) -> tuple[int, float]:
 
 def _tidy(terms: Terms) -> Terms:
     """The same factor under one name: without earlier summaries there are neither lags nor curves."""
-    return terms if terms.earlier else terms._replace(lags=ALL, curves="")
+    if terms.earlier:
+        return terms
+    return terms._replace(lags=terms.lags if terms.volatility else ALL, curves="")
 
 
 def _climb(

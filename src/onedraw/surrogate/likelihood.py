@@ -6,6 +6,8 @@ each factor with a mean and a log scale that are linear in features of the param
 
     s_k = phi(theta) b_k + sum_{l<k} s_l (psi(theta) c_kl) + exp(chi(theta) g_k) e_k.
 
+In a series the mean may also depend on curves of the earlier summaries, and the log scale on their sizes.
+
 With normal e_k the summaries are jointly normal given the parameters, with a mean and a covariance that depend on them.
 Means are fitted by penalised weighted least squares, log scales by Fisher scoring, in turn. The fit does not depend on
 the law of the parameters, so that simulations of all stages count without weights.
@@ -15,6 +17,7 @@ the autoregressive form of a covariance.
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +47,8 @@ ALL = 10**6
 """More summaries than there are."""
 FARTHEST = 3.0
 """Standard deviations beyond which curves of a summary stay as they are."""
+SIZES = ((0.3, 1.81), (1.0, 0.53))
+"""Roots of what is added to squares of a summary before the log, and the means of these logs if it is normal."""
 
 
 class Terms(NamedTuple):
@@ -58,10 +63,16 @@ class Terms(NamedTuple):
     """How many of the earlier summaries count, the latest; a time series depends on few."""
     curves: str = ""
     """What multiplies curves of the earlier summaries (`curved`); "" leaves them out."""
+    volatility: str = ""
+    """What multiplies sizes of the earlier summaries (`sizes`) in the log scale; "" leaves them out."""
+
+    def names(self) -> tuple[str, ...]:
+        """Of all the sets that it has."""
+        return tuple(filter(None, (self.mean, self.earlier, self.scale, self.curves, self.volatility)))
 
     def begin(self, k: int) -> int:
         """The first of the earlier summaries that counts for summary k; k if none does."""
-        return max(0, k - self.lags) if self.earlier else k
+        return max(0, k - self.lags) if self.earlier or self.volatility else k
 
 
 class Factor(NamedTuple):
@@ -75,6 +86,8 @@ class Factor(NamedTuple):
     """(2, k, p)"""
     scale: Array
     """(p,)"""
+    volatility: Array
+    """(3, k, p)"""
     low: float
     high: float
     """Range of the log scale."""
@@ -82,7 +95,8 @@ class Factor(NamedTuple):
     def later(self, k: int) -> "Factor":
         """The same law for summary k, which has more summaries before it that do not count."""
         more = ((k - len(self.earlier), 0), (0, 0))
-        return self._replace(earlier=np.pad(self.earlier, more), curves=np.pad(self.curves, ((0, 0), *more)))
+        curves, volatility = (np.pad(one, ((0, 0), *more)) for one in (self.curves, self.volatility))
+        return self._replace(earlier=np.pad(self.earlier, more), curves=curves, volatility=volatility)
 
 
 class Fit(NamedTuple):
@@ -105,14 +119,24 @@ class MeanFit(NamedTuple):
 
 def design(columns: Array, rows: Array, k: int, terms: Terms, sets: Sets) -> Array:
     """Columns (n, q) of the regression of summary k on features (n, p) and on the earlier summaries."""
-    own, begin = columns[:, sets[terms.mean]], terms.begin(k)
-    if begin == k:
-        return own
-    before, parts = rows.T[begin:k], [own]
-    for values, name in ((before, terms.earlier), (curved(before), terms.curves)):
+    before = rows.T[terms.begin(k) : k]
+    products = ((before, terms.earlier), (curved(before), terms.curves)) if len(before) else ()
+    return _with_products(columns, terms.mean, products, sets)
+
+
+def scale_design(columns: Array, rows: Array, k: int, terms: Terms, sets: Sets) -> Array:
+    """Columns (n, r) of the regression of the log scale of summary k."""
+    before = rows.T[terms.begin(k) : k]
+    return _with_products(columns, terms.scale, ((sizes(before), terms.volatility),) if len(before) else (), sets)
+
+
+def _with_products(columns: Array, own: str, products: Iterable[tuple[Array, str]], sets: Sets) -> Array:
+    """The features of a set, and values (..., n) times those of others."""
+    parts = [columns[:, sets[own]]]
+    for values, name in products:
         if name:
-            parts.append((values[..., None, :] * columns.T[sets[name]]).reshape(-1, len(rows)).T)
-    return np.concatenate(parts, axis=1)
+            parts.append((values[..., None, :] * columns.T[sets[name]]).reshape(-1, len(columns)).T)
+    return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
 
 
 def curved(values: Array) -> Array:
@@ -124,6 +148,20 @@ def curved(values: Array) -> Array:
     inside = np.clip(values, -FARTHEST, FARTHEST)
     square = np.square(inside)
     return np.stack([(square - 1.0) / math.sqrt(2.0), inside * (square - 3.0) / math.sqrt(6.0)])
+
+
+def sizes(values: Array) -> Array:
+    """What a log scale may depend on: standardised summaries (...) and logs of two sums with their squares, (3, ...).
+
+    If a variance is linear in the square of a summary, its log is close to a combination of such logs, and grows no
+    faster than they do.
+
+    >>> sizes(np.array([0.0, 1.0, 9.0])).round(2).tolist()
+    [[0.0, 1.0, 3.0], [-1.81, 0.68, 4.99], [-0.53, 0.16, 3.88]]
+    """
+    square = np.square(values)
+    logs = (np.log1p(square / width**2) - mean for width, mean in SIZES)
+    return np.stack([np.clip(values, -FARTHEST, FARTHEST), *logs])
 
 
 class OfScale(NamedTuple):
@@ -166,27 +204,31 @@ class Predictors(NamedTuple):
     scales: dict[tuple[str, float], OfScale]
     """By the name of a set and the penalty."""
 
-    def of_scale(self, name: str, ridge: float) -> OfScale:
-        """For a log scale with the features of a set."""
-        if (name, ridge) not in self.scales:
-            z, information = self._own(name)
-            of_scale = penalty(z.shape[1], ridge)
-            inverse = np.linalg.inv(2.0 * information + np.diag(of_scale))
-            # The information has each simulation twice its weight.
-            own = 2.0 * self.weights * np.einsum("ij,ij->i", z, z @ inverse)
-            self.scales[name, ridge] = OfScale(z, of_scale, inverse, np.minimum(own, LARGEST_LEVERAGE))
-        return self.scales[name, ridge]
+    def of_scale(self, rows: Array, k: int, terms: Terms) -> OfScale:
+        """For the log scale of summary k."""
+        if terms.volatility:
+            z = scale_design(self.columns, rows, k, terms, self.sets)
+            return self._of_scale(z, gram(z, np.sqrt(self.weights)), terms.ridge)
+        known = terms.scale, terms.ridge
+        if known not in self.scales:
+            self.scales[known] = self._of_scale(*self._own(terms.scale), terms.ridge)
+        return self.scales[known]
+
+    def _of_scale(self, z: Array, information: Array, ridge: float) -> OfScale:
+        of_scale = penalty(z.shape[1], ridge)
+        inverse = np.linalg.inv(2.0 * information + np.diag(of_scale))
+        # The information has each simulation twice its weight.
+        own = 2.0 * self.weights * np.einsum("ij,ij->i", z, z @ inverse)
+        return OfScale(z, of_scale, inverse, np.minimum(own, LARGEST_LEVERAGE))
 
     def regression(self, rows: Array, k: int, terms: Terms) -> Regression:
         """That of summary k on features and on the earlier summaries."""
-        if terms.begin(k) == k:
+        if not terms.earlier or terms.begin(k) == k:
             x, sums = self._own(terms.mean)
         else:
             x = design(self.columns, rows, k, terms, self.sets)
             sums = gram(x, np.sqrt(self.weights))
-        return Regression(
-            self.weights, x, sums, penalty(x.shape[1], terms.ridge), self.of_scale(terms.scale, terms.ridge)
-        )
+        return Regression(self.weights, x, sums, penalty(x.shape[1], terms.ridge), self.of_scale(rows, k, terms))
 
     def _own(self, name: str) -> tuple[Array, Array]:
         if name not in self.own:
@@ -318,18 +360,20 @@ def factor_of(
     terms: Terms, sets: Sets, p: int, k: int, coefficients: Array, scale: Array, low: float, high: float
 ) -> Factor:
     """The factor of summary k with these coefficients of its features, among all p, and this range of log scales."""
-    of_mean = sets[terms.mean]
-    mean, earlier, curves, of_scale = np.zeros(p), np.zeros((k, p)), np.zeros((2, k, p)), np.zeros(p)
+    of_mean, of_scale = sets[terms.mean], sets[terms.scale]
+    mean, earlier, curves = np.zeros(p), np.zeros((k, p)), np.zeros((2, k, p))
+    own, volatility = np.zeros(p), np.zeros((3, k, p))
     mean[of_mean] = coefficients[: len(of_mean)]
-    begin, end = terms.begin(k), len(of_mean)
-    if begin < k:
-        for found, name in ((earlier, terms.earlier), (curves, terms.curves)):
-            if name:
-                shape = (*found.shape[:-2], k - begin, len(sets[name]))
-                start, end = end, end + math.prod(shape)
-                found[..., begin:, sets[name]] = coefficients[start:end].reshape(shape)
-    of_scale[sets[terms.scale]] = scale
-    return Factor(mean, earlier, curves, of_scale, low, high)
+    own[of_scale] = scale[: len(of_scale)]
+    rest = {"mean": coefficients[len(of_mean) :], "scale": scale[len(of_scale) :]}
+    begin = terms.begin(k)
+    parts = (("mean", earlier, terms.earlier), ("mean", curves, terms.curves), ("scale", volatility, terms.volatility))
+    for kind, found, name in parts if begin < k else ():
+        if name:
+            shape = (*found.shape[:-2], k - begin, len(sets[name]))
+            mine, rest[kind] = np.split(rest[kind], [math.prod(shape)])
+            found[..., begin:, sets[name]] = mine.reshape(shape)
+    return Factor(mean, earlier, curves, own, volatility, low, high)
 
 
 def _left_out(of_scale: OfScale, fit: MeanFit, log_scale: Array) -> tuple[Array, Array]:

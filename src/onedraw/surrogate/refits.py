@@ -24,10 +24,11 @@ from onedraw.surrogate.likelihood import (
     factor_of,
     gram,
     penalty,
+    scale_design,
 )
 
-MOST_PAIRS = 60_000
-"""Neighbours in series from which their common law is fitted."""
+MOST_WINDOWS = 60_000
+"""Values in series, with those before them, from which their common law is fitted."""
 
 
 class OfScales(NamedTuple):
@@ -56,17 +57,19 @@ class Parts(NamedTuple):
     scales: dict[tuple[str, float], OfScales]
     """By the name of a set and the penalty."""
 
-    def of_scale(self, name: str, ridge: float) -> OfScales:
-        """For log scales with the features of a set."""
-        if (name, ridge) not in self.scales:
-            z, information = self._own(name)
-            of_scale = penalty(z.shape[1], ridge)
-            self.scales[name, ridge] = OfScales(z, of_scale, np.linalg.inv(2.0 * information + np.diag(of_scale)))
-        return self.scales[name, ridge]
+    def of_scale(self, rows: Array, k: int, terms: Terms) -> OfScales:
+        """For log scales of summary k."""
+        if terms.volatility:
+            z = scale_design(self.columns, rows, k, terms, self.sets)
+            return _of_scales(z, _grams(z, self.weights), terms.ridge)
+        known = terms.scale, terms.ridge
+        if known not in self.scales:
+            self.scales[known] = _of_scales(*self._own(terms.scale), terms.ridge)
+        return self.scales[known]
 
     def of_mean(self, rows: Array, k: int, terms: Terms) -> tuple[Array, Array]:
         """The features (n, q) of the mean of summary k and their weighted sums of products (m, q, q)."""
-        if terms.begin(k) == k:
+        if not terms.earlier or terms.begin(k) == k:
             return self._own(terms.mean)
         x = design(self.columns, rows, k, terms, self.sets)
         return x, _grams(x, self.weights)
@@ -83,29 +86,30 @@ def parts_of(columns: Array, weights: Array, kept: Array, sets: Sets) -> Parts:
     return Parts(columns, np.where(kept, weights, 0.0), kept, sets, {}, {})
 
 
-def pairs(series: Array) -> Array:
-    """Each summary of series (n, s) but the first with the one before it: (n (s - 1), 2).
+def windows(series: Array, lags: int) -> Array:
+    """Each summary of series (n, s) but the first ones with those before it: (n (s - lags), lags + 1).
 
-    >>> pairs(np.array([[1, 2, 3], [4, 5, 6]])).tolist()
+    >>> windows(np.array([[1, 2, 3], [4, 5, 6]]), 1).tolist()
     [[1, 2], [2, 3], [4, 5], [5, 6]]
     """
-    return np.stack([series[:, :-1], series[:, 1:]], axis=2).reshape(-1, 2)
+    found: Array = np.lib.stride_tricks.sliding_window_view(series, lags + 1, axis=1).reshape(-1, lags + 1)
+    return found
 
 
-def fit_common(given: Parts, series: Array, terms: Terms) -> list[list[Factor]]:
-    """The factor of each summary but the first for each part, with the same coefficients for all summaries."""
-    every, times = pairs(series), series.shape[1] - 1
-    some = slice(None, None, -(-len(every) // MOST_PAIRS))
+def fit_common(given: Parts, series: Array, terms: Terms, lags: int) -> list[list[Factor]]:
+    """The factor of each summary from number `lags` on for each part, with the same coefficients for all summaries."""
+    every, times = windows(series, lags), series.shape[1] - lags
+    some = slice(None, None, -(-len(every) // MOST_WINDOWS))
     number = np.repeat(np.arange(len(series)), times)[some]
     parts = Parts(given.columns[number], given.weights[:, number], given.kept[:, number], given.sets, {}, {})
-    found = fit_factors(parts, every[some], 1, terms)
-    return [[one.later(k) for one in found] for k in range(1, times + 1)]
+    found = fit_factors(parts, every[some], lags, terms)
+    return [[one.later(k) for one in found] for k in range(lags, series.shape[1])]
 
 
 def fit_factors(given: Parts, rows: Array, k: int, terms: Terms) -> list[Factor]:
     """The factor of summary k for each part, from standardised summaries (n, s)."""
     look()
-    (x, grams), of_scale, y = given.of_mean(rows, k, terms), given.of_scale(terms.scale, terms.ridge), rows[:, k]
+    (x, grams), of_scale, y = given.of_mean(rows, k, terms), given.of_scale(rows, k, terms), rows[:, k]
     weights, total, on_mean = given.weights, given.weights.sum(axis=1), penalty(x.shape[1], terms.ridge)
     # The mean leverage is good enough on the way.
     mean = np.minimum(x.shape[1] / given.kept.sum(axis=1), LARGEST_LEVERAGE)[:, None]
@@ -132,6 +136,11 @@ def fit_factors(given: Parts, rows: Array, k: int, terms: Terms) -> list[Factor]
     p = given.columns.shape[1]
     each = zip(coefficients, scale, low.tolist(), high.tolist(), strict=True)
     return [factor_of(terms, given.sets, p, k, *one) for one in each]
+
+
+def _of_scales(z: Array, information: Array, ridge: float) -> OfScales:
+    of_scale = penalty(z.shape[1], ridge)
+    return OfScales(z, of_scale, np.linalg.inv(2.0 * information + np.diag(of_scale)))
 
 
 def _grams(x: Array, weights: Array) -> Array:

@@ -8,7 +8,7 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.surrogate.choice import Form, coefficient_count
 from onedraw.surrogate.features import Sets
-from onedraw.surrogate.likelihood import ALL, Factor, Terms, curved, gram, penalty
+from onedraw.surrogate.likelihood import ALL, Factor, Terms, curved, gram, penalty, sizes
 from onedraw.surrogate.refits import fit_common, fit_factors, parts_of
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.training import Training
@@ -37,6 +37,8 @@ class Coefficients(NamedTuple):
     """(k,) or (rows, k)"""
     mean: Array
     """(k, p); of several rows, without what earlier summaries add."""
+    scale: Array | None = None
+    """(k, p) of the log scales; None if they do not depend on the row."""
 
 
 class DataCells(NamedTuple):
@@ -138,15 +140,24 @@ class Surrogate(NamedTuple):
             curves = curved(transformed)
             for k, factor in enumerate(self.factors):
                 means[:, k] += np.tensordot(curves[:, :, :k], factor.curves, axes=((0, 2), (0, 1)))
-        return [Coefficients(*one) for one in zip(transformed, means, strict=True)]
+        if not any(one.volatility for one in self.form.terms):
+            return [Coefficients(*one) for one in zip(transformed, means, strict=True)]
+        scales, before = np.tile([factor.scale for factor in self.factors], (len(means), 1, 1)), sizes(transformed)
+        for k, factor in enumerate(self.factors):
+            scales[:, k] += np.tensordot(before[:, :, :k], factor.volatility, axes=((0, 2), (0, 1)))
+        return [Coefficients(*one) for one in zip(transformed, means, scales, strict=True)]
 
     def there(self, columns: Array) -> There:
-        """What it says at features (n, p), whatever the row."""
-        low, high = np.array([(factor.low, factor.high) for factor in self.factors]).T[:, :, None]
-        log_scale = np.array([factor.scale for factor in self.factors]) @ columns.T
-        np.minimum(np.maximum(log_scale, low, out=log_scale), high, out=log_scale)
+        """What it says at features (n, p), whatever the row: scales are those without earlier summaries."""
         uncertain = None if self.leverages is None else self.leverages.at(columns)
-        return There(np.exp(log_scale), log_scale.sum(axis=0), uncertain)
+        return There(*self._scales(columns, np.array([factor.scale for factor in self.factors])), uncertain)
+
+    def _scales(self, columns: Array, coefficients: Array) -> tuple[Array, Array]:
+        """Scales (k, n) at features (n, p), and sums (n,) of their logs."""
+        low, high = np.array([(factor.low, factor.high) for factor in self.factors]).T[:, :, None]
+        log_scale = coefficients @ columns.T
+        np.minimum(np.maximum(log_scale, low, out=log_scale), high, out=log_scale)
+        return np.exp(log_scale), log_scale.sum(axis=0)
 
     def of_data(self, observed: Array) -> DataCells:
         """The data: one row (s,), or a data set of rows.
@@ -191,6 +202,8 @@ class Surrogate(NamedTuple):
         if given.row.ndim == 2:
             found = self._of_rows(columns, given, there)
         else:
+            if given.scale is not None:
+                there = There(*self._scales(columns, given.scale), there.uncertain)
             residuals = (given.row[:, None] - given.mean @ columns.T) / there.scale
             found = self._predictive(residuals, there.uncertain) - there.log_scale
         if self.success is not None:
@@ -241,7 +254,7 @@ def fit_surrogates(form: Form, training: Training, kept: Array, success: Success
     parts = parts_of(columns, weights, kept, sets)
     each = [fit_factors(parts, transformed, k, terms) for k, terms in enumerate(form.terms[: form.common])]
     if form.common < len(form.terms):
-        each += fit_common(parts, transformed, form.terms[-1])
+        each += fit_common(parts, transformed, form.terms[-1], form.common)
     known = training.rows.ndim == 3
     return [
         Surrogate(
@@ -256,7 +269,7 @@ def leverages_of(
 ) -> Leverages | None:
     """How uncertain the coefficients of factors are that were fitted to features (n, p) of simulations with weights.
 
-    Those of curves only count by their number: where factors have them, coefficients are known well.
+    Those of curves and volatility only count by their number: where factors have them, coefficients are known well.
     """
     later = np.arange(len(terms)) >= common
     times = np.where(later, later.sum(), 1)

@@ -7,7 +7,6 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 
-
 NEGLIGIBLE = 1e-4
 """Share of the largest weight below which a simulation does not count."""
 
@@ -34,7 +33,8 @@ class Training(NamedTuple):
     def counted(self) -> "Training":
         """Those that count: some are there only to be predicted, with next to no weight, often every second one.
 
-        >>> training_of(np.zeros((4, 1)), np.arange(4.0)[:, None], np.array([1e-6, 0.05, 1e-6, 1.0])).counted().rows.tolist()
+        >>> weights = np.array([1e-6, 0.05, 1e-6, 1.0])
+        >>> training_of(np.zeros((4, 1)), np.arange(4.0)[:, None], weights).counted().rows.tolist()
         [[1.0], [3.0]]
         """
         count = self.weights > NEGLIGIBLE * self.weights.max(initial=0.0)

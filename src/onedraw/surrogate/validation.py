@@ -151,7 +151,7 @@ def with_other_forms(surrogate: Surrogate, training: Training, observed: Array, 
     """The same (2 or fewer, n) with the forms that halves of the simulations choose.
 
     If all forms were as good as each other, their means would differ by twice the variance of one. The one law of a
-    Markov chain is compared with forms that have a law for each summary: what is wrong for one is wrong for all.
+    series is compared with forms that have a law for each summary: what is wrong for one is wrong for all.
     """
     # Where simulations fail is the same for all.
     surrogate, support = surrogate._replace(success=None), surrogate.form.coordinates.support
