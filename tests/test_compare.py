@@ -847,6 +847,14 @@ def test_all_models_may_be_wrong_and_that_is_said_first():
             {},
             "b has another summary than a",
         ),
+        (
+            lambda: {
+                "a": shifted(0.0, distance=lambda simulated, observed: abs(simulated - observed)),
+                "b": shifted(0.0, distance=lambda simulated, observed: (simulated - observed) ** 2),
+            },
+            {},
+            "b has another distance than a",
+        ),
         (lambda: PAIR, {"prior": {"zero": 0.5, "two": 0.4}}, "must sum to 1, got 0.9"),
         (lambda: PAIR, {"prior": {"zero": 1.0}}, "a probability for each of zero, two"),
         (lambda: PAIR, {"prior": {"zero": 1.0, "two": 0.0}}, "must be positive"),
@@ -869,6 +877,13 @@ def test_summaries_that_are_written_twice_are_the_same():
         return 1.75
 
     assert checked_models({"a": once, "b": shifted(0.0, [1.0, 2.5], summary=strict)})[0] == ("a", "b")
+
+
+def test_distances_that_are_written_twice_are_the_same():
+    once, twice = (
+        shifted(0.0, distance=one) for one in (lambda s, y: abs(s - y), lambda s, y: max(float(s - y), float(y - s)))
+    )
+    assert checked_models({"a": once, "b": twice})[0] == ("a", "b")
 
 
 def test_a_distance_of_the_users_own():

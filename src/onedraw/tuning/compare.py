@@ -464,7 +464,7 @@ def checked_models(models: Any) -> tuple[tuple[str, ...], list[Model]]:
             if known_to_differ(model.observed, first.observed):
                 other = f"{name} has other observed data than {names[0]}"
             raise ValueError(f"{other}. Give all models the same data and the same summary")
-        if (own_distance(model) is None) != (own_distance(first) is None):
+        if not same_distances(model, first):
             raise ValueError(f"{name} has another distance than {names[0]}: give all models the same one")
     return names, given
 
@@ -508,6 +508,31 @@ def same_summaries(model: Model, first: Model) -> bool:
         except FAULTS:
             continue  # A summary need not know what to do with data that nobody simulated.
         if not np.allclose(mine, its, rtol=1e-9, atol=0.0, equal_nan=True):
+            return False
+    return True
+
+
+def same_distances(model: Model, first: Model) -> bool:
+    """Whether the users' own distances of two models agree on rows like the data, if they have any.
+
+    One neighbourhood of the data serves all models, so that each cannot have its own. Distances may be written twice:
+    what counts is what they give.
+    """
+    its, own = own_distance(first), own_distance(model)
+    if its is None or own is None:
+        return own is its
+    if model.distance is first.distance:
+        return True
+    row, rng = first.observed_row, np.random.default_rng(0)
+    # Summaries of other signs and sizes, each changed by itself: distances may have weights for them.
+    for other in (row[::-1], 2 * row, row + 1.0, row * rng.uniform(0.5, 1.5, row.size) + rng.uniform(0, 1, row.size)):
+        try:
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                one, two = (apart(other[None].copy(), row) for apart in (own, its))
+        except FAULTS:
+            continue  # A distance need not know what to do with summaries that nobody simulated.
+        if not np.allclose(one, two, rtol=1e-9, atol=0.0, equal_nan=True):
             return False
     return True
 
