@@ -11,6 +11,8 @@ import pytest
 import onedraw as od
 from onedraw import runs
 from onedraw.cli import models
+from onedraw.engines import children
+from onedraw.engines.lifetimes import Guardian
 from onedraw.estimators.protocol import Estimator
 from onedraw.failures import Failure
 from onedraw.model.kernels import Kernel
@@ -29,7 +31,8 @@ LONG = (
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty working folder, and no trace of what a page imports into it."""
+    """An empty working folder, and no trace of what a page imports into it or of programs of earlier tests."""
+    monkeypatch.setattr(children, "guardian", Guardian())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     before, samplers = set(sys.modules), dict(runs.samplers())

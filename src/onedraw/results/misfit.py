@@ -56,6 +56,9 @@ SURE, DOUBTFUL = 0.02, 0.05
 """p-values up to which a misfit is found, and suspected: the one rule for all notes and verdicts."""
 ROUNDING = 1e-7
 """Departures from a regression, in standard deviations of the summary, that are rounding errors."""
+EQUAL = 1e-9
+"""Relative difference up to which statistics and distances are equal: sums over rows depend on their order, so that
+equal rows at different places differ in the last digits, and a tie would be broken by them."""
 FEWEST_VALUES = 8
 """Numbers that a data set needs for the standard checks."""
 
@@ -192,10 +195,15 @@ def compare(rows: Array, observed: Array, labels: list[str] | None = None) -> Am
         column = rows[:, k] if kind[k] == 0 else signed[kind[k]][1:, k]
         value = observed[k] if kind[k] == 0 else signed[kind[k]][0, k]
         away = (value - np.median(column)) / spread_of(column[:, None])[0]
-        p = float(np.mean(largest >= single[kind[k], k]))
+        p = _share_of(largest, single[kind[k], k])
         departures.append(Departure(label, float(observed[k]), p, float(away), bool(kind[k])))
     beyond = float(largest[0] / max(float(largest[1:].max()), ROUNDING))
-    return AmongSimulations(float(np.mean(largest >= largest[0])), len(rows), tuple(departures), beyond)
+    return AmongSimulations(_share_of(largest, largest[0]), len(rows), tuple(departures), beyond)
+
+
+def _share_of(statistics: Array, least: float) -> float:
+    """The share that is at least as large, ties counted."""
+    return float(np.mean(statistics >= least * (1.0 - EQUAL)))
 
 
 def _given_others(scaled: Array) -> list[Array]:
@@ -236,7 +244,10 @@ def _left_out(columns: Array, values: Array) -> Array:
 
 
 def _isolation(scaled: Array) -> Array:
-    """How far away the nearest neighbours of each row are, relative to how far away theirs are (n, 1)."""
+    """How far away the nearest neighbours of each row are, relative to how far away theirs are (n, 1).
+
+    All that are as near as the last of them are neighbours: a choice by place would treat rows differently.
+    """
     n, width = scaled.shape
     if width < 2:
         return np.empty((n, 0))
@@ -247,11 +258,12 @@ def _isolation(scaled: Array) -> Array:
     white = scaled @ np.linalg.inv(np.linalg.cholesky(covariance)).T
     number = max(2, math.isqrt(n) // 2)
     apart = cdist(white, white)
-    near = np.argsort(apart, axis=1, kind="stable")[:, : number + 1]
-    own = np.take_along_axis(apart, near, axis=1)[:, -1]
+    own = np.partition(apart, number, axis=1)[:, number]
+    near = apart <= (own * (1.0 + EQUAL) + EQUAL)[:, None]
+    np.fill_diagonal(near, False)
     # Equal rows, of which there are many if summaries are counts, are not infinitely isolated from each other.
     floor = 0.1 * float(own.mean()) + 1e-12
-    found: Array = ((own + floor) / (own[near[:, 1:]].mean(axis=1) + floor))[:, None]
+    found: Array = ((own + floor) / (near @ own / near.sum(axis=1) + floor))[:, None]
     return found
 
 
