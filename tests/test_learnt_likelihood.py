@@ -1,5 +1,6 @@
 """The learnt likelihood as the estimate of `od.infer`: against exact posteriors, from small budgets on."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import onedraw as od
 from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
 from onedraw.results import learnt_likelihood
-from onedraw.results.assessment import Assessment, _better, _described
+from onedraw.results.assessment import Assessment, _better, _described, ahead, gain_of
 from onedraw.results.learned_summary import _penalised
 from onedraw.results.learnt_likelihood import (
     LearntLikelihood,
@@ -327,7 +328,7 @@ class TestChoice:
         ("gain", "spread", "draws", "surrogate"),
         [
             (0.3, 1.0, 500, True),
-            # The error is .1005: two of them and .2 are .401.
+            # The error is .1005 with 99 degrees of freedom: 2.026 of them and .2 are .404.
             (-0.39, 1.0, 500, True),
             (-0.41, 1.0, 500, False),
             (-0.41, 1.0, 49, True),
@@ -337,6 +338,19 @@ class TestChoice:
     )
     def test_which_family(self, gain, spread, draws, surrogate):
         assert (self.assessment(gain, spread, draws).likelihood is not None) == surrogate
+
+    @pytest.mark.parametrize(("few", "repetitions"), [(3, 40_000), (6, 20_000)])
+    def test_errors_of_few_held_out_simulations_hold(self, few, repetitions):
+        """Exactly for normal gains: one mean in 44 is beyond two errors, however few simulations have the weight."""
+        rng, share = np.random.default_rng(1), np.append(np.full(few, 1 / few), np.zeros(20))
+        gains = rng.standard_normal((repetitions, few + 20))
+        beyond = [mean > errors for mean, errors in (gain_of(one, np.zeros(few + 20), share, 2.0) for one in gains)]
+        assert abs(np.mean(beyond) - 0.02275) < 4 * math.sqrt(0.02275 / repetitions)
+
+    def test_a_lead_from_one_heavy_simulation_is_none(self):
+        share = np.append(0.91, np.full(9, 0.01))
+        lead = np.append(1.4, np.full(9, 0.8))
+        assert not ahead(lead, np.zeros(10), share) and ahead(lead, np.zeros(10), np.full(10, 0.1))
 
     @pytest.mark.parametrize(
         ("gain", "power", "rows"), [(-0.19, 1.0, True), (-0.21, 1.0, False), (0.3, 0.85, True), (0.3, 0.7, False)]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective
@@ -79,16 +80,16 @@ class Assessment(NamedTuple):
     @property
     def likelihood(self) -> LearntLikelihood | None:
         """The surrogate unless regression does better, by two standard errors and more, and leans on enough draws."""
-        mean, error = self.gain
-        ahead = _ahead(mean, error) and effective(self.draws.weights) >= FEWEST_EFFECTIVE
-        return None if ahead else self.learnt
+        if self.learnt is None or effective(self.draws.weights) < FEWEST_EFFECTIVE:
+            return self.learnt
+        return None if ahead(self.trial.scores, self.learnt.scores, self.trial.share) else self.learnt
 
     @property
     def gain(self) -> tuple[float, float]:
         """Mean log score of the surrogate over that of the regression, and its standard error; NaN if not tried."""
         if self.learnt is None:
             return math.nan, math.nan
-        return _gain(self.learnt.scores, self.trial.scores, self.trial.share)
+        return gain_of(self.learnt.scores, self.trial.scores, self.trial.share)
 
     @property
     def chosen(self) -> tuple[Neighbourhood, Array]:
@@ -203,17 +204,35 @@ def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None, sha
         return by_row or whole
     if by_row.surrogate.power < TOO_SURE * whole.surrogate.power:
         return whole
-    return whole if _ahead(*_gain(by_row.scores, whole.scores, share)) else by_row
+    return whole if ahead(whole.scores, by_row.scores, share) else by_row
 
 
-def _gain(scores: Array, others: Array, share: Array) -> tuple[float, float]:
-    """Mean of the difference of scores, and its standard error; NaN if there are too few."""
-    return mean_gain(scores, others, share) if len(scores) > 1 else (math.nan, math.nan)
+def gain_of(scores: Array, others: Array, share: Array, errors: float = 1.0) -> tuple[float, float]:
+    """Mean of the difference of scores (m,) with these shares, and so many standard errors of it; NaN if m < 2.
+
+    A few of the held-out simulations may have most of the weight. A standard error from so few is itself uncertain, so
+    it is multiplied by Student's quantile instead of the normal one.
+
+    >>> gains = np.array([0.6, 0.9, 0.7, 0.8])
+    >>> for share in (np.full(4, 0.25), np.array([0.7, 0.3, 0.0, 0.0])):
+    ...     print("{:.2f}, {:.2f}".format(*gain_of(gains, np.zeros(4), share, errors=2.0)))
+    0.75, 0.21
+    0.69, 5.08
+    """
+    if len(scores) < 2:
+        return math.nan, math.nan
+    mean, error = mean_gain(scores, others, share)
+    # That of the mean of so many, from as many: shares of a few simulations leave little to estimate it from.
+    number = effective(share)
+    if number <= 1.0:
+        return mean, math.inf
+    return mean, error * math.sqrt(number / (number - 1.0)) * float(stdtrit(number - 1.0, ndtr(errors)))
 
 
-def _ahead(mean: float, error: float) -> bool:
-    """Whether a gain of this mean and standard error says that the others are ahead, clearly and by enough."""
-    return mean < -(CLEARLY * error + LEAST_LEAD)
+def ahead(scores: Array, others: Array, share: Array) -> bool:
+    """Whether scores are above others clearly, and by enough."""
+    mean, uncertain = gain_of(scores, others, share, CLEARLY)
+    return mean > uncertain + LEAST_LEAD
 
 
 def _by_row(model: Model, rows: Array) -> DescribedRows | None:
