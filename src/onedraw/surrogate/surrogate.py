@@ -294,7 +294,7 @@ def leverages_of(
     )
     some = [sets[name] for name, _ in known]
     roots = [
-        np.linalg.inv(np.linalg.cholesky(gram(columns_of(columns, one), np.sqrt(weights)) + np.diag(penalty(len(one), ridge)))).T
+        np.linalg.inv(np.linalg.cholesky(gram(columns[:, one], np.sqrt(weights)) + np.diag(penalty(len(one), ridge)))).T
         for one, (_, ridge) in zip(some, known, strict=True)
     ]
     begin = np.array([one.begin(k) for k, one in enumerate(terms)])
