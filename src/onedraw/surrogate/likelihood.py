@@ -132,7 +132,8 @@ def scale_design(columns: Array, rows: Array, k: int, terms: Terms, sets: Sets) 
 
 def _with_products(columns: Array, own: str, products: Iterable[tuple[Array, str]], sets: Sets) -> Array:
     """The features of a set, and values (..., n) times those of others."""
-    parts = [columns_of(columns, sets[own])]
+    # Copies: the order in memory of what is joined decides the last bits of products of matrices.
+    parts = [columns[:, sets[own]]]
     for values, name in products:
         if name:
             parts.append((values[..., None, :] * columns.T[sets[name]]).reshape(-1, len(columns)).T)
