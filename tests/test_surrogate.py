@@ -27,7 +27,7 @@ from onedraw.surrogate.choice import (
     choose_terms,
     coefficient_count,
 )
-from onedraw.surrogate.features import BEYOND, RIDGES, count, features_of
+from onedraw.surrogate.features import BEYOND, RIDGES, columns_of, count, features_of
 from onedraw.surrogate.likelihood import (
     ALL,
     HALF_LOG_2PI,
@@ -137,6 +137,17 @@ class TestFeatures:
             assert sets["1+"].tolist() == [0, 1, 2, 10]
             assert sets["2+"].tolist() == [*range(6), 10]
         assert sets["steps"].tolist() == [*range(6), *range(10, features(points).shape[1])]
+
+    def test_the_columns_of_a_set_are_copied_only_if_they_are_apart(self):
+        points = np.random.default_rng(4).normal(size=(20, 3))
+        features = features_of(points, 2, 10_000)
+        columns, sets = features(points), features.sets()
+        for name, some in sets.items():
+            found = columns_of(columns, some)
+            assert np.array_equal(found, columns[:, some])
+            # In one order in memory, which decides the last bits of products of matrices.
+            assert found.flags.f_contiguous
+            assert np.shares_memory(found, columns) == name.isdigit()
 
     def test_few_simulations_get_few_columns(self):
         points = np.random.default_rng(5).normal(size=(50, 3))

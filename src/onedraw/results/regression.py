@@ -166,7 +166,9 @@ class Ridge(NamedTuple):
 
     def columns(self, rows: Array) -> Array:
         """The columns (..., n, k) of rows (..., n, s)."""
-        return design((rows - self.observed[..., None, :]) / self.scale[..., None, :], self.terms)
+        scaled = rows - self.observed[..., None, :]
+        scaled /= self.scale[..., None, :]
+        return design(scaled, self.terms)
 
     def penalised(self) -> Array:
         """The gram matrices with the penalty."""

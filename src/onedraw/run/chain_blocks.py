@@ -28,7 +28,7 @@ GROWTH = 4
 """How many times as long as the last a segment may be."""
 FIRST_ROOM = 2**30
 """Bytes of draws for which there is room from the first; twice as much whenever that is full."""
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.5
 """About how often a run looks at the clock and at Ctrl-C, and shows progress."""
 
 
@@ -144,7 +144,7 @@ class Advancing:
             # found by short calls, so the pace there is mostly that of the calls.
             step_seconds = driver.pace * request.chains * request.worst
             self._growth = 64
-            self._length = int(np.clip(5 * LOOK_SECONDS / (step_seconds * self.thin), 8, 64)) * self.thin
+            self._length = int(np.clip(2 * LOOK_SECONDS / (step_seconds * self.thin), 8, 64)) * self.thin
         elif self.pool.remote and self.pool.each is not None:
             # Short segments of many chains are many pieces of work. The starts have shown how long a simulation takes.
             step_seconds = max(self.pool.each * request.worst * request.blocks[0].size, 1e-9)

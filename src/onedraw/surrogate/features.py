@@ -76,6 +76,15 @@ class Features(NamedTuple):
         return found
 
 
+def columns_of(columns: Array, some: Array) -> Array:
+    """The columns (n, q) of a set, given by their numbers in rising order; no copy if they are the first ones.
+
+    >>> columns_of(np.array([[1.0, 2.0, 3.0]]), np.array([0, 2])).tolist()
+    [[1.0, 3.0]]
+    """
+    return columns[:, : len(some)] if some[-1] == len(some) - 1 else columns[:, some]
+
+
 @lru_cache(maxsize=32)
 def powers(dim: int, degree: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """For each degree from 1 on, which coordinates are multiplied.

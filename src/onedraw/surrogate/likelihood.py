@@ -26,7 +26,7 @@ from scipy.linalg.lapack import dpotrf, dpotrs
 
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
-from onedraw.surrogate.features import Sets
+from onedraw.surrogate.features import Sets, columns_of
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 ITERATIONS, STEPS = 3, 3
@@ -132,6 +132,7 @@ def scale_design(columns: Array, rows: Array, k: int, terms: Terms, sets: Sets) 
 
 def _with_products(columns: Array, own: str, products: Iterable[tuple[Array, str]], sets: Sets) -> Array:
     """The features of a set, and values (..., n) times those of others."""
+    # Copies: the order in memory of what is joined decides the last bits of products of matrices.
     parts = [columns[:, sets[own]]]
     for values, name in products:
         if name:
@@ -232,7 +233,7 @@ class Predictors(NamedTuple):
 
     def _own(self, name: str) -> tuple[Array, Array]:
         if name not in self.own:
-            x = self.columns[:, self.sets[name]]
+            x = columns_of(self.columns, self.sets[name])
             self.own[name] = x, gram(x, np.sqrt(self.weights))
         return self.own[name]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
-from onedraw.surrogate.features import Sets
+from onedraw.surrogate.features import Sets, columns_of
 from onedraw.surrogate.likelihood import (
     ITERATIONS,
     LARGEST_LEVERAGE,
@@ -76,7 +76,7 @@ class Parts(NamedTuple):
 
     def _own(self, name: str) -> tuple[Array, Array]:
         if name not in self.own:
-            x = self.columns[:, self.sets[name]]
+            x = columns_of(self.columns, self.sets[name])
             self.own[name] = x, _grams(x, self.weights)
         return self.own[name]
 
