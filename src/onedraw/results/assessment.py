@@ -10,7 +10,7 @@ from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective
 from onedraw.model.distance import Euclidean
 from onedraw.model.model import Model
-from onedraw.results.learned_summary import learn, terms_for
+from onedraw.results.learned_summary import learn_near
 from onedraw.results.learnt_likelihood import (
     CLEARLY,
     MOST_COLUMNS,
@@ -28,7 +28,7 @@ from onedraw.surrogate.likelihood import mean_gain
 NEAREST = 5000
 """Simulations that are assessed, the nearest by each summary."""
 LEARN_FROM, LEARN_SHARE = 5000, 0.3
-"""The most simulations from which a summary is learnt, and the share of all, the nearest, they are taken from."""
+"""The most simulations from which a summary is learnt, and the share of all, the nearest, that a local one has."""
 FEWEST_CLUSTERED = 100
 """Simulations below which no clusters are sought."""
 TOO_SURE = 0.8
@@ -237,15 +237,17 @@ def _described(maps: list[Rows], rows: Array, observed: Array) -> DescribedRows 
 
 
 def _learned(theta: Array, rows: Array, scale: Rows, order: Array) -> Rows | None:
-    """A summary learnt from even simulations among the nearest: the odd ones validate it.
+    """A summary learnt from simulations with even numbers: the odd ones validate it.
 
     They count without weights: the posterior mean given the proposals as a prior is as good a summary, and leans on
     more of them.
     """
-    some = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 1000), PER_SUMMARY * rows.shape[1])]
-    some = some[some % 2 == 0]
-    some = some[:: max(1, math.ceil(len(some) / LEARN_FROM))]
-    learnt = learn(theta[some], scale(rows[some]), np.ones(len(some)), terms_for(rows.shape[1], len(some)))
+    close = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 1000), PER_SUMMARY * rows.shape[1])]
+    everywhere, near = (
+        one[:: max(1, math.ceil(len(one) / LEARN_FROM))] for one in (np.arange(0, len(rows), 2), close[close % 2 == 0])
+    )
+    both = np.union1d(everywhere, near)
+    learnt = learn_near(theta[both], scale(rows[both]), np.isin(both, everywhere), np.isin(both, near))
     return None if learnt is None else lambda raw: learnt(scale(raw))
 
 
