@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,6 @@ from onedraw.model.model import Model
 from onedraw.results.learned_summary import learn_near
 from onedraw.results.learnt_likelihood import (
     CLEARLY,
-    MOST_COLUMNS,
     MOST_LEARNT,
     DescribedRows,
     LearntLikelihood,
@@ -23,7 +23,8 @@ from onedraw.results.learnt_likelihood import (
 )
 from onedraw.results.regression import AdjustedDraws, Method, Neighbourhood, distances_from, estimate, with_clusters
 from onedraw.results.trial import TrialResult, choose_method, held_out_count, near_data, standardising
-from onedraw.surrogate.likelihood import mean_gain
+from onedraw.surrogate.choice import MOST_COLUMNS
+from onedraw.surrogate.likelihood import better, mean_gain
 
 NEAREST = 5000
 """Simulations that are assessed, the nearest by each summary."""
@@ -178,17 +179,18 @@ def assess(
         return found
     to_compare = standardising(neighbourhoods[0], trial.held_out) if trial.tried else np.eye(theta.shape[1])
     held_out = index[trial.held_out]
-    described = _described(maps, every, model.observed_row), _by_row(model, every)
+    rows_alone = _by_row(model, every)
+    described = _described(maps, every, model.observed_row), rows_alone or _series(model, every, thorough)
     too_long = [one is not None and learning_work(one, theta.shape[1]) > most_work for one in described]
-    whole, by_row = (
+    whole, other = (
         None
         if some is None or left
-        else learn_likelihood(simulations, some, held_out, trial.share, to_compare, rng, thorough)
+        else learn_likelihood(simulations, some, held_out, trial.share, to_compare, deepcopy(rng), thorough)
         for some, left in zip(described, too_long, strict=True)
     )
     whole, constant = (None, whole) if whole is not None and whole.constant else (whole, None)
-    by_row = None if by_row is not None and by_row.constant else by_row
-    best = _better(whole, by_row, trial.share)
+    other = None if other is not None and other.constant else other
+    best = _likelier(whole, other) if rows_alone is None else _better(whole, other, trial.share)
     none = best is None
     return found._replace(learnt=best, constant=constant if none else None, left_out=none and any(too_long))
 
@@ -206,6 +208,18 @@ def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None, sha
     return whole if _ahead(*_gain(by_row.scores, whole.scores, share)) else by_row
 
 
+def _likelier(whole: LearntLikelihood | None, series: LearntLikelihood | None) -> LearntLikelihood | None:
+    """The likelihood of learnt summaries, or that of one series if it is clearly ahead.
+
+    They are compared at the same simulations, proposed near the posterior: those near the data by a distance of many
+    summaries are few that count, and not near it.
+    """
+    if whole is None or series is None:
+        return series or whole
+    share = np.full(len(series.gains), 1.0 / max(len(series.gains), 1))
+    return series if better(series.gains, whole.gains, share, CLEARLY) else whole
+
+
 def _gain(scores: Array, others: Array, share: Array) -> tuple[float, float]:
     """Mean of the difference of scores, and its standard error; NaN if there are too few."""
     return mean_gain(scores, others, share) if len(scores) > 1 else (math.nan, math.nan)
@@ -221,6 +235,13 @@ def _by_row(model: Model, rows: Array) -> DescribedRows | None:
     if model.replicates is None:
         return None
     return DescribedRows(model.by_row(rows), model.by_row(model.observed_row[None])[0], learnt=False)
+
+
+def _series(model: Model, rows: Array, thorough: bool) -> DescribedRows | None:
+    """The summaries as they are, as the values of one series; None if each of them can have a law of its own."""
+    if rows.shape[1] <= MOST_COLUMNS:
+        return None
+    return DescribedRows(rows, model.observed_row, learnt=False, series=True)
 
 
 def _described(maps: list[Rows], rows: Array, observed: Array) -> DescribedRows | None:

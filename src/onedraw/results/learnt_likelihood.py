@@ -11,7 +11,7 @@ from onedraw.estimators.weights import systematic
 from onedraw.model.coordinates import Support
 from onedraw.proposals.mixture import local_mixture
 from onedraw.results.trial import log_with_broad
-from onedraw.surrogate.choice import BRIEFLY_FROM, Form, choose_form
+from onedraw.surrogate.choice import BRIEFLY_FROM, LONGEST, Form, choose_form, choose_series
 from onedraw.surrogate.likelihood import better
 from onedraw.surrogate.success import Success, fit_success
 from onedraw.surrogate.surrogate import MOST_ROWS, Surrogate, fit_surrogate
@@ -31,7 +31,7 @@ MOST_FITTED, EARLIER = 20_000, 0.5
 FREE, FREE_BRIEFLY = 4000, 2000
 """Draws over which posteriors of held-out simulations are normalised."""
 FEWEST_FREE, MOST_ROWS_TRIED = 500, 20_000_000
-"""The fewest of these, and how many rows of data sets, times draws, are tried if data sets have several rows."""
+"""The fewest of these, and how many rows of data sets or steps of series, times draws, are tried if there are many."""
 BREADTH = 2.0
 """Covariances of the normals around known parameters, in covariances of their neighbours."""
 GROUPS, MORE_GROUPS, MORE_UPTO = 8, 24, 2000
@@ -67,8 +67,8 @@ halves of the simulations choose once more for the errors of estimates."""
 LATE_WORK = 3e10
 """Operations that learning a likelihood may take when a run was stopped: some seconds. With more of them, as with 80
 parameters and as many summaries, the estimate is a regression until the run goes on."""
-MOST_COLUMNS, MOST_LEARNT = 40, 80
-"""Summaries that a surrogate is fitted to; if there are more, to learnt ones, up to this number."""
+MOST_LEARNT = 80
+"""Learnt summaries that a surrogate is fitted to at most, if there are too many others."""
 
 
 class UnweightedPairs(NamedTuple):
@@ -130,6 +130,8 @@ class DescribedRows(NamedTuple):
     observed: Array
     learnt: bool
     """Whether they were learnt from the simulations with even numbers."""
+    series: bool = False
+    """Whether they are taken for one long series."""
 
 
 class LearntLikelihood(NamedTuple):
@@ -148,6 +150,9 @@ class LearntLikelihood(NamedTuple):
     """(k, dim) of the known parameters from their posterior means, in posterior standard deviations."""
     looks: Array
     """Parameters of the simulations that were made to look there, and not by chance."""
+    gains: Array
+    """(k,) logs of the densities of parameters known from simulations proposed near the posterior, over those of their
+    proposals; bounded."""
 
     @property
     def constant(self) -> bool:
@@ -212,8 +217,9 @@ def learning_work(described: DescribedRows, parameters: int) -> float:
     ['4e+08', '2e+10', '2e+11']
     """
     n, width = min(len(described.rows), MOST_FITTED), described.rows.shape[-1]
-    # A data set is one row, or has several.
-    number = min(n * math.prod(described.rows.shape[1:-1]), MOST_ROWS)
+    # A data set is one row, or has several, or is a series of steps.
+    width, each = (LONGEST, width) if described.series else (width, math.prod(described.rows.shape[1:-1]))
+    number = min(n * each, MOST_ROWS)
     fitted = group_count(n) * number + FITS_OF_CHOICE * min(number, BRIEFLY_FROM)
     return float(fitted * width * (parameters + width) ** 2)
 
@@ -340,7 +346,7 @@ def _picked(
     near = np.where(odd & (number < n), aimed, 0.0)
     calibration = np.unique(systematic(near, min(CALIBRATION, len(weighted) // 4), rng.random()))
     tried, number_free = np.union1d(held_out, calibration), FREE if thorough else FREE_BRIEFLY
-    if rows.ndim == 3:
+    if rows.ndim == 3 or described.series:
         number_free = max(FEWEST_FREE, min(number_free, MOST_ROWS_TRIED // (len(tried) * rows.shape[1])))
     free = _free_draws(simulations, theta[tried], number_free, rng)
     even = np.flatnonzero(~odd) if described.learnt else np.empty(0, dtype=np.int64)
@@ -357,7 +363,8 @@ def _learnt(
 ) -> LearntLikelihood | None:
     """The surrogate, with at least this weight for simulations proposed far from the posterior."""
     training, held_out, calibration, free = picked.weighted(least), picked.held_out, picked.calibration, picked.free
-    form = choose_form(simulations.support, training, described.observed, thorough)
+    choose = choose_series if described.series else choose_form
+    form = choose(simulations.support, training, described.observed, thorough)
     if form is None:
         return None
     both, success = picked.tried(), success_of(simulations, form)
@@ -365,7 +372,15 @@ def _learnt(
         none = np.empty((0, training.theta.shape[1]))
         surrogate = fit_surrogate(form, training, None)
         return LearntLikelihood(
-            surrogate, training, described.observed, described.learnt, np.empty(0), none, none, picked.looks()
+            surrogate,
+            training,
+            described.observed,
+            described.learnt,
+            np.empty(0),
+            none,
+            none,
+            picked.looks(),
+            none[:, 0],
         )
     held = held_out_likelihoods(form, training, both, free, success)
     near = held.some(np.searchsorted(both, calibration))
@@ -376,8 +391,10 @@ def _learnt(
     enough = 1.0 / np.square(share).sum(axis=1) > FEWEST_PLACED
     ranks, away = _placed(share[enough], free.points, training.theta[calibration][enough], simulations.discrete)
     surrogate = fit_surrogate(form, training, success)._replace(power=power)
-    looks = picked.looks()
-    return LearntLikelihood(surrogate, training, described.observed, described.learnt, scores, ranks, away, looks)
+    looks, gains = picked.looks(), near.bounded_ratios(free.log_aimed, power)
+    return LearntLikelihood(
+        surrogate, training, described.observed, described.learnt, scores, ranks, away, looks, gains
+    )
 
 
 def _free_draws(simulations: SimulatedPairs, known: Array, number: int, rng: np.random.Generator) -> FreeDraws:

@@ -4,6 +4,7 @@ Each fit is that of `likelihood.fit_factor` to the simulations that are kept, wi
 Simulations that a part leaves out have the weight zero there, so that all parts share features and products.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from onedraw.surrogate.likelihood import (
 
 MOST_WINDOWS = 60_000
 """Values in series, with those before them, from which their common law is fitted."""
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 class OfScales(NamedTuple):
@@ -86,24 +88,37 @@ def parts_of(columns: Array, weights: Array, kept: Array, sets: Sets) -> Parts:
     return Parts(columns, np.where(kept, weights, 0.0), kept, sets, {}, {})
 
 
-def windows(series: Array, lags: int) -> Array:
-    """Each summary of series (n, s) but the first ones with those before it: (n (s - lags), lags + 1).
+class Windows(NamedTuple):
+    """Values in series, each with those before it."""
 
-    >>> windows(np.array([[1, 2, 3], [4, 5, 6]]), 1).tolist()
+    values: Array
+    """(m, lags + 1), the value itself last."""
+    number: Array
+    """(m,) of the series that it is from."""
+
+
+def windows(series: Array, lags: int, most: int) -> Windows:
+    """Each value of series (n, s) but the first ones with those before it, or at most so many of them, evenly spread.
+
+    >>> windows(np.array([[1, 2, 3], [4, 5, 6]]), 1, 9).values.tolist()
     [[1, 2], [2, 3], [4, 5], [5, 6]]
+    >>> windows(np.zeros((100, 101)), 1, 50).number[:5].tolist()
+    [0, 2, 5, 6, 8]
     """
-    found: Array = np.lib.stride_tricks.sliding_window_view(series, lags + 1, axis=1).reshape(-1, lags + 1)
-    return found
+    times = series.shape[1] - lags
+    index = np.arange(len(series) * times)
+    if len(index) > most:
+        # A constant stride might pick the same few times of all series.
+        index = np.unique((np.modf(np.arange(most) * GOLDEN)[0] * len(index)).astype(np.int64))
+    number, first = np.divmod(index, times)
+    return Windows(series[number[:, None], first[:, None] + np.arange(lags + 1)], number)
 
 
-def fit_common(given: Parts, series: Array, terms: Terms, lags: int) -> list[list[Factor]]:
-    """The factor of each summary from number `lags` on for each part, with the same coefficients for all summaries."""
-    every, times = windows(series, lags), series.shape[1] - lags
-    some = slice(None, None, -(-len(every) // MOST_WINDOWS))
-    number = np.repeat(np.arange(len(series)), times)[some]
+def fit_common(given: Parts, series: Array, terms: Terms, lags: int) -> list[Factor]:
+    """The one factor of all summaries from number `lags` on, given as many before them, for each part."""
+    values, number = windows(series, lags, MOST_WINDOWS)
     parts = Parts(given.columns[number], given.weights[:, number], given.kept[:, number], given.sets, {}, {})
-    found = fit_factors(parts, every[some], lags, terms)
-    return [[one.later(k) for one in found] for k in range(lags, series.shape[1])]
+    return fit_factors(parts, values, lags, terms)
 
 
 def fit_factors(given: Parts, rows: Array, k: int, terms: Terms) -> list[Factor]:
