@@ -320,19 +320,12 @@ class TestRegression:
         columns, series, sets, rng = regression(80, 16, summaries=3 + lags)
         weights, kept = rng.uniform(0.2, 1.0, 80), rng.random((3, 80)) < 0.8
         found = fit_common(parts_of(columns, weights, kept, sets), series, terms, lags)
-        assert [len(one) for one in found] == [3, 3, 3]
-        for part, mine in enumerate(kept):
+        for one, mine in zip(found, kept, strict=True):
             steps = np.concatenate([series[mine, k : k + lags + 1] for k in range(3)])
             stacked = predictors(np.tile(columns[mine], (3, 1)), np.tile(weights[mine], 3), sets)
             alone = fit_factor(stacked, steps, lags, terms).factor
-            for k, each in enumerate(found, lags):
-                one = each[part]
-                assert one.earlier.shape == (k, columns.shape[1]) and not one.earlier[:-lags].any()
-                assert one.earlier[-lags:] == pytest.approx(alone.earlier, rel=1e-7, abs=1e-9)
-                assert one.curves[:, -lags:] == pytest.approx(alone.curves, rel=1e-7, abs=1e-9)
-                assert one.volatility[:, -lags:] == pytest.approx(alone.volatility, rel=1e-7, abs=1e-9)
-                assert one.mean == pytest.approx(alone.mean, rel=1e-7, abs=1e-9)
-                assert one.scale == pytest.approx(alone.scale, rel=1e-7, abs=1e-9)
+            for name in ("mean", "earlier", "curves", "scale", "volatility"):
+                assert getattr(one, name) == pytest.approx(getattr(alone, name), rel=1e-7, abs=1e-9)
 
     def test_the_penalty_is_that_of_ridge_regression(self):
         columns, rows, sets, _ = regression(60, 2)
@@ -848,7 +841,7 @@ class TestSeries:
         last = surrogate.factors[-1]
         # All summaries have the same spread, so that slopes are those of the series. Each of 6 coefficients in two
         # slopes is known from 9,000 steps.
-        slopes = surrogate.form.columns(theta) @ last.earlier[-2:].T
+        slopes = surrogate.form.columns(theta) @ last.earlier.T
         assert np.abs(slopes[:, ::-1] - theta).max() < 0.1
         assert np.exp(last.scale[0]) * form.transform.spread[0] == pytest.approx(1.0, abs=0.03)
 
@@ -861,7 +854,7 @@ class TestSeries:
         assert form.common in (4, 8) and form.terms[-1].lags == form.common
         surrogate = fit_surrogate(form, given, None)
         places = np.array([[-0.6], [-0.2], [0.3], [0.65]])
-        found = surrogate.form.columns(places) @ surrogate.factors[-1].earlier[-form.common :].T
+        found = surrogate.form.columns(places) @ surrogate.factors[-1].earlier.T
         for slopes, (one,) in zip(found, places, strict=True):
             covariance = toeplitz([1 + one**2, one, *[0.0] * (form.common - 1)])
             exact = np.linalg.solve(covariance[:-1, :-1], covariance[:-1, -1])
@@ -899,18 +892,20 @@ class TestSeries:
         form = plain_recipe(theta, rows, Terms("1", "1", "1", 1.0, 2, "1", "1"))._replace(common=2)
         surrogate = fit_surrogate(form, training(theta, rows), None)._replace(leverages=None)
         columns, row, expected = surrogate.form.columns(theta[:5]), form.transform(rows[7:8])[0], np.zeros(5)
-        for k, factor in enumerate(surrogate.factors):
-            before = np.clip(row[:k], -3, 3)
+        assert len(surrogate.factors) == 3
+        for k in range(6):
+            factor, last = surrogate.factors[min(k, 2)], row[max(0, k - 2) : k]
+            before = np.clip(last, -3, 3)
             curves = (before**2 - 1) / math.sqrt(2), (before**3 - 3 * before) / math.sqrt(6)
-            mean = columns @ (factor.mean + row[:k] @ factor.earlier)
+            mean = columns @ (factor.mean + last @ factor.earlier)
             mean += sum(columns @ (one @ of) for one, of in zip(curves, factor.curves, strict=True))
-            sizes = before, np.log1p((row[:k] / 0.3) ** 2) - 1.81, np.log1p(row[:k] ** 2) - 0.53
+            sizes = before, np.log1p((last / 0.3) ** 2) - 1.81, np.log1p(last**2) - 0.53
             log_scale = columns @ (
                 factor.scale + sum(one @ of for one, of in zip(sizes, factor.volatility, strict=True))
             )
             log_scale = np.clip(log_scale, factor.low, factor.high)
             expected += -0.5 * np.square((row[k] - mean) / np.exp(log_scale)) - log_scale - HALF_LOG_2PI
-        assert surrogate.factors[3].curves.any() and surrogate.factors[3].volatility.any()
+        assert surrogate.factors[2].curves.any() and surrogate.factors[2].volatility.any()
         assert surrogate.log_likelihood(columns, surrogate.at(rows[7:8])[0]) == pytest.approx(expected, rel=1e-10)
 
 

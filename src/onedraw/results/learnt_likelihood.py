@@ -13,6 +13,7 @@ from onedraw.proposals.mixture import local_mixture
 from onedraw.results.trial import log_with_broad
 from onedraw.surrogate.choice import BRIEFLY_FROM, LONGEST, Form, choose_form, choose_series
 from onedraw.surrogate.likelihood import better
+from onedraw.surrogate.refits import window_count
 from onedraw.surrogate.success import Success, fit_success
 from onedraw.surrogate.surrogate import MOST_ROWS, Surrogate, fit_surrogate
 from onedraw.surrogate.tempering import tempered_draws
@@ -134,6 +135,10 @@ class DescribedRows(NamedTuple):
     """Whether they are taken for one long series."""
 
 
+NO_GAINS: Array = np.empty(0)
+"""Of a likelihood that was not tried."""
+
+
 class LearntLikelihood(NamedTuple):
     """A surrogate, fitted to all simulations, and how it did at held-out ones."""
 
@@ -150,7 +155,7 @@ class LearntLikelihood(NamedTuple):
     """(k, dim) of the known parameters from their posterior means, in posterior standard deviations."""
     looks: Array
     """Parameters of the simulations that were made to look there, and not by chance."""
-    gains: Array
+    gains: Array = NO_GAINS
     """(k,) logs of the densities of parameters known from simulations proposed near the posterior, over those of their
     proposals; bounded."""
 
@@ -218,8 +223,10 @@ def learning_work(described: DescribedRows, parameters: int) -> float:
     """
     n, width = min(len(described.rows), MOST_FITTED), described.rows.shape[-1]
     # A data set is one row, or has several, or is a series of steps.
-    width, each = (LONGEST, width) if described.series else (width, math.prod(described.rows.shape[1:-1]))
-    number = min(n * each, MOST_ROWS)
+    if described.series:
+        width, number = LONGEST, min(n * width, window_count(width))
+    else:
+        number = min(n * math.prod(described.rows.shape[1:-1]), MOST_ROWS)
     fitted = group_count(n) * number + FITS_OF_CHOICE * min(number, BRIEFLY_FROM)
     return float(fitted * width * (parameters + width) ** 2)
 
@@ -372,15 +379,7 @@ def _learnt(
         none = np.empty((0, training.theta.shape[1]))
         surrogate = fit_surrogate(form, training, None)
         return LearntLikelihood(
-            surrogate,
-            training,
-            described.observed,
-            described.learnt,
-            np.empty(0),
-            none,
-            none,
-            picked.looks(),
-            none[:, 0],
+            surrogate, training, described.observed, described.learnt, np.empty(0), none, none, picked.looks()
         )
     held = held_out_likelihoods(form, training, both, free, success)
     near = held.some(np.searchsorted(both, calibration))

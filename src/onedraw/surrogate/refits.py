@@ -28,8 +28,9 @@ from onedraw.surrogate.likelihood import (
     scale_design,
 )
 
-MOST_WINDOWS = 60_000
-"""Values in series, with those before them, from which their common law is fitted."""
+FEWEST_WINDOWS, WINDOWS_EACH, MOST_WINDOWS = 60_000, 300, 300_000
+"""Values in series, with those before them, from which their common law is fitted: a number for each value of a series,
+because what is wrong with the law adds up over them; at least the first, and at most the last."""
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
@@ -114,9 +115,18 @@ def windows(series: Array, lags: int, most: int) -> Windows:
     return Windows(series[number[:, None], first[:, None] + np.arange(lags + 1)], number)
 
 
+def window_count(width: int) -> int:
+    """From how many values the common law of series of this many values is fitted.
+
+    >>> window_count(40), window_count(500), window_count(5000)
+    (60000, 150000, 300000)
+    """
+    return min(max(FEWEST_WINDOWS, WINDOWS_EACH * width), MOST_WINDOWS)
+
+
 def fit_common(given: Parts, series: Array, terms: Terms, lags: int) -> list[Factor]:
     """The one factor of all summaries from number `lags` on, given as many before them, for each part."""
-    values, number = windows(series, lags, MOST_WINDOWS)
+    values, number = windows(series, lags, window_count(series.shape[1]))
     parts = Parts(given.columns[number], given.weights[:, number], given.kept[:, number], given.sets, {}, {})
     return fit_factors(parts, values, lags, terms)
 

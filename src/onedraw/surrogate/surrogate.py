@@ -9,7 +9,7 @@ from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.surrogate.choice import Form, coefficient_count
 from onedraw.surrogate.features import Sets
 from onedraw.surrogate.likelihood import ALL, Factor, Terms, gram, penalty
-from onedraw.surrogate.refits import MOST_WINDOWS, fit_common, fit_factors, parts_of
+from onedraw.surrogate.refits import fit_common, fit_factors, parts_of, window_count
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.training import Training
 
@@ -275,7 +275,7 @@ def leverages_of(
     Those of curves and volatility only count by their number: where factors have them, coefficients are known well.
     """
     later = np.arange(len(terms)) >= common
-    times = np.where(later, np.clip(MOST_WINDOWS / len(columns), 1.0, later.sum()), 1.0)
+    times = np.where(later, np.clip(window_count(len(terms)) / len(columns), 1.0, later.sum()), 1.0)
     number = np.array([coefficient_count(one, k, sets) - len(sets[one.scale]) for k, one in enumerate(terms)]) / times
     total = float(weights.sum())
     if CERTAIN * number.max() <= total:
