@@ -15,7 +15,7 @@ from scipy.linalg import toeplitz
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
 from onedraw.model.coordinates import Support
-from onedraw.surrogate import choice, tempering, validation
+from onedraw.surrogate import choice, likelihood, tempering, validation
 from onedraw.surrogate import residuals as residual_laws
 from onedraw.surrogate.choice import (
     BREADTH,
@@ -24,6 +24,7 @@ from onedraw.surrogate.choice import (
     Form,
     bounded_scores,
     choose_form,
+    choose_series,
     choose_terms,
     coefficient_count,
 )
@@ -40,7 +41,7 @@ from onedraw.surrogate.likelihood import (
     fit_factor,
     predictors,
 )
-from onedraw.surrogate.refits import fit_common, fit_factors, parts_of
+from onedraw.surrogate.refits import fit_common, fit_factors, parts_of, windows
 from onedraw.surrogate.residuals import (
     LEAST,
     WIDE,
@@ -53,11 +54,12 @@ from onedraw.surrogate.residuals import (
     fit_mixture,
     fit_mixtures,
     fit_skewed,
+    law_of_series,
     log_student,
     skewed_loss,
 )
 from onedraw.surrogate.success import RIDGE, Success, fit_success
-from onedraw.surrogate.surrogate import PLACES, fit_surrogate, leverages_of
+from onedraw.surrogate.surrogate import PLACES, Surrogate, fit_surrogate, leverages_of
 from onedraw.surrogate.tempering import KEEP, next_power, proposals, tempered_draws
 from onedraw.surrogate.training import Training, training_of
 from onedraw.surrogate.transforms import LEAST_VARIED, Transform, Warp, choose_transform
@@ -884,6 +886,67 @@ class TestSeries:
         theta = rng.uniform(0.5, 1.5, 600)
         rows = 0.3 * rng.normal(size=(600, 8)) + theta[:, None] + far * (np.arange(8) % 4)
         assert choose_form(free_support(1), training(theta[:, None], rows), rows[0], True).common == ALL
+
+    def test_a_long_series_has_one_law_or_none(self):
+        rng = np.random.default_rng(34)
+        theta, rows = rng.uniform(-0.5, 0.5, (400, 2)), [*rng.normal(size=(2, 400))]
+        for _ in range(58):
+            rows.append(theta[:, 0] * rows[-1] + theta[:, 1] * rows[-2] + rng.normal(size=400))
+        given = training(theta, np.column_stack(rows))
+        form = choose_series(free_support(2), given, given.rows[0], True)
+        assert form.long and form.common == 2 and len(form.terms) == 60 and len(form.law.parts) == 60
+        surrogate = fit_surrogate(form, given, None)
+        assert len(surrogate.factors) == 3
+        slopes = surrogate.form.columns(theta) @ surrogate.factors[-1].earlier.T
+        assert np.abs(slopes[:, ::-1] - theta).max() < 0.1
+        # Values with means of their own are no series, nor are whole numbers among others.
+        noise = 0.3 * rng.normal(size=(400, 60)) + theta[:, :1]
+        for other in (noise + np.arange(60) % 7, np.where(np.arange(60) < 30, np.rint(9 * noise), noise)):
+            some = training(theta, other)
+            assert choose_series(free_support(2), some, some.rows[0], True) is None
+
+    def test_laws_of_long_series_are_learnt_from_some_of_all_steps(self, monkeypatch):
+        used, real = [], likelihood.gram
+
+        def counted(x, root_weights):
+            used.append(len(x))
+            return real(x, root_weights)
+
+        monkeypatch.setattr(likelihood, "gram", counted)
+        monkeypatch.setattr("onedraw.surrogate.refits.gram", counted)
+        rng = np.random.default_rng(35)
+        theta = rng.uniform(0.5, 1.5, 200)
+        given = training(theta[:, None], chain(theta, 600, rng))
+        form = choose_series(free_support(1), given, given.rows[0], False)
+        assert form.long and max(used) <= choice.LAWS_FROM < 200 * 590
+        monkeypatch.setattr("onedraw.surrogate.refits.window_count", lambda width: 50 * width)
+        fit_surrogate(form, given, None)
+        assert choice.LAWS_FROM < max(used) <= 50 * 600
+
+    def test_steps_are_of_all_times(self):
+        values, number = windows(np.tile(np.arange(101.0), (100, 1)), 1, 500)
+        assert len(values) == 500 and (np.diff(values, axis=1) == 1.0).all()
+        assert len(np.unique(values[:, 1])) > 90 and len(np.unique(number)) == 100
+
+    def test_the_residuals_of_all_steps_have_one_law(self):
+        rng = np.random.default_rng(36)
+        some, law = rng.normal(size=(7, 6)), Skewed(0, 0.1, -0.1, 0.4, 0.1)
+        found = law_of_series(ResidualLaw("normal", (Normal(0), Normal(1))), ResidualLaw("skewed", (law,)), 2, 6)
+        expected = stats.norm.logpdf(some[:, :2]).sum(axis=1)
+        expected += sum(law.log_density(some[:, [k]]) for k in range(2, 6))
+        assert found.log_density(some) == pytest.approx(expected) and found.name == "normal and skewed"
+
+    def test_likelihoods_at_many_draws_are_computed_in_pieces(self, monkeypatch):
+        rng = np.random.default_rng(37)
+        theta = rng.normal(size=(200, 1))
+        rows = chain(theta[:, 0], 6, rng)
+        surrogate = fit_surrogate(plain_recipe(theta, rows, Terms("1", "1")), training(theta, rows), None)
+        columns, data = surrogate.form.columns(theta), surrogate.of_data(rows[0])
+        whole = surrogate.data_log_likelihood(columns, data)
+        asked, real = [], Surrogate.there
+        monkeypatch.setattr(Surrogate, "there", lambda self, some: asked.append(len(some)) or real(self, some))
+        monkeypatch.setattr("onedraw.surrogate.surrogate.AT_ONCE", 300)
+        assert surrogate.data_log_likelihood(columns, data) == pytest.approx(whole, rel=1e-12) and asked == [50] * 4
 
     def test_its_density_has_the_curves_and_volatility_of_its_factors(self):
         rng = np.random.default_rng(23)

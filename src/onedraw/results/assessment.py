@@ -179,8 +179,8 @@ def assess(
         return found
     to_compare = standardising(neighbourhoods[0], trial.held_out) if trial.tried else np.eye(theta.shape[1])
     held_out = index[trial.held_out]
-    rows_alone = _by_row(model, every)
-    described = _described(maps, every, model.observed_row), rows_alone or _series(model, every, thorough)
+    alone, series = _by_row(model, every), _series(model, every)
+    described = _described(maps, every, model.observed_row), alone or series
     too_long = [one is not None and learning_work(one, theta.shape[1]) > most_work for one in described]
     whole, other = (
         None
@@ -190,7 +190,7 @@ def assess(
     )
     whole, constant = (None, whole) if whole is not None and whole.constant else (whole, None)
     other = None if other is not None and other.constant else other
-    best = _likelier(whole, other) if rows_alone is None else _better(whole, other, trial.share)
+    best = _likelier(whole, other) if alone is None else _better(whole, other, trial.share)
     none = best is None
     return found._replace(learnt=best, constant=constant if none else None, left_out=none and any(too_long))
 
@@ -237,9 +237,12 @@ def _by_row(model: Model, rows: Array) -> DescribedRows | None:
     return DescribedRows(model.by_row(rows), model.by_row(model.observed_row[None])[0], learnt=False)
 
 
-def _series(model: Model, rows: Array, thorough: bool) -> DescribedRows | None:
-    """The summaries as they are, as the values of one series; None if each of them can have a law of its own."""
-    if rows.shape[1] <= MOST_COLUMNS:
+def _series(model: Model, rows: Array) -> DescribedRows | None:
+    """The summaries as they are, as the values of one series; None if each of them can have a law of its own.
+
+    Rows that the user says are independent are no series.
+    """
+    if model.replicates is not None or rows.shape[1] <= MOST_COLUMNS:
         return None
     return DescribedRows(rows, model.observed_row, learnt=False, series=True)
 

@@ -68,6 +68,8 @@ halves of the simulations choose once more for the errors of estimates."""
 LATE_WORK = 3e10
 """Operations that learning a likelihood may take when a run was stopped: some seconds. With more of them, as with 80
 parameters and as many summaries, the estimate is a regression until the run goes on."""
+WORK_PER_VALUE = 1e8
+"""Operations for each value of a long series, in likelihoods at draws: there are many of both."""
 MOST_LEARNT = 80
 """Learnt summaries that a surrogate is fitted to at most, if there are too many others."""
 
@@ -222,13 +224,14 @@ def learning_work(described: DescribedRows, parameters: int) -> float:
     ['4e+08', '2e+10', '2e+11']
     """
     n, width = min(len(described.rows), MOST_FITTED), described.rows.shape[-1]
+    at_draws = 0.0
     # A data set is one row, or has several, or is a series of steps.
     if described.series:
-        width, number = LONGEST, min(n * width, window_count(width))
+        at_draws, number, width = WORK_PER_VALUE * width, min(n * width, window_count(width)), LONGEST
     else:
         number = min(n * math.prod(described.rows.shape[1:-1]), MOST_ROWS)
     fitted = group_count(n) * number + FITS_OF_CHOICE * min(number, BRIEFLY_FROM)
-    return float(fitted * width * (parameters + width) ** 2)
+    return float(fitted * width * (parameters + width) ** 2) + at_draws
 
 
 def unseen(theta: Array, draws: Array) -> Array:
