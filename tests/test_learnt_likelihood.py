@@ -9,7 +9,7 @@ from scipy import stats
 import onedraw as od
 from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
-from onedraw.results import learnt_likelihood
+from onedraw.results import assessment, learnt_likelihood
 from onedraw.results.assessment import Assessment, _better, _described, _likelier, _series
 from onedraw.results.learned_summary import _penalised, learn, learn_near
 from onedraw.results.learnt_likelihood import (
@@ -428,7 +428,14 @@ def test_a_series_of_more_values_than_can_have_laws_of_their_own(monkeypatch):
     def not_asked(*_, **__):
         raise AssertionError("a law for each value of a long series")
 
+    asked, real = {}, assessment.learn_likelihood
+
+    def learnt(simulations, described, held_out, share, scale, rng, thorough):
+        asked.setdefault(len(simulations.theta), []).append(str(rng.bit_generator.state))
+        return real(simulations, described, held_out, share, scale, rng, thorough)
+
     monkeypatch.setattr("onedraw.surrogate.validation.choose_form", not_asked)
+    monkeypatch.setattr(assessment, "learn_likelihood", learnt)
     observed = autoregression(np.random.default_rng(1), np.array([0.4]))[0]
     model = od.Model(od.Prior(slope=stats.uniform(-0.9, 1.8)), od.batched(autoregression), observed)
     post = od.infer(model, budget=400, seed=1, draws=1000)
@@ -440,6 +447,9 @@ def test_a_series_of_more_values_than_can_have_laws_of_their_own(monkeypatch):
     mean = share @ grid
     sd = np.sqrt(share @ np.square(grid - mean))
     row = post.summary()["slope"]
+    # Both likelihoods are tried at the same simulations.
+    assert [len(set(one)) for one in asked.values()] == [1] * len(asked)
+    assert max(map(len, asked.values())) == 2
     # With learnt summaries the mean is off by more than one standard deviation.
     assert abs(row.mean - mean) < 0.35 * sd and abs(np.log(row.sd / sd)) < 0.25
 

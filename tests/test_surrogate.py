@@ -901,7 +901,8 @@ class TestSeries:
         assert np.abs(slopes[:, ::-1] - theta).max() < 0.1
         # Values with means of their own are no series, nor are whole numbers among others.
         noise = 0.3 * rng.normal(size=(400, 60)) + theta[:, :1]
-        for other in (noise + np.arange(60) % 7, np.where(np.arange(60) < 30, np.rint(9 * noise), noise)):
+        large = 50.0 * given.rows
+        for other in (noise + np.arange(60) % 7, np.where(np.arange(60) < 30, np.rint(large), large)):
             some = training(theta, other)
             assert choose_series(free_support(2), some, some.rows[0], True) is None
 
