@@ -159,10 +159,10 @@ def choose_form(support: Support, training: Training, observed: Array, thorough:
     most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
     some = training.some(slice(None, None, -(-len(training.rows) // most)))
     theta, rows, places, weights = some.single_rows(most)
-    start = _choose_start(support, theta, rows, places, weights, observed, len(some.rows))
-    if start is None:
+    prepared = _prepare(support, theta, rows, places, weights, observed, len(some.rows))
+    if prepared is None:
         return None
-    coordinates, features, transform, given = start
+    coordinates, features, transform, given = prepared
     found = _choose_all(given, transform(rows, places))
     if thorough and training.rows.ndim == 2 and len(found.terms) >= FEWEST_IN_SERIES:
         transform, found = _as_series(given, rows, places, observed, transform, found)
@@ -180,10 +180,10 @@ def choose_series(support: Support, training: Training, observed: Array, thoroug
     theta, rows, places, weights = training.some(slice(None, None, -(-len(training.rows) // most)))
     kept, whole = varying(rows, observed)
     some = kept[:: -(-len(kept) // LOOKED_AT)] if len(kept) else kept
-    start = _choose_start(support, theta, rows[:, some], places[:, some], weights, observed[some], len(rows))
-    if start is None or len(kept) <= 2 * LONGEST:
+    prepared = _prepare(support, theta, rows[:, some], places[:, some], weights, observed[some], len(rows))
+    if prepared is None or len(kept) <= 2 * LONGEST:
         return None
-    coordinates, features, transform, given = start
+    coordinates, features, transform, given = prepared
     kinds = [warp.kind for warp in transform.warps]
     warp = transform.warps[kinds.index(max(kinds, key=kinds.count))]
     every = Transform(kept, whole, (warp,) * len(kept), np.zeros(len(kept)), np.ones(len(kept)))
@@ -206,7 +206,7 @@ def choose_series(support: Support, training: Training, observed: Array, thoroug
     return Form(coordinates, features, common, (*first.terms, *[step] * (width - lags)), law, lags)
 
 
-class Start(NamedTuple):
+class Prepared(NamedTuple):
     """The coordinates, features and transforms with which parameters predict summaries best."""
 
     coordinates: Coordinates
@@ -215,9 +215,9 @@ class Start(NamedTuple):
     given: Predictors
 
 
-def _choose_start(
+def _prepare(
     support: Support, theta: Array, rows: Array, places: Array, weights: Array, observed: Array, number: int
-) -> Start | None:
+) -> Prepared | None:
     """From single rows of so many simulations; None if no summary varies."""
     best, tried, chosen = -math.inf, options(support), None
     for coordinates in tried:
@@ -226,7 +226,7 @@ def _choose_start(
         columns, sets = features(there), features.sets()
         transform, score = choose_transform(columns, rows, places, observed, weights, sets, scored=len(tried) > 1)
         if score > best + LEAST_GAIN:
-            best, chosen = score, Start(coordinates, features, transform, predictors(columns, weights, sets))
+            best, chosen = score, Prepared(coordinates, features, transform, predictors(columns, weights, sets))
     return chosen
 
 

@@ -314,9 +314,11 @@ def choose_law(residuals: Array, weights: Array, thorough: bool = True) -> Resid
 def law_of_series(first: ResidualLaw, steps: ResidualLaw, lags: int, width: int) -> ResidualLaw:
     """The law of a series of so many residuals: that of the first ones, and that of a step (n, 1) for each other."""
     (part,), later = steps.parts, np.arange(lags, width)
-    of_steps = [Normal(k) for k in later.tolist()] if isinstance(part, Normal) else [Shared(later, part)]
-    names = dict.fromkeys([first.name, steps.name])
-    return ResidualLaw(" and ".join(names), (*first.parts, *of_steps))
+    of_steps: list[Part] = [Normal(k) for k in later.tolist()]
+    if isinstance(part, Skewed | Mixed):
+        of_steps = [Shared(later, part)]
+    names = {*first.name.split(" and "), steps.name}
+    return ResidualLaw(" and ".join(sorted(names)), (*first.parts, *of_steps))
 
 
 def departures(residuals: Array, weights: Array) -> Array:
