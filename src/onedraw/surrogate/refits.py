@@ -104,7 +104,7 @@ def windows(series: Array, lags: int, most: int) -> Windows:
     >>> windows(np.array([[1, 2, 3], [4, 5, 6]]), 1, 9).values.tolist()
     [[1, 2], [2, 3], [4, 5], [5, 6]]
     >>> windows(np.zeros((100, 101)), 1, 50).number[:5].tolist()
-    [0, 2, 5, 6, 8]
+    [0, 1, 3, 4, 6]
     """
     times = series.shape[1] - lags
     index = np.arange(len(series) * times)
