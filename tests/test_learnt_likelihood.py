@@ -10,18 +10,22 @@ from scipy import stats
 import onedraw as od
 from onedraw.model.coordinates import support_of
 from onedraw.proposals.mixture import Mixture
-from onedraw.results import learnt_likelihood
-from onedraw.results.assessment import Assessment, _better, _described, ahead, gain_of
-from onedraw.results.learned_summary import _penalised
+from onedraw.results import assessment, learnt_likelihood
+from onedraw.results.assessment import Assessment, _better, _described, _likelier, _series, ahead, gain_of
+from onedraw.results.learned_summary import _penalised, learn, learn_near
 from onedraw.results.learnt_likelihood import (
+    LATE_WORK,
+    DescribedRows,
     LearntLikelihood,
     PickedSimulations,
     SimulatedPairs,
     _placed,
     _scores,
     fitted_to,
+    learning_work,
     unseen,
 )
+from onedraw.results.model_evidence import comparable
 from onedraw.results.monte_carlo_error import effective_on_average
 from onedraw.results.regression import AdjustedDraws, Method
 from onedraw.results.trial import BROAD, TrialResult, log_densities, log_with_broad
@@ -363,6 +367,106 @@ class TestChoice:
         assert _better(None, by_row, none) is by_row and _better(whole, None, none) is whole
         assert _better(None, None, none) is None
 
+    @pytest.mark.parametrize(("gain", "series"), [(0.25, True), (0.15, False), (-0.5, False)])
+    def test_learnt_summaries_or_one_series(self, gain, series):
+        """The standard error of the gain is .1: the series must be ahead by two of them, whatever the scores say."""
+        whole, other = (self.assessment(some, 0.0, 500).learnt for some in (0.0, -gain))
+        whole, other = whole._replace(gains=np.zeros(100)), other._replace(gains=gain + np.array([1.0, -1.0] * 50))
+        assert (_likelier(whole, other) is other) == series
+        assert _likelier(None, other) is other and _likelier(whole, None) is whole and _likelier(None, None) is None
+
+
+def test_what_may_be_one_series():
+    rows = np.zeros((5, 41))
+    model = SimpleNamespace(replicates=None, observed_row=np.ones(41))
+    assert _series(model, rows).series and _series(model, rows).rows is rows
+    assert _series(model, rows[:, :40]) is None
+    assert _series(SimpleNamespace(replicates="y", observed_row=np.ones(41)), rows) is None
+
+
+@pytest.mark.parametrize(("length", "late"), [(50, True), (200, True), (1000, False)])
+def test_a_long_series_is_too_much_work_after_a_time_limit(length, late):
+    """Not because of its fits, which are of so many steps at most, but of the likelihoods of draws."""
+    rows = np.zeros((8000, length))
+    assert (learning_work(DescribedRows(rows, rows[0], False, series=True), 3) < LATE_WORK) == late
+
+
+def test_densities_of_long_series_are_not_compared_between_models():
+    form = SimpleNamespace(long=True)
+    assert "too many" in comparable([SimpleNamespace(learnt_summary=False, surrogate=SimpleNamespace(form=form))])
+
+
+class TestLearntNear:
+    def test_a_line_through_all_simulations_unless_others_are_better(self):
+        """Near the data parameters have a narrow range: predictions there are shrunk, which says nothing more."""
+        rng = np.random.default_rng(4)
+        theta = rng.standard_normal((800, 1))
+        rows = theta @ rng.standard_normal((1, 20)) + 3.0 * rng.standard_normal((800, 20))
+        everywhere, near = np.ones(800, dtype=bool), np.abs(theta[:, 0]) < 0.5
+        found = learn_near(theta, rows, everywhere, near)
+        assert found.coefficients.tolist() == learn(theta, rows, np.ones(800), "linear").coefficients.tolist()
+
+    def test_another_summary_near_the_data(self):
+        """Of two columns one shows the parameter near the data, and the other elsewhere."""
+        rng = np.random.default_rng(5)
+        theta = rng.uniform(-3.0, 3.0, (800, 1))
+        near = np.abs(theta[:, 0]) < 0.7
+        rows = np.where(near[:, None] == [True, False], theta, 3.0 * rng.standard_normal((800, 2)))
+        rows += 0.1 * rng.standard_normal((800, 2))
+        found = learn_near(theta, rows, np.ones(800, dtype=bool), near)
+        slopes = learn(theta, rows, near.astype(float), "linear").coefficients
+        assert found.terms == "linear" and found.coefficients == pytest.approx(slopes)
+
+    def test_squares_where_they_predict_better(self):
+        rng = np.random.default_rng(6)
+        rows = rng.standard_normal((300, 30))
+        theta, near = np.square(rows[:, :1]) + 0.3 * rng.standard_normal((300, 1)), np.arange(300) % 3 == 0
+        assert learn_near(theta, rows, np.ones(300, dtype=bool), near).terms == "squares"
+
+    def test_nothing_is_learnt_from_noise(self):
+        rng = np.random.default_rng(7)
+        theta, rows = rng.standard_normal((2000, 1)), rng.standard_normal((2000, 3))
+        assert learn_near(theta, rows, np.ones(2000, dtype=bool), np.arange(2000) % 3 == 0) is None
+
+
+def autoregression(rng, slope, length=60):
+    series = [rng.standard_normal(len(slope))]
+    for _ in range(length - 1):
+        series.append(slope * series[-1] + rng.standard_normal(len(slope)))
+    return np.column_stack(series)
+
+
+def test_a_series_of_more_values_than_can_have_laws_of_their_own(monkeypatch):
+    """Against the exact posterior; the error of the mean is found without a law for each of its values."""
+
+    def not_asked(*_, **__):
+        raise AssertionError("a law for each value of a long series")
+
+    asked, real = {}, assessment.learn_likelihood
+
+    def learnt(simulations, described, held_out, share, scale, rng, thorough):
+        asked.setdefault(len(simulations.theta), []).append(str(rng.bit_generator.state))
+        return real(simulations, described, held_out, share, scale, rng, thorough)
+
+    monkeypatch.setattr("onedraw.surrogate.validation.choose_form", not_asked)
+    monkeypatch.setattr(assessment, "learn_likelihood", learnt)
+    observed = autoregression(np.random.default_rng(1), np.array([0.4]))[0]
+    model = od.Model(od.Prior(slope=stats.uniform(-0.9, 1.8)), od.batched(autoregression), observed)
+    post = od.infer(model, budget=400, seed=1, draws=1000)
+    assert post.settings["summary"] == "summaries as given" and len(post.settings["terms"]) == 2
+    grid = np.linspace(-0.9, 0.9, 2001)
+    squares = np.square(observed[1:] - grid[:, None] * observed[:-1]).sum(axis=1)
+    share = np.exp(-0.5 * (squares - squares.min()))
+    share /= share.sum()
+    mean = share @ grid
+    sd = np.sqrt(share @ np.square(grid - mean))
+    row = post.summary()["slope"]
+    # Both likelihoods are tried at the same simulations.
+    assert [len(set(one)) for one in asked.values()] == [1] * len(asked)
+    assert max(map(len, asked.values())) == 2
+    # With learnt summaries the mean is off by more than one standard deviation.
+    assert abs(row.mean - mean) < 0.35 * sd and abs(np.log(row.sd / sd)) < 0.25
+
 
 def test_the_error_of_a_learnt_summary_is_that_of_simulations_left_out():
     """The formula for ridge regression against a fit without each simulation."""
@@ -376,7 +480,7 @@ def test_the_error_of_a_learnt_summary_is_that_of_simulations_left_out():
         rest = np.where(np.arange(40) == i, 0.0, share)
         gram = (columns * rest[:, None]).T @ columns + np.diag([1e-10] + [0.1] * 5)
         residuals[i] = targets[i] - columns[i] @ np.linalg.solve(gram, columns.T @ (rest[:, None] * targets))
-    assert np.allclose(found, share @ np.square(residuals))
+    assert np.allclose(found, residuals)
 
 
 def test_many_learnt_summaries_are_left_to_regression():

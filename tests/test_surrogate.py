@@ -15,7 +15,7 @@ from scipy.linalg import toeplitz
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.estimators.weights import effective, systematic
 from onedraw.model.coordinates import Support
-from onedraw.surrogate import choice, tempering, validation
+from onedraw.surrogate import choice, likelihood, tempering, validation
 from onedraw.surrogate import residuals as residual_laws
 from onedraw.surrogate.choice import (
     BREADTH,
@@ -24,6 +24,7 @@ from onedraw.surrogate.choice import (
     Form,
     bounded_scores,
     choose_form,
+    choose_series,
     choose_terms,
     coefficient_count,
 )
@@ -40,7 +41,7 @@ from onedraw.surrogate.likelihood import (
     fit_factor,
     predictors,
 )
-from onedraw.surrogate.refits import fit_common, fit_factors, parts_of
+from onedraw.surrogate.refits import fit_common, fit_factors, parts_of, windows
 from onedraw.surrogate.residuals import (
     LEAST,
     WIDE,
@@ -53,11 +54,12 @@ from onedraw.surrogate.residuals import (
     fit_mixture,
     fit_mixtures,
     fit_skewed,
+    law_of_series,
     log_student,
     skewed_loss,
 )
 from onedraw.surrogate.success import RIDGE, Success, fit_success
-from onedraw.surrogate.surrogate import PLACES, fit_surrogate, leverages_of
+from onedraw.surrogate.surrogate import PLACES, Surrogate, fit_surrogate, leverages_of
 from onedraw.surrogate.tempering import KEEP, next_power, proposals, tempered_draws
 from onedraw.surrogate.training import Training, training_of
 from onedraw.surrogate.transforms import LEAST_VARIED, Transform, Warp, choose_transform
@@ -331,19 +333,12 @@ class TestRegression:
         columns, series, sets, rng = regression(80, 16, summaries=3 + lags)
         weights, kept = rng.uniform(0.2, 1.0, 80), rng.random((3, 80)) < 0.8
         found = fit_common(parts_of(columns, weights, kept, sets), series, terms, lags)
-        assert [len(one) for one in found] == [3, 3, 3]
-        for part, mine in enumerate(kept):
+        for one, mine in zip(found, kept, strict=True):
             steps = np.concatenate([series[mine, k : k + lags + 1] for k in range(3)])
             stacked = predictors(np.tile(columns[mine], (3, 1)), np.tile(weights[mine], 3), sets)
             alone = fit_factor(stacked, steps, lags, terms).factor
-            for k, each in enumerate(found, lags):
-                one = each[part]
-                assert one.earlier.shape == (k, columns.shape[1]) and not one.earlier[:-lags].any()
-                assert one.earlier[-lags:] == pytest.approx(alone.earlier, rel=1e-7, abs=1e-9)
-                assert one.curves[:, -lags:] == pytest.approx(alone.curves, rel=1e-7, abs=1e-9)
-                assert one.volatility[:, -lags:] == pytest.approx(alone.volatility, rel=1e-7, abs=1e-9)
-                assert one.mean == pytest.approx(alone.mean, rel=1e-7, abs=1e-9)
-                assert one.scale == pytest.approx(alone.scale, rel=1e-7, abs=1e-9)
+            for name in ("mean", "earlier", "curves", "scale", "volatility"):
+                assert getattr(one, name) == pytest.approx(getattr(alone, name), rel=1e-7, abs=1e-9)
 
     def test_the_penalty_is_that_of_ridge_regression(self):
         columns, rows, sets, _ = regression(60, 2)
@@ -859,7 +854,7 @@ class TestSeries:
         last = surrogate.factors[-1]
         # All summaries have the same spread, so that slopes are those of the series. Each of 6 coefficients in two
         # slopes is known from 9,000 steps.
-        slopes = surrogate.form.columns(theta) @ last.earlier[-2:].T
+        slopes = surrogate.form.columns(theta) @ last.earlier.T
         assert np.abs(slopes[:, ::-1] - theta).max() < 0.1
         assert np.exp(last.scale[0]) * form.transform.spread[0] == pytest.approx(1.0, abs=0.03)
 
@@ -872,7 +867,7 @@ class TestSeries:
         assert form.common in (4, 8) and form.terms[-1].lags == form.common
         surrogate = fit_surrogate(form, given, None)
         places = np.array([[-0.6], [-0.2], [0.3], [0.65]])
-        found = surrogate.form.columns(places) @ surrogate.factors[-1].earlier[-form.common :].T
+        found = surrogate.form.columns(places) @ surrogate.factors[-1].earlier.T
         for slopes, (one,) in zip(found, places, strict=True):
             covariance = toeplitz([1 + one**2, one, *[0.0] * (form.common - 1)])
             exact = np.linalg.solve(covariance[:-1, :-1], covariance[:-1, -1])
@@ -903,6 +898,68 @@ class TestSeries:
         rows = 0.3 * rng.normal(size=(600, 8)) + theta[:, None] + far * (np.arange(8) % 4)
         assert choose_form(free_support(1), training(theta[:, None], rows), rows[0], True).common == ALL
 
+    def test_a_long_series_has_one_law_or_none(self):
+        rng = np.random.default_rng(34)
+        theta, rows = rng.uniform(-0.5, 0.5, (400, 2)), [*rng.normal(size=(2, 400))]
+        for _ in range(58):
+            rows.append(theta[:, 0] * rows[-1] + theta[:, 1] * rows[-2] + rng.normal(size=400))
+        given = training(theta, np.column_stack(rows))
+        form = choose_series(free_support(2), given, given.rows[0], True)
+        assert form.long and form.common == 2 and len(form.terms) == 60 and len(form.law.parts) == 60
+        surrogate = fit_surrogate(form, given, None)
+        assert len(surrogate.factors) == 3
+        slopes = surrogate.form.columns(theta) @ surrogate.factors[-1].earlier.T
+        assert np.abs(slopes[:, ::-1] - theta).max() < 0.1
+        # Values with means of their own are no series, nor are whole numbers among others.
+        noise = 0.3 * rng.normal(size=(400, 60)) + theta[:, :1]
+        large = 50.0 * given.rows
+        for other in (noise + np.arange(60) % 7, np.where(np.arange(60) < 30, np.rint(large), large)):
+            some = training(theta, other)
+            assert choose_series(free_support(2), some, some.rows[0], True) is None
+
+    def test_laws_of_long_series_are_learnt_from_some_of_all_steps(self, monkeypatch):
+        used, real = [], likelihood.gram
+
+        def counted(x, root_weights):
+            used.append(len(x))
+            return real(x, root_weights)
+
+        monkeypatch.setattr(likelihood, "gram", counted)
+        monkeypatch.setattr("onedraw.surrogate.refits.gram", counted)
+        rng = np.random.default_rng(35)
+        theta = rng.uniform(0.5, 1.5, 200)
+        given = training(theta[:, None], chain(theta, 600, rng))
+        form = choose_series(free_support(1), given, given.rows[0], False)
+        assert form.long and max(used) <= choice.LAWS_FROM < 200 * 590
+        monkeypatch.setattr("onedraw.surrogate.refits.window_count", lambda width: 50 * width)
+        fit_surrogate(form, given, None)
+        assert choice.LAWS_FROM < max(used) <= 50 * 600
+
+    def test_steps_are_of_all_times(self):
+        values, number = windows(np.tile(np.arange(101.0), (100, 1)), 1, 500)
+        assert len(values) == 500 and (np.diff(values, axis=1) == 1.0).all()
+        assert len(np.unique(values[:, 1])) > 90 and len(np.unique(number)) == 100
+
+    def test_the_residuals_of_all_steps_have_one_law(self):
+        rng = np.random.default_rng(36)
+        some, law = rng.normal(size=(7, 6)), Skewed(0, 0.1, -0.1, 0.4, 0.1)
+        found = law_of_series(ResidualLaw("normal", (Normal(0), Normal(1))), ResidualLaw("skewed", (law,)), 2, 6)
+        expected = stats.norm.logpdf(some[:, :2]).sum(axis=1)
+        expected += sum(law.log_density(some[:, [k]]) for k in range(2, 6))
+        assert found.log_density(some) == pytest.approx(expected) and found.name == "normal and skewed"
+
+    def test_likelihoods_at_many_draws_are_computed_in_pieces(self, monkeypatch):
+        rng = np.random.default_rng(37)
+        theta = rng.normal(size=(200, 1))
+        rows = chain(theta[:, 0], 6, rng)
+        surrogate = fit_surrogate(plain_recipe(theta, rows, Terms("1", "1")), training(theta, rows), None)
+        columns, data = surrogate.form.columns(theta), surrogate.of_data(rows[0])
+        whole = surrogate.data_log_likelihood(columns, data)
+        asked, real = [], Surrogate.there
+        monkeypatch.setattr(Surrogate, "there", lambda self, some: asked.append(len(some)) or real(self, some))
+        monkeypatch.setattr("onedraw.surrogate.surrogate.AT_ONCE", 300)
+        assert surrogate.data_log_likelihood(columns, data) == pytest.approx(whole, rel=1e-12) and asked == [50] * 4
+
     def test_its_density_has_the_curves_and_volatility_of_its_factors(self):
         rng = np.random.default_rng(23)
         theta = rng.normal(size=(200, 1))
@@ -910,18 +967,20 @@ class TestSeries:
         form = plain_recipe(theta, rows, Terms("1", "1", "1", 1.0, 2, "1", "1"))._replace(common=2)
         surrogate = fit_surrogate(form, training(theta, rows), None)._replace(leverages=None)
         columns, row, expected = surrogate.form.columns(theta[:5]), form.transform(rows[7:8])[0], np.zeros(5)
-        for k, factor in enumerate(surrogate.factors):
-            before = np.clip(row[:k], -3, 3)
+        assert len(surrogate.factors) == 3
+        for k in range(6):
+            factor, last = surrogate.factors[min(k, 2)], row[max(0, k - 2) : k]
+            before = np.clip(last, -3, 3)
             curves = (before**2 - 1) / math.sqrt(2), (before**3 - 3 * before) / math.sqrt(6)
-            mean = columns @ (factor.mean + row[:k] @ factor.earlier)
+            mean = columns @ (factor.mean + last @ factor.earlier)
             mean += sum(columns @ (one @ of) for one, of in zip(curves, factor.curves, strict=True))
-            sizes = before, np.log1p((row[:k] / 0.3) ** 2) - 1.81, np.log1p(row[:k] ** 2) - 0.53
+            sizes = before, np.log1p((last / 0.3) ** 2) - 1.81, np.log1p(last**2) - 0.53
             log_scale = columns @ (
                 factor.scale + sum(one @ of for one, of in zip(sizes, factor.volatility, strict=True))
             )
             log_scale = np.clip(log_scale, factor.low, factor.high)
             expected += -0.5 * np.square((row[k] - mean) / np.exp(log_scale)) - log_scale - HALF_LOG_2PI
-        assert surrogate.factors[3].curves.any() and surrogate.factors[3].volatility.any()
+        assert surrogate.factors[2].curves.any() and surrogate.factors[2].volatility.any()
         assert surrogate.log_likelihood(columns, surrogate.at(rows[7:8])[0]) == pytest.approx(expected, rel=1e-10)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +12,9 @@ from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective
 from onedraw.model.distance import Euclidean
 from onedraw.model.model import Model
-from onedraw.results.learned_summary import learn, terms_for
+from onedraw.results.learned_summary import learn_near
 from onedraw.results.learnt_likelihood import (
     CLEARLY,
-    MOST_COLUMNS,
     MOST_LEARNT,
     DescribedRows,
     LearntLikelihood,
@@ -24,12 +24,13 @@ from onedraw.results.learnt_likelihood import (
 )
 from onedraw.results.regression import AdjustedDraws, Method, Neighbourhood, distances_from, estimate, with_clusters
 from onedraw.results.trial import TrialResult, choose_method, held_out_count, near_data, standardising
-from onedraw.surrogate.likelihood import mean_gain
+from onedraw.surrogate.choice import MOST_COLUMNS
+from onedraw.surrogate.likelihood import better, mean_gain
 
 NEAREST = 5000
 """Simulations that are assessed, the nearest by each summary."""
 LEARN_FROM, LEARN_SHARE = 5000, 0.3
-"""The most simulations from which a summary is learnt, and the share of all, the nearest, they are taken from."""
+"""The most simulations from which a summary is learnt, and the share of all, the nearest, that a local one has."""
 FEWEST_CLUSTERED = 100
 """Simulations below which no clusters are sought."""
 TOO_SURE = 0.8
@@ -179,17 +180,18 @@ def assess(
         return found
     to_compare = standardising(neighbourhoods[0], trial.held_out) if trial.tried else np.eye(theta.shape[1])
     held_out = index[trial.held_out]
-    described = _described(maps, every, model.observed_row), _by_row(model, every)
+    alone, series = _by_row(model, every), _series(model, every)
+    described = _described(maps, every, model.observed_row), alone or series
     too_long = [one is not None and learning_work(one, theta.shape[1]) > most_work for one in described]
-    whole, by_row = (
+    whole, other = (
         None
         if some is None or left
-        else learn_likelihood(simulations, some, held_out, trial.share, to_compare, rng, thorough)
+        else learn_likelihood(simulations, some, held_out, trial.share, to_compare, deepcopy(rng), thorough)
         for some, left in zip(described, too_long, strict=True)
     )
     whole, constant = (None, whole) if whole is not None and whole.constant else (whole, None)
-    by_row = None if by_row is not None and by_row.constant else by_row
-    best = _better(whole, by_row, trial.share)
+    other = None if other is not None and other.constant else other
+    best = _likelier(whole, other) if alone is None else _better(whole, other, trial.share)
     none = best is None
     return found._replace(learnt=best, constant=constant if none else None, left_out=none and any(too_long))
 
@@ -205,6 +207,18 @@ def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None, sha
     if by_row.surrogate.power < TOO_SURE * whole.surrogate.power:
         return whole
     return whole if ahead(whole.scores, by_row.scores, share) else by_row
+
+
+def _likelier(whole: LearntLikelihood | None, series: LearntLikelihood | None) -> LearntLikelihood | None:
+    """The likelihood of learnt summaries, or that of one series if it is clearly ahead.
+
+    They are compared at the same simulations, proposed near the posterior: those near the data by a distance of many
+    summaries are few that count, and not near it.
+    """
+    if whole is None or series is None:
+        return series or whole
+    share = np.full(len(series.gains), 1.0 / max(len(series.gains), 1))
+    return series if better(series.gains, whole.gains, share, CLEARLY) else whole
 
 
 def gain_of(scores: Array, others: Array, share: Array, errors: float = 1.0) -> tuple[float, float]:
@@ -242,6 +256,16 @@ def _by_row(model: Model, rows: Array) -> DescribedRows | None:
     return DescribedRows(model.by_row(rows), model.by_row(model.observed_row[None])[0], learnt=False)
 
 
+def _series(model: Model, rows: Array) -> DescribedRows | None:
+    """The summaries as they are, as the values of one series; None if each of them can have a law of its own.
+
+    Rows that the user says are independent are no series.
+    """
+    if model.replicates is not None or rows.shape[1] <= MOST_COLUMNS:
+        return None
+    return DescribedRows(rows, model.observed_row, learnt=False, series=True)
+
+
 def _described(maps: list[Rows], rows: Array, observed: Array) -> DescribedRows | None:
     """The summaries as a surrogate has them: as they are if they are few, and learnt ones if they are many.
 
@@ -256,15 +280,17 @@ def _described(maps: list[Rows], rows: Array, observed: Array) -> DescribedRows 
 
 
 def _learned(theta: Array, rows: Array, scale: Rows, order: Array) -> Rows | None:
-    """A summary learnt from even simulations among the nearest: the odd ones validate it.
+    """A summary learnt from simulations with even numbers: the odd ones validate it.
 
     They count without weights: the posterior mean given the proposals as a prior is as good a summary, and leans on
     more of them.
     """
-    some = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 1000), PER_SUMMARY * rows.shape[1])]
-    some = some[some % 2 == 0]
-    some = some[:: max(1, math.ceil(len(some) / LEARN_FROM))]
-    learnt = learn(theta[some], scale(rows[some]), np.ones(len(some)), terms_for(rows.shape[1], len(some)))
+    close = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 1000), PER_SUMMARY * rows.shape[1])]
+    everywhere, near = (
+        one[:: max(1, math.ceil(len(one) / LEARN_FROM))] for one in (np.arange(0, len(rows), 2), close[close % 2 == 0])
+    )
+    both = np.union1d(everywhere, near)
+    learnt = learn_near(theta[both], scale(rows[both]), np.isin(both, everywhere), np.isin(both, near))
     return None if learnt is None else lambda raw: learnt(scale(raw))
 
 

@@ -107,7 +107,7 @@ def learnt_settings(
         "method": _method(proposals),
         "estimate": "learnt likelihood",
         "summary": _described(found, learnt),
-        "terms": [list(terms) for terms in form.terms],
+        "terms": [list(terms) for terms in form.terms[: form.common + 1]],
         "residuals": form.law.name,
         "power": learnt.surrogate.power,
         "held_out": {"number": len(learnt.scores), "gain": _or_none(gain), "se": _or_none(error),

@@ -21,7 +21,9 @@ from onedraw.estimators.weights import effective
 from onedraw.model.layout import Layout
 from onedraw.model.model import Model
 from onedraw.model.simulator import Batched, summarise_observed
+from onedraw.results.learnt_likelihood import CLEARLY
 from onedraw.results.regression import RIDGE, design
+from onedraw.surrogate.likelihood import better
 
 LEAST_EXPLAINED = 0.02
 """Share of a parameter's variance that a column must explain to be kept."""
@@ -58,40 +60,82 @@ def terms_for(width: int, simulations: int) -> str:
 
 
 def learn(theta: Array, rows: Array, weights: Array, terms: str) -> LearnedSummary | None:
-    """The summary from a regression of parameters (n, dim) on rows (n, s); None if the rows explain nothing.
+    """The summary from a regression of parameters (n, dim) on rows (n, s); None if the rows explain nothing."""
+    return _regressed(theta, rows, weights, terms)[0]
+
+
+def learn_near(theta: Array, rows: Array, everywhere: Array, near: Array) -> LearnedSummary | None:
+    """The summary from a line through simulations everywhere (n,), unless another predicts those near the data better.
+
+    Others are learnt from those near (n,) alone, or have squares or products: fewer simulations per coefficient. They
+    must be ahead by two standard errors in the log density of the parameters of simulations left out.
+    """
+    share, tried = near / near.sum(), dict.fromkeys(("linear", "squares", terms_for(rows.shape[1], int(near.sum()))))
+    found, best = None, np.empty(0)
+    for terms in tried:
+        for some in (everywhere, near):
+            learnt, left_out = _regressed(theta, rows, some.astype(float), terms)
+            if learnt is None:
+                continue
+            scores = np.zeros(len(theta))
+            scores[near] = _log_explained(theta[near], theta[near] - left_out[near])
+            if found is None or better(scores, best, share, CLEARLY):
+                found, best = learnt, scores
+    return found
+
+
+def _log_explained(theta: Array, predicted: Array) -> Array:
+    """Log densities (m,) of parameters (m, dim) under a normal law around the best line in what was predicted.
+
+    The constant is left out. A summary is as good as its multiples: predictions that are not shrunk as much as the
+    narrow range of parameters near the data asks for lose nothing.
+    """
+    columns = np.column_stack([np.ones(len(theta)), predicted])
+    residuals = theta - columns @ np.linalg.lstsq(columns, theta, rcond=None)[0]
+    spread = residuals.T @ residuals / len(residuals)
+    root = np.linalg.cholesky(spread + 1e-9 * np.diag(np.diag(spread)) + 1e-300 * np.eye(len(spread)))
+    found: Array = -0.5 * np.square(np.linalg.solve(root, residuals.T)).sum(axis=0) - np.log(np.diag(root)).sum()
+    return found
+
+
+def _regressed(theta: Array, rows: Array, weights: Array, terms: str) -> tuple[LearnedSummary | None, Array]:
+    """The summary of a regression, and the residuals (n, dim) of parameters, each left out of its own fit.
 
     With few simulations per coefficient the penalty is the one that predicts simulations left out best.
     """
     share = weights / weights.sum()
-    centre, spread = rows.mean(axis=0), rows.std(axis=0)
+    centre = share @ rows
+    spread = np.sqrt(share @ np.square(rows - centre))
     scale = np.where(spread > 0, spread, 1.0)
     middle = share @ theta
     deviation = np.sqrt(share @ (theta - middle) ** 2)
-    scaled = (theta - middle) / np.where(deviation > 0, deviation, 1.0)
+    unit = np.where(deviation > 0, deviation, 1.0)
+    scaled = (theta - middle) / unit
     targets = np.concatenate([scaled, np.abs(scaled)], axis=1)
     columns = design((rows - centre) / scale, terms)
     few = effective(share) < FEW_EACH * columns.shape[1]
     fits = [_penalised(columns, targets, share, ridge) for ridge in (PENALTIES if few else (RIDGE,))]
-    coefficients, left_out = min(fits, key=lambda fit: float(fit[1].sum()))
-    fitted = columns @ coefficients
-    residual = share @ (targets - fitted) ** 2
+    coefficients, left_out = min(fits, key=lambda fit: float((share @ np.square(fit[1])).sum()))
     if few:
-        residual, variance = left_out, share @ (targets - share @ targets) ** 2
-        r_squared, least = 1.0 - left_out / np.maximum(variance, 1e-300), LEAST_EXPLAINED
+        residual, variance = share @ np.square(left_out), share @ (targets - share @ targets) ** 2
+        r_squared, least = 1.0 - residual / np.maximum(variance, 1e-300), LEAST_EXPLAINED
     else:
-        explained = share @ (fitted - share @ fitted) ** 2
+        fitted = columns @ coefficients
+        residual, explained = share @ (targets - fitted) ** 2, share @ (fitted - share @ fitted) ** 2
         r_squared = explained / np.maximum(explained + residual, 1e-300)
         least = max(LEAST_EXPLAINED, 3.0 * columns.shape[1] / effective(share) / 2)
     keep, dim = r_squared > least, theta.shape[1]
+    of_theta = left_out[:, :dim] * unit
     # The size of a parameter that is seen itself says little more, and the two are nearly functions of each other.
     keep[dim:] &= r_squared[dim:] > r_squared[:dim]
     if not keep.any():
-        return None
-    return LearnedSummary(centre, scale, terms, coefficients[:, keep] / np.sqrt(np.maximum(residual[keep], 1e-12)))
+        return None, of_theta
+    coefficients = coefficients[:, keep] / np.sqrt(np.maximum(residual[keep], 1e-12))
+    return LearnedSummary(centre, scale, terms, coefficients), of_theta
 
 
 def _penalised(columns: Array, targets: Array, share: Array, ridge: float) -> tuple[Array, Array]:
-    """Coefficients of a ridge regression, and the mean squares of residuals of simulations left out."""
+    """Coefficients of a ridge regression, and residuals (n, targets) of simulations left out."""
     penalty = np.full(columns.shape[1], ridge)
     penalty[0] = 1e-10
     weighted = columns * share[:, None]
@@ -99,7 +143,7 @@ def _penalised(columns: Array, targets: Array, share: Array, ridge: float) -> tu
     coefficients = np.linalg.solve(gram, weighted.T @ targets)
     leverage = np.einsum("ij,ji->i", weighted, np.linalg.solve(gram, columns.T))
     left_out = (targets - columns @ coefficients) / np.maximum(1.0 - leverage, 0.05)[:, None]
-    return coefficients, share @ np.square(left_out)
+    return coefficients, left_out
 
 
 @dataclass(frozen=True, eq=False)

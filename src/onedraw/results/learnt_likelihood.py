@@ -11,8 +11,9 @@ from onedraw.estimators.weights import systematic
 from onedraw.model.coordinates import Support
 from onedraw.proposals.mixture import local_mixture
 from onedraw.results.trial import log_with_broad
-from onedraw.surrogate.choice import BRIEFLY_FROM, Form, choose_form
+from onedraw.surrogate.choice import BRIEFLY_FROM, LONGEST, Form, choose_form, choose_series
 from onedraw.surrogate.likelihood import better
+from onedraw.surrogate.refits import window_count
 from onedraw.surrogate.success import Success, fit_success
 from onedraw.surrogate.surrogate import MOST_ROWS, Surrogate, fit_surrogate
 from onedraw.surrogate.tempering import tempered_draws
@@ -31,7 +32,7 @@ MOST_FITTED, EARLIER = 20_000, 0.5
 FREE, FREE_BRIEFLY = 4000, 2000
 """Draws over which posteriors of held-out simulations are normalised."""
 FEWEST_FREE, MOST_ROWS_TRIED = 500, 20_000_000
-"""The fewest of these, and how many rows of data sets, times draws, are tried if data sets have several rows."""
+"""The fewest of these, and how many rows of data sets or steps of series, times draws, are tried if there are many."""
 BREADTH = 2.0
 """Covariances of the normals around known parameters, in covariances of their neighbours."""
 GROUPS, MORE_GROUPS, MORE_UPTO = 8, 24, 2000
@@ -67,8 +68,10 @@ halves of the simulations choose once more for the errors of estimates."""
 LATE_WORK = 3e10
 """Operations that learning a likelihood may take when a run was stopped: some seconds. With more of them, as with 80
 parameters and as many summaries, the estimate is a regression until the run goes on."""
-MOST_COLUMNS, MOST_LEARNT = 40, 80
-"""Summaries that a surrogate is fitted to; if there are more, to learnt ones, up to this number."""
+WORK_PER_VALUE = 1e8
+"""Operations for each value of a long series, in likelihoods at draws: there are many of both."""
+MOST_LEARNT = 80
+"""Learnt summaries that a surrogate is fitted to at most, if there are too many others."""
 
 
 class UnweightedPairs(NamedTuple):
@@ -130,6 +133,12 @@ class DescribedRows(NamedTuple):
     observed: Array
     learnt: bool
     """Whether they were learnt from the simulations with even numbers."""
+    series: bool = False
+    """Whether they are taken for one long series."""
+
+
+NO_GAINS: Array = np.empty(0)
+"""Of a likelihood that was not tried."""
 
 
 class LearntLikelihood(NamedTuple):
@@ -148,6 +157,9 @@ class LearntLikelihood(NamedTuple):
     """(k, dim) of the known parameters from their posterior means, in posterior standard deviations."""
     looks: Array
     """Parameters of the simulations that were made to look there, and not by chance."""
+    gains: Array = NO_GAINS
+    """(k,) logs of the densities of parameters known from simulations proposed near the posterior, over those of their
+    proposals; bounded."""
 
     @property
     def constant(self) -> bool:
@@ -212,10 +224,14 @@ def learning_work(described: DescribedRows, parameters: int) -> float:
     ['4e+08', '2e+10', '2e+11']
     """
     n, width = min(len(described.rows), MOST_FITTED), described.rows.shape[-1]
-    # A data set is one row, or has several.
-    number = min(n * math.prod(described.rows.shape[1:-1]), MOST_ROWS)
+    at_draws = 0.0
+    # A data set is one row, or has several, or is a series of steps.
+    if described.series:
+        at_draws, number, width = WORK_PER_VALUE * width, min(n * width, window_count(width)), LONGEST
+    else:
+        number = min(n * math.prod(described.rows.shape[1:-1]), MOST_ROWS)
     fitted = group_count(n) * number + FITS_OF_CHOICE * min(number, BRIEFLY_FROM)
-    return float(fitted * width * (parameters + width) ** 2)
+    return float(fitted * width * (parameters + width) ** 2) + at_draws
 
 
 def unseen(theta: Array, draws: Array) -> Array:
@@ -340,7 +356,7 @@ def _picked(
     near = np.where(odd & (number < n), aimed, 0.0)
     calibration = np.unique(systematic(near, min(CALIBRATION, len(weighted) // 4), rng.random()))
     tried, number_free = np.union1d(held_out, calibration), FREE if thorough else FREE_BRIEFLY
-    if rows.ndim == 3:
+    if rows.ndim == 3 or described.series:
         number_free = max(FEWEST_FREE, min(number_free, MOST_ROWS_TRIED // (len(tried) * rows.shape[1])))
     free = _free_draws(simulations, theta[tried], number_free, rng)
     even = np.flatnonzero(~odd) if described.learnt else np.empty(0, dtype=np.int64)
@@ -357,7 +373,8 @@ def _learnt(
 ) -> LearntLikelihood | None:
     """The surrogate, with at least this weight for simulations proposed far from the posterior."""
     training, held_out, calibration, free = picked.weighted(least), picked.held_out, picked.calibration, picked.free
-    form = choose_form(simulations.support, training, described.observed, thorough)
+    choose = choose_series if described.series else choose_form
+    form = choose(simulations.support, training, described.observed, thorough)
     if form is None:
         return None
     both, success = picked.tried(), success_of(simulations, form)
@@ -376,8 +393,10 @@ def _learnt(
     enough = 1.0 / np.square(share).sum(axis=1) > FEWEST_PLACED
     ranks, away = _placed(share[enough], free.points, training.theta[calibration][enough], simulations.discrete)
     surrogate = fit_surrogate(form, training, success)._replace(power=power)
-    looks = picked.looks()
-    return LearntLikelihood(surrogate, training, described.observed, described.learnt, scores, ranks, away, looks)
+    looks, gains = picked.looks(), near.bounded_ratios(free.log_aimed, power)
+    return LearntLikelihood(
+        surrogate, training, described.observed, described.learnt, scores, ranks, away, looks, gains
+    )
 
 
 def _free_draws(simulations: SimulatedPairs, known: Array, number: int, rng: np.random.Generator) -> FreeDraws:

@@ -47,7 +47,7 @@ def comparable(learnt: list[LearntLikelihood | None]) -> str:
     known = [one for one in learnt if one is not None]
     if len(known) < len(learnt):
         return "not every model has a learnt likelihood"
-    if any(one.learnt_summary for one in known):
+    if any(one.learnt_summary or one.surrogate.form.long for one in known):
         return "there are too many summaries for a learnt likelihood of all of them"
     if any(one.rows for one in known):
         return "the likelihood of a model was learnt for single rows of the data (replicates=)"

@@ -16,9 +16,9 @@ from onedraw.model.coordinates import Support
 from onedraw.surrogate.features import Features, Sets, count, features_of
 from onedraw.surrogate.likelihood import ALL, LEAST_GAIN, Fit, Predictors, Terms, better, fit_factor, predictors
 from onedraw.surrogate.refits import windows
-from onedraw.surrogate.residuals import ResidualLaw, choose_law
+from onedraw.surrogate.residuals import ResidualLaw, choose_law, law_of_series
 from onedraw.surrogate.training import Training
-from onedraw.surrogate.transforms import Transform, choose_transform
+from onedraw.surrogate.transforms import Transform, choose_transform, varying
 
 SMOOTH = {
     "0": ("1", "2"), "1": ("1+", "2", "0"), "1+": ("2+", "2", "1"), "2": ("2+", "3", "steps", "1"),
@@ -52,7 +52,7 @@ simulations: many are tried, and the best by chance are too sure. It falls as th
 missing make a bias that no refit shows."""
 BROAD, BREADTH = 0.01, 5.0
 """Share and width of the wide normal that bounds a score."""
-FEWEST_IN_SERIES, LONGEST, SEARCHED = 6, 8, 6000
+FEWEST_IN_SERIES, LONGEST, SEARCHED = 6, 8, 12_000
 """Summaries that may be a series, most values that a step of it depends on, and steps from which terms are chosen."""
 CLEARLY_WORSE = 0.1
 """Loss in log score per summary from which one law for all is not looked at any further."""
@@ -61,6 +61,11 @@ IN_SERIES = (
     Terms("1", "0", "1", 10.0, 1, volatility="1"),
 )  # fmt: skip
 """Where the search for the terms of a series begins: a line, a curve, a long memory, a scale that varies."""
+MOST_COLUMNS = 40
+"""Summaries up to which each may have a law of its own."""
+LOOKED_AT, LAWS_FROM = 10, 20_000
+"""Values of a longer series from which coordinates and transforms are chosen, and steps from which the law of residuals
+is."""
 CHOSEN_FROM, BRIEFLY_FROM = 3000, 1000
 """Simulations from which a surrogate is chosen at the end of a run, and on the way."""
 
@@ -103,6 +108,11 @@ class Form(NamedTuple):
     law: ResidualLaw
     common: int = ALL
     """The first of the factors that have the same coefficients: in a series, how many values a step depends on."""
+
+    @property
+    def long(self) -> bool:
+        """Whether it is that of a series so long that its values have no laws of their own."""
+        return self.common < len(self.terms) > MOST_COLUMNS
 
     @property
     def flat(self) -> bool:
@@ -149,23 +159,75 @@ def choose_form(support: Support, training: Training, observed: Array, thorough:
     most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
     some = training.some(slice(None, None, -(-len(training.rows) // most)))
     theta, rows, places, weights = some.single_rows(most)
-    best, tried = -math.inf, options(support)
-    for coordinates in tried:
-        there = coordinates(theta)
-        features = features_of(there, theta.shape[1], len(some.rows) // 3)
-        columns, sets = features(there), features.sets()
-        transform, score = choose_transform(columns, rows, places, observed, weights, sets, scored=len(tried) > 1)
-        if score > best + LEAST_GAIN:
-            best, chosen = score, (coordinates, features, transform, columns, sets)
-    if best == -math.inf:
+    prepared = _prepare(support, theta, rows, places, weights, observed, len(some.rows))
+    if prepared is None:
         return None
-    coordinates, features, transform, columns, sets = chosen
-    given = predictors(columns, weights, sets)
+    coordinates, features, transform, given = prepared
     found = _choose_all(given, transform(rows, places))
     if thorough and training.rows.ndim == 2 and len(found.terms) >= FEWEST_IN_SERIES:
         transform, found = _as_series(given, rows, places, observed, transform, found)
     law = choose_law(found.residuals, weights, thorough)
     return Form(coordinates, features, transform, found.terms, law, found.common)
+
+
+def choose_series(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
+    """The form of a series of any length, all of whose values but the first have one law; None if they clearly do not.
+
+    The work hardly depends on the length: coordinates and transforms are chosen from a few values, and the law of a
+    step from some of all steps.
+    """
+    most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
+    theta, rows, places, weights = training.some(slice(None, None, -(-len(training.rows) // most)))
+    kept, whole = varying(rows, observed)
+    some = kept[:: -(-len(kept) // LOOKED_AT)] if len(kept) else kept
+    prepared = _prepare(support, theta, rows[:, some], places[:, some], weights, observed[some], len(rows))
+    if prepared is None or len(kept) <= 2 * LONGEST:
+        return None
+    coordinates, features, transform, given = prepared
+    kinds = [warp.kind for warp in transform.warps]
+    warp = transform.warps[kinds.index(max(kinds, key=kinds.count))]
+    every = Transform(kept, whole, (warp,) * len(kept), np.zeros(len(kept)), np.ones(len(kept)))
+    common = every.in_common(_placed(rows, places, every), observed)
+    if common is None:
+        return None
+    series = common(rows, places)
+    searched = SEARCHED if thorough else BRIEFLY_FROM
+    step = _law_of_steps(given, series, LONGEST, searched, _single_scores(given, series))
+    if step is None:
+        return None
+    lags, width = step.lags, len(kept)
+    values, number = windows(series, lags, LAWS_FROM)
+    fit = fit_factor(predictors(given.columns[number], weights[number], given.sets), values, lags, step)
+    first = _choose_all(given, series[:, :lags])
+    law = law_of_series(
+        choose_law(first.residuals, weights, thorough),
+        choose_law(fit.residuals[:, None], weights[number], thorough), lags, width,
+    )  # fmt: skip
+    return Form(coordinates, features, common, (*first.terms, *[step] * (width - lags)), law, lags)
+
+
+class Prepared(NamedTuple):
+    """The coordinates, features and transforms with which parameters predict summaries best."""
+
+    coordinates: Coordinates
+    features: Features
+    transform: Transform
+    given: Predictors
+
+
+def _prepare(
+    support: Support, theta: Array, rows: Array, places: Array, weights: Array, observed: Array, number: int
+) -> Prepared | None:
+    """From single rows of so many simulations; None if no summary varies."""
+    best, tried, chosen = -math.inf, options(support), None
+    for coordinates in tried:
+        there = coordinates(theta)
+        features = features_of(there, theta.shape[1], number // 3)
+        columns, sets = features(there), features.sets()
+        transform, score = choose_transform(columns, rows, places, observed, weights, sets, scored=len(tried) > 1)
+        if score > best + LEAST_GAIN:
+            best, chosen = score, Prepared(coordinates, features, transform, predictors(columns, weights, sets))
+    return chosen
 
 
 class Factors(NamedTuple):
@@ -201,34 +263,54 @@ def _as_series(
     All summaries but the first few then have one law given as many summaries before, and a simulation has many steps
     to learn it from.
     """
-    values = rows + np.where(np.isin(np.arange(rows.shape[1]), transform.kept[transform.whole]), places, 0.0)
+    values = _placed(rows, places, transform)
     other = transform.in_common(values, observed)
     if other is None:
         return transform, single
     series, share, (n, width) = other(rows, places), given.weights / given.weights.sum(), single.scores.shape
     to_reach = single.scores.sum(axis=1) + transform.log_slopes(values) - other.log_slopes(values)
-    # Terms are compared on the same steps, however long their memory.
-    most = min(LONGEST, width // 2)
-    every, number = windows(series, most), np.repeat(np.arange(n), width - most)
-    some = slice(None, None, -(-len(every) // SEARCHED))
-    searched = predictors(given.columns[number[some]], given.weights[number[some]], given.sets)
-    # One law for all is most often much worse, and that is soon seen.
-    tried = (bounded_scores(fit_factor(searched, every[some], most, one)) for one in IN_SERIES)
-    best = max(float(searched.weights @ one) for one in tried) / float(searched.weights.sum())
-    if best < float(share @ to_reach) / width - CLEARLY_WORSE:
+    step = _law_of_steps(given, series, min(LONGEST, width // 2), SEARCHED, float(share @ to_reach) / width)
+    if step is None:
         return transform, single
-    terms, _ = choose_terms(searched, every[some], most, IN_SERIES, BESIDE_IN_SERIES)
-    lags = min(terms.lags, most) if terms.begin(most) < most else 1
-    number = np.repeat(np.arange(n), width - lags)
-    steps = predictors(given.columns[number], given.weights[number], given.sets)
-    fit = fit_factor(steps, windows(series, lags), lags, terms)
+    lags = step.lags
+    every, number = windows(series, lags, series.size)
+    fit = fit_factor(predictors(given.columns[number], given.weights[number], given.sets), every, lags, step)
     first = _choose_all(given, series[:, :lags])
     after = (one.reshape(n, -1) for one in (fit.residuals, bounded_scores(fit)))
     residuals, scores = (np.concatenate(both, axis=1) for both in zip(first[1:3], after, strict=True))
     if better(to_reach, scores.sum(axis=1), share, LEAST_ERRORS):
         return transform, single
-    later = terms._replace(lags=lags)
-    return other, Factors((*first.terms, *[later] * (width - lags)), residuals, scores, common=lags)
+    return other, Factors((*first.terms, *[step] * (width - lags)), residuals, scores, common=lags)
+
+
+def _placed(rows: Array, places: Array, transform: Transform) -> Array:
+    """The summaries, whole numbers at their places."""
+    return rows + np.where(np.isin(np.arange(rows.shape[1]), transform.kept[transform.whole]), places, 0.0)
+
+
+def _law_of_steps(given: Predictors, series: Array, longest: int, most: int, to_reach: float) -> Terms | None:
+    """The terms of the one law of all steps, chosen from at most so many; None if it scores clearly less than this.
+
+    Terms are compared on the same steps, however long their memory. One law for all is most often much worse, and that
+    is soon seen.
+    """
+    values, number = windows(series, longest, most)
+    searched = predictors(given.columns[number], given.weights[number], given.sets)
+    tried = (bounded_scores(fit_factor(searched, values, longest, one)) for one in IN_SERIES)
+    best = max(float(searched.weights @ one) for one in tried) / float(searched.weights.sum())
+    if best < to_reach - CLEARLY_WORSE:
+        return None
+    terms, _ = choose_terms(searched, values, longest, IN_SERIES, BESIDE_IN_SERIES)
+    return terms._replace(lags=min(terms.lags, longest) if terms.begin(longest) < longest else 1)
+
+
+def _single_scores(given: Predictors, series: Array) -> float:
+    """The mean log score of a few values of series (n, s), each with a law of its own given those before it."""
+    places = np.linspace(LONGEST, series.shape[1] - 1, LOOKED_AT).astype(np.int64)
+    law = Terms("1", "0", "1", 10.0)
+    scores = (bounded_scores(fit_factor(given, series[:, k - LONGEST : k + 1], LONGEST, law)) for k in places.tolist())
+    share = given.weights / given.weights.sum()
+    return sum(float(share @ one) for one in scores) / LOOKED_AT
 
 
 def bounded_scores(fit: Fit) -> Array:

@@ -92,11 +92,17 @@ class Factor(NamedTuple):
     high: float
     """Range of the log scale."""
 
-    def later(self, k: int) -> "Factor":
-        """The same law for summary k, which has more summaries before it that do not count."""
-        more = ((k - len(self.earlier), 0), (0, 0))
-        curves, volatility = (np.pad(one, ((0, 0), *more)) for one in (self.curves, self.volatility))
-        return self._replace(earlier=np.pad(self.earlier, more), curves=curves, volatility=volatility)
+    def given(self, before: Array) -> tuple[Array, Array]:
+        """Coefficients (..., p) of the mean and of the log scale, given the earlier summaries (..., k)."""
+        mean, scale = (
+            self.mean + before @ self.earlier,
+            np.broadcast_to(self.scale, (*before.shape[:-1], len(self.scale))),
+        )
+        if self.curves.any():
+            mean += np.tensordot(curved(before), self.curves, axes=((0, -1), (0, 1)))
+        if self.volatility.any():
+            scale = scale + np.tensordot(sizes(before), self.volatility, axes=((0, -1), (0, 1)))
+        return mean, scale
 
 
 class Fit(NamedTuple):

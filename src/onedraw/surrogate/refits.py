@@ -4,6 +4,7 @@ Each fit is that of `likelihood.fit_factor` to the simulations that are kept, wi
 Simulations that a part leaves out have the weight zero there, so that all parts share features and products.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +28,9 @@ from onedraw.surrogate.likelihood import (
     scale_design,
 )
 
-MOST_WINDOWS = 60_000
-"""Values in series, with those before them, from which their common law is fitted."""
+FEWEST_WINDOWS, WINDOWS_EACH, MOST_WINDOWS = 60_000, 300, 300_000
+"""Values in series, with those before them, from which their common law is fitted: a number for each value of a series,
+because what is wrong with the law adds up over them; at least the first, and at most the last."""
 
 
 class OfScales(NamedTuple):
@@ -86,24 +88,46 @@ def parts_of(columns: Array, weights: Array, kept: Array, sets: Sets) -> Parts:
     return Parts(columns, np.where(kept, weights, 0.0), kept, sets, {}, {})
 
 
-def windows(series: Array, lags: int) -> Array:
-    """Each summary of series (n, s) but the first ones with those before it: (n (s - lags), lags + 1).
+class Windows(NamedTuple):
+    """Values in series, each with those before it."""
 
-    >>> windows(np.array([[1, 2, 3], [4, 5, 6]]), 1).tolist()
+    values: Array
+    """(m, lags + 1), the value itself last."""
+    number: Array
+    """(m,) of the series that it is from."""
+
+
+def windows(series: Array, lags: int, most: int) -> Windows:
+    """Each value of series (n, s) but the first ones with those before it, or at most so many of them, evenly spread.
+
+    >>> windows(np.array([[1, 2, 3], [4, 5, 6]]), 1, 9).values.tolist()
     [[1, 2], [2, 3], [4, 5], [5, 6]]
+    >>> windows(np.zeros((100, 101)), 1, 50).number[:5].tolist()
+    [0, 2, 4, 6, 8]
     """
-    found: Array = np.lib.stride_tricks.sliding_window_view(series, lags + 1, axis=1).reshape(-1, lags + 1)
-    return found
+    times = series.shape[1] - lags
+    stride = -(-len(series) * times // most)
+    # A stride with a factor in common with the number of times would pick the same few times of all series.
+    while math.gcd(stride, times) > 1:
+        stride += 1
+    number, first = np.divmod(np.arange(0, len(series) * times, stride), times)
+    return Windows(series[number[:, None], first[:, None] + np.arange(lags + 1)], number)
 
 
-def fit_common(given: Parts, series: Array, terms: Terms, lags: int) -> list[list[Factor]]:
-    """The factor of each summary from number `lags` on for each part, with the same coefficients for all summaries."""
-    every, times = windows(series, lags), series.shape[1] - lags
-    some = slice(None, None, -(-len(every) // MOST_WINDOWS))
-    number = np.repeat(np.arange(len(series)), times)[some]
+def window_count(width: int) -> int:
+    """From how many values the common law of series of this many values is fitted.
+
+    >>> window_count(40), window_count(500), window_count(5000)
+    (60000, 150000, 300000)
+    """
+    return min(max(FEWEST_WINDOWS, WINDOWS_EACH * width), MOST_WINDOWS)
+
+
+def fit_common(given: Parts, series: Array, terms: Terms, lags: int) -> list[Factor]:
+    """The one factor of all summaries from number `lags` on, given as many before them, for each part."""
+    values, number = windows(series, lags, window_count(series.shape[1]))
     parts = Parts(given.columns[number], given.weights[:, number], given.kept[:, number], given.sets, {}, {})
-    found = fit_factors(parts, every[some], lags, terms)
-    return [[one.later(k) for one in found] for k in range(lags, series.shape[1])]
+    return fit_factors(parts, values, lags, terms)
 
 
 def fit_factors(given: Parts, rows: Array, k: int, terms: Terms) -> list[Factor]:

@@ -101,7 +101,21 @@ class Normal(NamedTuple):
         return found
 
 
-Part = Normal | Skewed | Mixed
+class Shared(NamedTuple):
+    """The law of each of some residuals alone, which is the same for all."""
+
+    columns: Array
+    law: Skewed | Mixed
+    """Of the only column of residuals (n, 1)."""
+
+    def log_density(self, residuals: Array) -> Array:
+        """Sums (n,) at residuals (n, s)."""
+        some = residuals[:, self.columns]
+        found: Array = self.law.log_density(some.reshape(-1, 1)).reshape(some.shape).sum(axis=1)
+        return found
+
+
+Part = Normal | Skewed | Mixed | Shared
 Fitting = Callable[..., Sequence[Part]]
 """From residuals (n, s) and weights to parts, one of each of some columns or of all together."""
 
@@ -295,6 +309,16 @@ def choose_law(residuals: Array, weights: Array, thorough: bool = True) -> Resid
     names = {type(part).__name__.lower() for part in parts}
     order = np.argsort(np.concatenate(columns))
     return ResidualLaw(" and ".join(sorted(names)), tuple(parts[k] for k in order))
+
+
+def law_of_series(first: ResidualLaw, steps: ResidualLaw, lags: int, width: int) -> ResidualLaw:
+    """The law of a series of so many residuals: that of the first ones, and that of a step (n, 1) for each other."""
+    (part,), later = steps.parts, np.arange(lags, width)
+    of_steps: list[Part] = [Normal(k) for k in later.tolist()]
+    if isinstance(part, Skewed | Mixed):
+        of_steps = [Shared(later, part)]
+    names = {*first.name.split(" and "), steps.name}
+    return ResidualLaw(" and ".join(sorted(names)), (*first.parts, *of_steps))
 
 
 def departures(residuals: Array, weights: Array) -> Array:

@@ -1,7 +1,7 @@
 """The whole surrogate likelihood: how it is fitted to simulations, and its value at parameters for given summaries."""
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -9,8 +9,8 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Purpose, Rng
 from onedraw.surrogate.choice import Form, coefficient_count
 from onedraw.surrogate.features import Sets, columns_of
-from onedraw.surrogate.likelihood import ALL, Factor, Terms, curved, gram, penalty, sizes
-from onedraw.surrogate.refits import fit_common, fit_factors, parts_of
+from onedraw.surrogate.likelihood import ALL, Factor, Terms, gram, penalty
+from onedraw.surrogate.refits import fit_common, fit_factors, parts_of, window_count
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.training import Training
 
@@ -18,6 +18,8 @@ MOST_ROWS = 60_000
 """Rows that a surrogate is fitted to, if data sets have several."""
 CHUNK = 2**16
 """Residuals of rows computed at once, few enough for the cache."""
+AT_ONCE = 2**20
+"""Residuals of summaries computed at once at draws, few enough for memory."""
 CERTAIN = 100.0
 """Simulations per coefficient from which coefficients count as known."""
 LEAST_LEFT = 0.1
@@ -134,35 +136,33 @@ class Surrogate(NamedTuple):
 
     def at(self, rows: Array, places: Array | None = None) -> list[Coefficients]:
         """For each of some rows of summaries (m, s), or of some data sets of rows (m, rows, s)."""
-        mean = np.array([factor.mean for factor in self.factors])
         if rows.ndim == 3:
+            mean = np.array([factor.mean for factor in self.factors])
             flat = None if places is None else places.reshape(-1, rows.shape[2])
             every = self.form.transform(rows.reshape(-1, rows.shape[2]), flat).reshape(len(rows), rows.shape[1], -1)
             return [Coefficients(some, mean) for some in every]
-        transformed = self.form.transform(rows, places)
-        earlier = np.zeros((len(mean), *mean.shape))
-        for k, factor in enumerate(self.factors):
-            earlier[k, :k] = factor.earlier
-        means = mean + np.tensordot(transformed, earlier, axes=(1, 1))
-        if any(one.curves for one in self.form.terms):
-            curves = curved(transformed)
-            for k, factor in enumerate(self.factors):
-                means[:, k] += np.tensordot(curves[:, :, :k], factor.curves, axes=((0, 2), (0, 1)))
+        transformed, lags = self.form.transform(rows, places), self.form.common
+        parts = [one.given(transformed[:, None, :k]) for k, one in enumerate(self.factors[:lags])]
+        if lags < len(self.form.terms):
+            before = np.lib.stride_tricks.sliding_window_view(transformed, lags, axis=1)[:, :-1]
+            parts.append(self.factors[-1].given(before))
+        means, scales = (np.concatenate(some, axis=1) for some in zip(*parts, strict=True))
         if not any(one.volatility for one in self.form.terms):
             return [Coefficients(*one) for one in zip(transformed, means, strict=True)]
-        scales, before = np.tile([factor.scale for factor in self.factors], (len(means), 1, 1)), sizes(transformed)
-        for k, factor in enumerate(self.factors):
-            scales[:, k] += np.tensordot(before[:, :, :k], factor.volatility, axes=((0, 2), (0, 1)))
         return [Coefficients(*one) for one in zip(transformed, means, scales, strict=True)]
 
     def there(self, columns: Array) -> There:
         """What it says at features (n, p), whatever the row: scales are those without earlier summaries."""
         uncertain = None if self.leverages is None else self.leverages.at(columns)
-        return There(*self._scales(columns, np.array([factor.scale for factor in self.factors])), uncertain)
+        return There(*self._scales(columns, self._each([factor.scale for factor in self.factors])), uncertain)
+
+    def _each(self, of_factors: list[Any]) -> Array:
+        """What is known of factors for each summary: in a series, all but the first have the last one."""
+        return np.array(of_factors)[np.minimum(np.arange(len(self.form.terms)), len(self.factors) - 1)]
 
     def _scales(self, columns: Array, coefficients: Array) -> tuple[Array, Array]:
         """Scales (k, n) at features (n, p), and sums (n,) of their logs."""
-        low, high = np.array([(factor.low, factor.high) for factor in self.factors]).T[:, :, None]
+        low, high = self._each([(factor.low, factor.high) for factor in self.factors]).T[:, :, None]
         log_scale = coefficients @ columns.T
         np.minimum(np.maximum(log_scale, low, out=log_scale), high, out=log_scale)
         return np.exp(log_scale), log_scale.sum(axis=0)
@@ -174,7 +174,7 @@ class Surrogate(NamedTuple):
         not much wider than a cell, as small counts have, a smooth density differs from its mean over the cell. Places
         are a Latin hypercube, the same in every run.
         """
-        transform, typical = self.form.transform, np.array([factor.scale[0] for factor in self.factors])
+        transform, typical = self.form.transform, self._each([factor.scale[0] for factor in self.factors])
         if observed.ndim == 1 and transform.whole.any():
             ends = transform(np.array([observed, observed]), np.outer([-0.5, 0.5], np.ones(len(observed))))
             if (np.diff(ends, axis=0)[0] > WIDE_CELL * np.exp(typical))[transform.whole].any():
@@ -192,6 +192,9 @@ class Surrogate(NamedTuple):
 
         `there` may be given.
         """
+        pieces = -(-len(columns) * len(self.form.terms) // AT_ONCE)
+        if there is None and pieces > 1:
+            return np.concatenate([self.data_log_likelihood(one, data) for one in np.array_split(columns, pieces)])
         there = self.there(columns) if there is None else there
         if len(data.places) == 1:
             return self.log_likelihood(columns, data.places[0], there)
@@ -264,7 +267,7 @@ def fit_surrogates(form: Form, training: Training, kept: Array, success: Success
     parts = parts_of(columns, weights, kept, sets)
     each = [fit_factors(parts, transformed, k, terms) for k, terms in enumerate(form.terms[: form.common])]
     if form.common < len(form.terms):
-        each += fit_common(parts, transformed, form.terms[-1], form.common)
+        each.append(fit_common(parts, transformed, form.terms[-1], form.common))
     known = training.rows.ndim == 3
     return [
         Surrogate(
@@ -282,7 +285,7 @@ def leverages_of(
     Those of curves and volatility only count by their number: where factors have them, coefficients are known well.
     """
     later = np.arange(len(terms)) >= common
-    times = np.where(later, later.sum(), 1)
+    times = np.where(later, np.clip(window_count(len(terms)) / len(columns), 1.0, later.sum()), 1.0)
     number = np.array([coefficient_count(one, k, sets) - len(sets[one.scale]) for k, one in enumerate(terms)]) / times
     total = float(weights.sum())
     if CERTAIN * number.max() <= total:

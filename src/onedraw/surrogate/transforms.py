@@ -110,6 +110,14 @@ def _warped(some: Array, warps: tuple[Warp, ...]) -> Array:
     return np.stack(columns, axis=1) if columns else np.empty((len(some), 0))
 
 
+def varying(rows: Array, observed: Array) -> tuple[Array, Array]:
+    """The columns that vary, and which of these are whole numbers, in the data as well."""
+    varied = np.mean(rows != np.median(rows, axis=0), axis=0)
+    kept = np.flatnonzero((varied > LEAST_VARIED) & (rows.std(axis=0) > 0))
+    both = np.concatenate([rows[:, kept], np.atleast_2d(observed)[:, kept]])
+    return kept, np.all(both == np.rint(both), axis=0)
+
+
 def choose_transform(
     columns: Array, rows: Array, places: Array, observed: Array, relevance: Array, sets: Sets, scored: bool = True
 ) -> tuple[Transform, float]:
@@ -119,11 +127,7 @@ def choose_transform(
     mean scores; minus infinity if no summary varies. Unless it is to be `scored`, a summary with one possible
     transform adds zero to it.
     """
-    observed = np.atleast_2d(observed)
-    varied = np.mean(rows != np.median(rows, axis=0), axis=0)
-    kept = np.flatnonzero((varied > LEAST_VARIED) & (rows.std(axis=0) > 0))
-    whole = np.all(rows[:, kept] == np.rint(rows[:, kept]), axis=0)
-    whole &= np.all(observed[:, kept] == np.rint(observed[:, kept]), axis=0)
+    observed, (kept, whole) = np.atleast_2d(observed), varying(rows, observed)
     some = rows[:, kept] + np.where(whole, places[:, kept], 0.0)
     low = np.minimum(rows[:, kept].min(axis=0), observed[:, kept].min(axis=0))
     richest = next(name for name in ("2", "1") if name == "1" or (name in sets and len(rows) > 4 * len(sets[name])))

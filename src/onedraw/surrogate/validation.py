@@ -16,7 +16,7 @@ import numpy as np
 
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
-from onedraw.surrogate.choice import Form, choose_form
+from onedraw.surrogate.choice import Form, choose_form, choose_series
 from onedraw.surrogate.likelihood import better
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate, fit_surrogates
@@ -155,8 +155,8 @@ def with_other_forms(surrogate: Surrogate, training: Training, observed: Array, 
     """
     # Where simulations fail is the same for all.
     surrogate, support = surrogate._replace(success=None), surrogate.form.coordinates.support
-    counted = training.counted()
-    forms = (choose_form(support, counted.some(slice(half, None, 2)), observed, thorough=False) for half in (0, 1))
+    counted, choose = training.counted(), choose_series if surrogate.form.long else choose_form
+    forms = (choose(support, counted.some(slice(half, None, 2)), observed, thorough=False) for half in (0, 1))
     fitted = (fit_surrogate(form, training, None) for form in forms if form is not None)
     others = (one._replace(power=surrogate.power) for one in fitted)
     found = _reweighted(surrogate, others, observed, draws)
