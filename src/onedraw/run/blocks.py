@@ -314,16 +314,12 @@ class Supply(Generic[Item]):
         return max(left / pieces, self._least)
 
     def _each(self) -> float | None:
-        """Seconds of a block in a worker; before any is done, what was done earlier in the run says it."""
-        if not self._pool.remote:
-            return None
-        if self._done:
-            return max(self._seconds / self._done, 1e-9)
-        if not self._look(1):
+        """Seconds of one of the next blocks in a worker; before any is done, what was done earlier in the run says it."""
+        if not self._pool.remote or not self._look(1):
             return None
         self._look(SOME)
         some = list(islice(self._waiting, SOME))
-        unit = None if self._before is None else self._before.unit(type(some[0]))
+        unit = self.unit(type(some[0]))
         if unit is None and isinstance(some[0], BlockPart):
             unit = self._pool.each
         # The last part of a block may be small, and says little of the others.
@@ -419,17 +415,19 @@ def in_parts(
     blocks = iter(blocks)
     if not pool.remote:
         return blocks, take
-    if pool.each is not None:
-        most = max(1, int(pool.piece / 32 / max(pool.each, 1e-9)))
-    else:
-        some = list(islice(blocks, PARTS * pool.workers))
-        most, blocks = part_size(some, pool.workers), chain(some, blocks)
+    some: list[Block] = list(islice(blocks, PARTS * pool.workers)) if pool.each is None else []
+    at_first = part_size(some, pool.workers)
+
+    def most() -> int:
+        """Of the next block: how long a simulation takes shows when the first are done."""
+        return at_first if pool.each is None else max(1, int(pool.piece / 32 / max(pool.each, 1e-9)))
 
     def count(simulations: int) -> None:
         """In vain, unless the whole block is done before the run ends."""
         pool.surplus += simulations
 
-    return even_parts(blocks, most), taking_parts(take, join, count)
+    parts = chain.from_iterable(even_parts([block], most()) for block in chain(some, blocks))
+    return parts, taking_parts(take, join, count)
 
 
 def in_chain_blocks(
