@@ -134,7 +134,7 @@ class Simulate:
     def __call__(self, item: ProposalBlock | BlockPart) -> Outcome:
         block: Any = item.block if isinstance(item, BlockPart) else item
         rng = Rng(self.seed, Phase.IMPORTANCE, block.first)
-        if item.size == block.size:
+        if not isinstance(item, BlockPart) or item.size == block.size:
             return self._measured(block, self.estimator.evaluate(rng, block.theta, None))
         rows = whole_of(item)[1]
         found = self.estimator.simulated(rng, np.asfortranarray(block.theta[rows]), rows)
