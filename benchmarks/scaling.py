@@ -1,6 +1,6 @@
 """How it grows: share of ideal with 2 real workers, and with up to 1,024 simulated ones (`benchmarks.cluster`).
 
-All of it takes about six minutes of one processor, and three more in which the real workers sleep.
+All of it takes about ten minutes of one processor, and three more in which the real workers sleep.
 """
 
 import heapq
