@@ -14,7 +14,8 @@ import onedraw as od
 from benchmarks import scaling
 from benchmarks.cluster import Cluster, spend, virtual
 from onedraw.run.blocks import Block, Deadline, Supply, cut, in_parts, parts_of, whole_of
-from onedraw.run.pool import PIECES_PER_SECOND, WorkerPool
+from onedraw.run.pool import MOST_LONGER, PIECES_PER_SECOND, WorkerPool
+from onedraw.samplers import importance as importance_module
 from tests.marks import long_in_slow_tests
 from tests.test_executors import dask, same
 
@@ -106,38 +107,81 @@ def test_pieces_grow_with_the_number_of_workers_and_shrink_towards_the_end():
         cluster.now += 1000
         sizes = sizes_of(supply)
     assert sum(sizes) == 10**6 - 1
-    assert max(sizes) == 250 and sizes[len(sizes) // 4] == 250
-    assert sizes[-2] == 62
+    usual = round(10 * 1000 / PIECES_PER_SECOND)
+    assert max(sizes) == usual and sizes[len(sizes) // 4] == usual
+    assert sizes[-2] == round(usual / 4)
 
 
 def test_pieces_are_longer_if_too_many_were_sent():
-    """With 400 pieces sent at once, ten seconds of them at 40 per second."""
+    """With ten seconds of pieces sent at once."""
+    usual = 1000 / PIECES_PER_SECOND
     with virtual(Cluster(1000)) as cluster:
         pool = WorkerPool(cluster)
-        for ticket in range(400):
+        for ticket in range(10 * PIECES_PER_SECOND):
             pool.submit(ticket, abs, [-1])
-        assert pool.piece == pytest.approx(1000 / PIECES_PER_SECOND + 10)
+        assert pool.piece == pytest.approx(usual + 10)
         cluster.now += 4
-        assert pool.piece == pytest.approx(1000 / PIECES_PER_SECOND + 6)
+        assert pool.piece == pytest.approx(usual + 6) and pool.least == pytest.approx(pool.piece / 4)
         cluster.now += 100
-        assert pool.piece == 1000 / PIECES_PER_SECOND
-        for ticket in range(400, 10_000):
+        # Only the smallest use what is left over.
+        assert pool.piece == usual and pool.least == pytest.approx(usual / 4 / MOST_LONGER)
+        for ticket in range(10_000):
             pool.submit(ticket, abs, [-1])
-        assert pool.piece == 2 * 1000 / PIECES_PER_SECOND
+        assert pool.piece == pytest.approx(MOST_LONGER * usual) and pool.least == pytest.approx(pool.piece / 4)
 
 
-def test_pieces_do_not_shrink_if_other_work_follows():
-    with virtual(Cluster(10)) as cluster:
+def test_rounds_have_fewer_pieces_if_too_many_were_sent():
+    """Of a round that others follow each worker gets two pieces, or hardly more than one."""
+    numbers = []
+    for sent in (100, 10_000):
+        with virtual(Cluster(100)) as cluster:
+            pool = WorkerPool(cluster)
+            for ticket in range(sent):
+                pool.submit(ticket, abs, [-1])
+            cluster.now += 100 / PIECES_PER_SECOND
+            before = Supply(pool, cut(100, 1), Deadline(None))
+            before.took(before.next_group(), 0.04)
+            supply = Supply(pool, cut(6000, 1), Deadline(None), followed=True, before=before)
+            numbers.append(len(sizes_of(supply)))
+    assert numbers[0] >= 195 and numbers[1] <= 140
+
+
+def test_parts_are_small_as_soon_as_it_is_known_how_long_a_simulation_takes():
+    """Two long simulations in one part would be waited for one after the other."""
+    with virtual(Cluster(64)) as cluster:
         pool = WorkerPool(cluster)
-        before = Supply(pool, cut(20, 2), Deadline(None))
-        before.took(before.next_group(), 0.02)
-        # Twice as large a block takes twice as long: 0.02 s of 0.25 s each.
-        last = Supply(pool, cut(400, 4), Deadline(None), before=before)
-        followed = Supply(pool, cut(400, 4), Deadline(None), followed=True, before=before)
-        shrinking, even = sizes_of(last), sizes_of(followed)
-    assert len(set(even[:-1])) == 1 and even[0] * 0.04 <= pool.piece
-    assert sum(even) == sum(shrinking) == 100
-    assert len(shrinking) > len(even) and shrinking[-1] < shrinking[0]
+        parts, _ = in_parts(pool, cut(10**5, 16), lambda item, whole: False, lambda _, sizes: sizes)
+        assert next(parts).size == 16
+        pool._simulations, pool._seconds = 16, 1.6
+        rest = list(parts)
+    assert {part.size for part in rest} == {1} and len(rest) == 10**5 - 16
+
+
+def test_pieces_are_as_long_when_their_blocks_become_smaller():
+    """How long one block takes follows from its simulations."""
+    with virtual(Cluster(4)) as cluster:
+        pool = WorkerPool(cluster)
+        supply = Supply(pool, iter([*cut(400, 100), *cut(10**4, 1, 400)]), Deadline(None))
+        first = [supply.next_group() for _ in range(4)]
+        for group in first:
+            supply.took(group, 0.1)
+        assert [len(group) for group in first] == [1, 1, 1, 1] and pool.piece == 0.2
+        sizes = sizes_of(supply)
+    assert sizes[:4] == [4, 16, 64, 200]
+
+
+def test_importance_shares_out_parts_of_its_blocks(monkeypatch):
+    """Two long simulations in one block are waited for side by side, with the same draws."""
+    found, seconds = [], []
+    for parted in (importance_module.parted, lambda model: False):
+        monkeypatch.setattr(importance_module, "parted", parted)
+        with virtual(Cluster(16)) as cluster:
+            model = scaling.model_taking(scaling.rare, spend)
+            post = od.importance(model, budget=3200, seed=1, executor=cluster)
+            seconds.append(cluster.now)
+        assert post.cost.surplus == 0
+        found.append(same(post))
+    assert found[0] == found[1] and seconds[0] < 0.9 * seconds[1]
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ SHARES = 3
 """Pieces of work per worker into which the rest of a round is divided."""
 FOLLOWED = 2
 """The same if workers go on with other work behind it."""
+FEWEST_SHARES = 4 / 3
+"""The same if too many pieces were sent so far."""
 PARTS = 8
 """Parts of blocks per worker in a round of which it is not known how long a simulation takes."""
 SOME = 16
@@ -261,8 +263,8 @@ class Supply(Generic[Item]):
         """The kind of the blocks, and how many steps or simulations were done."""
         self._before = before
         """Whose blocks say how long these may take, if they are of the same kind."""
-        self._least: float | None = None
-        """Seconds of the smallest pieces, known when the end is in sight."""
+        self._little: float | None = None
+        """Seconds of work for each worker when the end came in sight."""
         self._most: float | None = None
         """Seconds of the largest pieces, if others follow."""
 
@@ -306,24 +308,22 @@ class Supply(Generic[Item]):
 
     def _share(self, wanted: float, each: float, pieces: int) -> float | None:
         """Seconds of one of a few pieces for each worker, if there is not work enough for such as are wanted."""
-        if self._look(min(MOST_LOOKED_AT, math.ceil(pieces * self._pool.workers * wanted / each))):
+        # Fewer if too many were sent so far, more if few were.
+        share = max(pieces / self._pool.longer, FEWEST_SHARES)
+        if self._look(min(MOST_LOOKED_AT, math.ceil(share * self._pool.workers * wanted / each))):
             return None
         left = len(self._waiting) * each / self._pool.workers
         # Of little work each gets one piece.
-        self._least = min(self._pool.least, left) if self._least is None else self._least
-        return max(left / pieces, self._least)
+        self._little = left if self._little is None else self._little
+        return max(left / share, min(self._pool.least, self._little))
 
     def _each(self) -> float | None:
-        """Seconds of a block in a worker; before any is done, what was done earlier in the run says it."""
-        if not self._pool.remote:
-            return None
-        if self._done:
-            return max(self._seconds / self._done, 1e-9)
-        if not self._look(1):
+        """Seconds of one of the next blocks in a worker, by what was done of this line or, at first, before it."""
+        if not self._pool.remote or not self._look(1):
             return None
         self._look(SOME)
         some = list(islice(self._waiting, SOME))
-        unit = None if self._before is None else self._before.unit(type(some[0]))
+        unit = self.unit(type(some[0]))
         if unit is None and isinstance(some[0], BlockPart):
             unit = self._pool.each
         # The last part of a block may be small, and says little of the others.
@@ -419,17 +419,19 @@ def in_parts(
     blocks = iter(blocks)
     if not pool.remote:
         return blocks, take
-    if pool.each is not None:
-        most = max(1, int(pool.piece / 32 / max(pool.each, 1e-9)))
-    else:
-        some = list(islice(blocks, PARTS * pool.workers))
-        most, blocks = part_size(some, pool.workers), chain(some, blocks)
+    some: list[Block] = list(islice(blocks, PARTS * pool.workers)) if pool.each is None else []
+    at_first = part_size(some, pool.workers)
+
+    def most() -> int:
+        """Of the next block: how long a simulation takes shows when the first are done."""
+        return at_first if pool.each is None else max(1, int(pool.piece / 32 / max(pool.each, 1e-9)))
 
     def count(simulations: int) -> None:
         """In vain, unless the whole block is done before the run ends."""
         pool.surplus += simulations
 
-    return even_parts(blocks, most), taking_parts(take, join, count)
+    parts = chain.from_iterable(even_parts([block], most()) for block in chain(some, blocks))
+    return parts, taking_parts(take, join, count)
 
 
 def in_chain_blocks(

@@ -197,7 +197,9 @@ class Advancing:
             length = self._length
             if self.pool.remote and not isinstance(self.pool, JobArray):
                 # Shorter and shorter towards the end, so that the workers end at about the same time.
-                left = whole_draws(self.task, max((steps - cuts[number]) / SHARES, length / 4))
+                left = whole_draws(
+                    self.task, max((steps - cuts[number]) * min(self.pool.longer / SHARES, 1.0), length / 4)
+                )
                 length = min(length, left)
                 # No last one of a few steps.
                 length = steps - cuts[number] if steps - cuts[number] < 1.5 * length else length

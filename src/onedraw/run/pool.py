@@ -33,11 +33,12 @@ PATIENCE = 300.0
 """Seconds without any activity after which a run gives up waiting. Set it higher to wait longer."""
 PIECE_SECONDS = 0.2
 """About how long a worker should take for a piece of work: sending it costs about a millisecond."""
-PIECES_PER_SECOND = 40
-"""That one process hands out, however many workers there are: their pieces take longer. At the ends of rounds there are
-more, and 50 are the most that are wanted on the whole."""
-MOST_LONGER = 2
-"""How many times as long pieces are at most if more than that were handed out so far, as at the ends of rounds."""
+PIECES_PER_SECOND = 45
+"""That one process hands out, however many workers there are: their pieces take longer. 50 are the most that are wanted
+on the whole."""
+MOST_LONGER = 2.5
+"""How many times as long pieces are at most if more than that were handed out so far, as at the ends of rounds; and how
+many times as short the smallest are if fewer were."""
 QUEUED_SECONDS = 10.0
 """Work for each worker of a Dask cluster that waits there: adaptive clusters grow if there is more than 5 s of it."""
 MOST_QUEUED = 64
@@ -92,8 +93,8 @@ class InProcess:
     """Pieces of work that may be in flight."""
     few = 1
     """The same where the next piece is better chosen late."""
-    piece, least = PIECE_SECONDS, PIECE_SECONDS / 4
-    """About how long a piece of work should take, and the smallest at the end of a round."""
+    longer, piece, least = 1.0, PIECE_SECONDS, PIECE_SECONDS / 4
+    """As of a `WorkerPool`."""
     remote = False
     surplus = 0
     workers = 1
@@ -191,19 +192,29 @@ class WorkerPool:
         return self.workers + math.ceil(self.workers * min(1.0, WAY_SECONDS / self.piece))
 
     @property
-    def piece(self) -> float:
-        """About how long a piece of work should take: longer for many workers, since one process serves them all.
+    def longer(self) -> float:
+        """How many times as long as usual pieces should take, by how many were handed out so far.
 
         If the workers get one each now, as many as should have been handed out by the time they are done.
         """
-        usual = 4 * self.least
         elapsed = 0.0 if self._began is None else time.monotonic() - self._began
-        return min(max((self.workers + self._sent) / PIECES_PER_SECOND - elapsed, usual), MOST_LONGER * usual)
+        wanted = (self.workers + self._sent) / PIECES_PER_SECOND - elapsed
+        return min(max(wanted / self._usual, 1 / MOST_LONGER), MOST_LONGER)
+
+    @property
+    def _usual(self) -> float:
+        """Seconds of a piece with so many workers."""
+        return max(PIECE_SECONDS, self.workers / PIECES_PER_SECOND)
+
+    @property
+    def piece(self) -> float:
+        """About how long a piece of work should take: longer for many workers, since one process serves them all."""
+        return self._usual * max(self.longer, 1.0)
 
     @property
     def least(self) -> float:
         """The same of the smallest pieces, at the end of a round."""
-        return max(PIECE_SECONDS, self.workers / PIECES_PER_SECOND) / 4
+        return self._usual / 4 * self.longer
 
     @property
     def each(self) -> float | None:

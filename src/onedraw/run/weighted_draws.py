@@ -13,13 +13,16 @@ from onedraw.engines.arrays import Array
 from onedraw.engines.streams import Phase, Rng
 from onedraw.estimators.abc_average import AbcAverage
 from onedraw.estimators.pairs import estimates
+from onedraw.estimators.protocol import Evaluation
 from onedraw.estimators.tolerances import tolerance_with
 from onedraw.estimators.weights import effective
+from onedraw.model.simulator import Simulated
 from onedraw.proposals.mixture import Mixture, log_weights
 from onedraw.results.posterior import Simulations
+from onedraw.run.blocks import BlockPart, whole_of
 from onedraw.run.fitted_mixture import GivenProposal
 from onedraw.run.pilot import continuation_setting
-from onedraw.run.plan import Outcome
+from onedraw.run.plan import Outcome, whole_outcome
 from onedraw.run.result import Result, Stage, nothing
 from onedraw.run.specification import distance_setting
 
@@ -123,17 +126,35 @@ def apart(now: WeightedDraws) -> WeightedDraws:
 
 @dataclass(frozen=True, eq=False)
 class Simulate:
-    """The pure task of importance sampling: simulate at given parameters."""
+    """The pure task of importance sampling: simulate at given parameters, in one block or a part of it."""
 
     estimator: AbcAverage
     seed: int
 
-    def __call__(self, item: ProposalBlock) -> Outcome:
-        result = self.estimator.evaluate(Rng(self.seed, Phase.IMPORTANCE, item.first), item.theta, None)
+    def __call__(self, item: ProposalBlock | BlockPart) -> Outcome:
+        block: Any = item.block if isinstance(item, BlockPart) else item
+        rng = Rng(self.seed, Phase.IMPORTANCE, block.first)
+        if not isinstance(item, BlockPart) or item.size == block.size:
+            return self._measured(block, self.estimator.evaluate(rng, block.theta, None))
+        rows = whole_of(item)[1]
+        found = self.estimator.simulated(rng, np.asfortranarray(block.theta[rows]), rows)
+        return Outcome({"simulated": found.rows}, found.cost, found.failures, found.ignored_rng)
+
+    def joined(self, block: ProposalBlock, parts: list[Outcome]) -> Outcome:
+        """The outcome of a block whose parts were simulated apart: compared as a whole."""
+        if len(parts) == 1:
+            return parts[0]
+        whole, rng = whole_outcome(block, parts), Rng(self.seed, Phase.IMPORTANCE, block.first)
+        found = Simulated(whole.arrays["simulated"], whole.cost, whole.failures, whole.ignored_rng)
+        return self._measured(block, self.estimator.compared(found, rng, block.theta, None, 0))._replace(
+            first=whole.first
+        )
+
+    def _measured(self, block: ProposalBlock, result: Evaluation) -> Outcome:
         more = {"rows": result.rows, "counted": result.counted}
         arrays = {"distances": result.distances, **{name: part for name, part in more.items() if part is not None}}
-        skipped = (item.proposals - item.size) * self.estimator.pseudo_samples
-        cost = result.cost._replace(proposals=item.proposals, skipped=skipped)
+        skipped = (block.proposals - block.size) * self.estimator.pseudo_samples
+        cost = result.cost._replace(proposals=block.proposals, skipped=skipped)
         return Outcome(arrays, cost, result.failures, result.ignored_rng)
 
 

@@ -37,7 +37,7 @@ from onedraw.run.fitted_mixture import MOST_NEAR, around, check_proposal, given_
 from onedraw.run.options import Options, RunOptions, check_parts, check_pays, on_engine
 from onedraw.run.pilot import pilot
 from onedraw.run.plan import Gathered, Limits, Outcome, Plan, Round
-from onedraw.run.prior_draws import block_size
+from onedraw.run.prior_draws import block_size, parted
 from onedraw.run.registry import sampler
 from onedraw.run.result import Result, Stage, nothing
 from onedraw.run.session import Run
@@ -119,7 +119,11 @@ def round_of(now: WeightedDraws, new: RoundProposals, late: int, ahead: bool) ->
     note = first if math.isinf(now.eps) else f"eps {now.eps:.3g}"
     shown = (lambda: result_of(apart(now), "unfinished")) if len(now.theta) else None
     prefix = max(1, inside.size - int(AHEAD * (begin + inside.size))) if ahead else None
-    return Round(Simulate(estimator, now.design.seed), items, note=lambda gathered: note, shown=shown, prefix=prefix)
+    task = Simulate(estimator, now.design.seed)
+    return Round(
+        task, items, note=lambda gathered: note, join=task.joined if parted(estimator.model) else None, shown=shown,
+        prefix=prefix,
+    )  # fmt: skip
 
 
 def ended(now: WeightedDraws, before: WeightedDraws, mixture: Mixture | None) -> tuple[WeightedDraws, bool]:
