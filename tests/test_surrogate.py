@@ -937,7 +937,7 @@ class TestSeries:
 
     def test_steps_are_of_all_times(self):
         values, number = windows(np.tile(np.arange(101.0), (100, 1)), 1, 500)
-        assert len(values) == 500 and (np.diff(values, axis=1) == 1.0).all()
+        assert 450 < len(values) <= 500 and (np.diff(values, axis=1) == 1.0).all()
         assert len(np.unique(values[:, 1])) > 90 and len(np.unique(number)) == 100
 
     def test_the_residuals_of_all_steps_have_one_law(self):
