@@ -32,8 +32,8 @@ from onedraw.run.shard_files import (
     ShardsMissing,
     check_versions,
     disk_time,
-    header_of,
     is_alive,
+    make_folder,
     newest_round,
     read_json,
     read_lease,
@@ -151,7 +151,7 @@ class JobArray:
         """The run's file, which lies in the folder."""
         mine = self.folder / STORE
         if asked is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             return mine
         given = place(asked)
         if given is None or given.resolve() != mine.resolve():
@@ -248,7 +248,7 @@ class JobArray:
         With a larger budget than the round was planned for, its last item may be another one than the run now wants.
         """
         coming = iter(items)
-        item, parts, begun = next(coming, None), self._parts(found), False
+        item, parts, begun = next(coming, None), found.parts(), False
         for shard in range(1, found.shards + 1):
             places = found.places(shard)
             if not begun and place_of(item) not in places:
@@ -277,7 +277,7 @@ class JobArray:
         if found is None:
             found = self._written(here, "chains", task, list(pieces), False)
         every: list[Any] = []
-        parts = self._parts(found)
+        parts = found.parts()
         for shard in range(1, found.shards + 1):
             results, error, parts = self._results(found, shard, parts, passed)
             if error is not None:
@@ -305,7 +305,7 @@ class JobArray:
                     results, error = found.unpacked(part)[1]
                     return results, error, parts
             before, now = parts, disk_time(found.path)
-            parts = self._parts(found)
+            parts = found.parts()
             if parts != before:
                 until = time.monotonic() + self.wait
                 continue
@@ -316,12 +316,6 @@ class JobArray:
             current_guard().call(partial(time.sleep, pause))
             pause = min(1.5 * pause, POLLS[1])
 
-    def _parts(self, found: ShardRound) -> dict[int, ShardPart]:
-        try:
-            return found.parts()
-        except RoundClosed:
-            raise StoreError(f"{found.path} was removed while it was read: give the same call again") from None
-
     def _missing(self, found: ShardRound, parts: dict[int, ShardPart]) -> ShardsMissing:
         """The error that names what is missing; the folder remembers how far it was."""
         missing = tuple(k for k in range(1, found.shards + 1) if k not in parts or parts[k].done < found.size(k))
@@ -331,8 +325,7 @@ class JobArray:
         message = f"round {found.number} waits for {len(missing)} of {found.shards} shards"
         for shard in missing:
             if shard in parts and parts[shard].failed:
-                text = str(header_of(parts[shard].path).get("error"))
-                message += f"; shard {shard} ended with an error: {text}"
+                message += f"; shard {shard} ended with an error: {found.error_of(parts[shard])}"
                 break
         return ShardsMissing(message, found.number, missing, moved)
 
@@ -420,9 +413,9 @@ def closed_rounds(folder: Path) -> list[dict[str, int]]:
     if known is None:
         return []
     if not isinstance(known, list) or not all(map(is_table, known)):
-        raise StoreError(f"{folder / CLOSED} {_NOT_OURS}")
+        raise StoreError(f"{folder / CLOSED} does not hold what a job array writes: remove it")
     if not all(type(one.get(name)) is int for one in known for name in names):
-        raise StoreError(f"{folder / CLOSED} {_NOT_OURS}")
+        raise StoreError(f"{folder / CLOSED} does not hold what a job array writes: remove it")
     return known
 
 
