@@ -369,7 +369,6 @@ class JobArray:
             "phase": here.phase, "number": here.number, "kind": kind, "threads": self._threads, "first": first,
             "part": part,
         }  # fmt: skip
-        (self.folder / COMPLETE).unlink(missing_ok=True)
         return write_round(self.folder, number, header, packed(task), every)
 
     def _close(self, found: ShardRound, unused: int) -> None:
@@ -490,6 +489,10 @@ def _differs(path: Path, known: Any, now: Mapping[str, Any]) -> list[str]:
         return [f"it is a run of {before.get('algorithm')}, not of {now['algorithm']}"]
     there, here = known.get("versions"), versions()
     if not is_table(there) or there.get("onedraw") != here["onedraw"]:
-        return [f"onedraw {there.get('onedraw') if is_table(there) else there} -> {here['onedraw']}"]
+        planned = there.get("onedraw") if is_table(there) else there
+        raise StoreError(
+            f"{path} was written by onedraw {planned}, and this is onedraw {here['onedraw']}: use the same version, or "
+            "plan the run again in another folder"
+        )
     changed = changed_parts(before["parts"], now["parts"], code=same_python(there, here))
     return [*differences(before["arguments"], now["arguments"]), *changed]

@@ -138,9 +138,14 @@ def _renamed(path: Path) -> Iterator[Path]:
             hidden.unlink()
         if _gone(error) and ROUND.fullmatch(path.parent.name):
             raise RoundClosed(path.parent) from error
-        raise StoreError(
-            f"{path} could not be written ({error}): make room, or make it writable, and give the same command again"
-        ) from error
+        raise _not_written(path, error) from error
+
+
+def _not_written(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{path} could not be written ({error.strerror or error}): make room, or make it writable, and give the same "
+        "command again"
+    )
 
 
 def _gone(error: OSError) -> bool:
@@ -222,6 +227,8 @@ def read_json(path: Path) -> Any:
         return None
     except (OSError, ValueError) as error:
         remedy = "remove it" if path.name in NOTES else "plan the run again in another folder"
+        if isinstance(error, OSError):
+            remedy = f"make it readable, and give the same command again; or {remedy}"
         raise StoreError(f"{path} cannot be read ({error}): {remedy}") from error
 
 
@@ -430,19 +437,21 @@ def write_round(
     try:
         hidden.mkdir()
     except OSError as error:
-        raise StoreError(
-            f"{folder} could not be written to ({error}): make room, or make it writable, and give the same command again"
-        ) from error
+        raise _not_written(hidden, error) from error
     sizes = [size for size, _, _ in shards]
     whole = {**header, "token": token, "shards": len(shards), "sizes": sizes, "versions": versions()}
     write_whole(hidden / "task", whole, task)
     for k, (_, places, items) in enumerate(shards):
         write_whole(hidden / f"items-{k + 1:05d}", {"token": token, "places": places}, items)
     made = ShardRound(folder / f"round-{number:04d}", number, whole)
-    if made.path.exists():
-        # The rest of a round whose task is missing, which nobody can do.
-        remove_round(made)
-    hidden.rename(made.path)
+    try:
+        (folder / COMPLETE).unlink(missing_ok=True)
+        if made.path.exists():
+            # The rest of a round whose task is missing, which nobody can do.
+            remove_round(made)
+        hidden.rename(made.path)
+    except OSError as error:
+        raise _not_written(made.path, error) from error
     return made
 
 
