@@ -27,7 +27,6 @@ from onedraw.results.plain import printable
 
 WAITS = 4
 """The exit status of a run that waits for shards; STANDS if none was worked on since the last step."""
-PLAN = "plan.json"
 FIRST_SIMULATIONS, FIRST_SECONDS = 20, 10.0
 """Simulations at most, and seconds, of the first look at a model."""
 LIMITS = ("budget", "draws")
@@ -57,6 +56,9 @@ def plan(model: str, shards: int, out: str | None, bank: tuple[str, ...], json_w
     exit status is 0 if shards are ready to be worked on or the run is complete.
     """
     from onedraw.arguments import seed_or_fresh
+    from onedraw.run.job_array import job_array
+    from onedraw.run.record import OtherRun
+    from onedraw.run.shard_files import PLAN, make_folder, write_json
     from onedraw.tuning.first_look import first_look
 
     value, _, _, _ = asked_for(model, **options)
@@ -64,7 +66,9 @@ def plan(model: str, shards: int, out: str | None, bank: tuple[str, ...], json_w
     folder = Path(out or f"{path.stem}-run")
     before = _planned(folder) if (folder / PLAN).exists() else None
     if options["seed"] is None:
-        options["seed"] = seed_or_fresh(None) if before is None else before["options"]["seed"]
+        # Of a folder whose plan was lost, that of its run.
+        options["seed"] = job_array(folder, shards).seed(None) if before is None else before["options"]["seed"]
+        options["seed"] = seed_or_fresh(options["seed"])
     now = {
         "model": f"{path.resolve()}:{name}", "shards": shards, "bank": [str(Path(one).resolve()) for one in bank],
         "options": options,
@@ -77,9 +81,6 @@ def plan(model: str, shards: int, out: str | None, bank: tuple[str, ...], json_w
             click.echo(printable(line), err=True)
     else:
         _check_plan(folder, before, now)
-    from onedraw.run.record import OtherRun
-    from onedraw.run.shard_files import make_folder, write_json
-
     make_folder(folder)
     write_json(folder / PLAN, now)
     try:
@@ -176,7 +177,7 @@ def _copy(file: Path, out: Path) -> None:
 def _planned(folder: Path) -> dict[str, Any]:
     """The plan in a folder; an error if there is none or it cannot be used."""
     from onedraw.run.record import StoreError
-    from onedraw.run.shard_files import read_json
+    from onedraw.run.shard_files import PLAN, REMEDIES, read_json
 
     try:
         known = read_json(folder / PLAN)
@@ -186,7 +187,7 @@ def _planned(folder: Path) -> dict[str, Any]:
         raise click.ClickException(f"{folder} holds no plan: onedraw plan makes one")
     kinds = {"model": str, "shards": int, "bank": list, "options": dict}
     if not isinstance(known, dict) or not all(isinstance(known.get(name), kind) for name, kind in kinds.items()):
-        raise click.ClickException(f"{folder / PLAN} is not a plan of onedraw: plan the run again in another folder")
+        raise click.ClickException(f"{folder / PLAN} is not a plan of onedraw: {REMEDIES[PLAN]}")
     return known
 
 
@@ -208,13 +209,14 @@ def _step(folder: str, json_wanted: bool, *, whole: bool, wait: float | None = N
     """Follow the plan as far as shards are done, and end with its status."""
     import onedraw as od
     from onedraw.run.record import OtherRun
+    from onedraw.run.shard_files import PLAN
 
     planned = _planned(Path(folder))
     path, _ = split(planned["model"])
     if not path.is_file():
         raise click.ClickException(
-            f"the model file {path} of {Path(folder) / PLAN} is not there: put it back, or give its new place to onedraw "
-            f"plan, with the same options and --out {folder}"
+            f"the model file {path} of {Path(folder) / PLAN} is not there: put it back, or give its new place to "
+            f"onedraw plan, with the same options and --out {folder}"
         )
     try:
         value, _, sampler, given = asked_for(planned["model"], **planned["options"])

@@ -23,6 +23,7 @@ from onedraw.run.saving import Specification, changed_parts, differences, place,
 from onedraw.run.shard_files import (
     CLOSED,
     COMPLETE,
+    REMEDIES,
     RUN,
     SEEN,
     STORE,
@@ -412,13 +413,13 @@ def closed_rounds(folder: Path) -> list[dict[str, int]]:
     if known is None:
         return []
     if not isinstance(known, list) or not all(map(is_table, known)):
-        raise StoreError(f"{folder / CLOSED} does not hold what a job array writes: remove it")
+        raise StoreError(f"{folder / CLOSED} {_NOT_OURS}: {REMEDIES[CLOSED]}")
     if not all(type(one.get(name)) is int for one in known for name in names):
-        raise StoreError(f"{folder / CLOSED} does not hold what a job array writes: remove it")
+        raise StoreError(f"{folder / CLOSED} {_NOT_OURS}: {REMEDIES[CLOSED]}")
     return known
 
 
-_NOT_OURS = "does not hold what a job array writes: plan the run again in another folder"
+_NOT_OURS = "does not hold what a job array writes"
 
 
 def items_wanted(pace: Pace, size: int, shards: int) -> int:
@@ -478,7 +479,7 @@ def _specified(path: Path, known: Any) -> dict[str, Any]:
     """What a folder was planned for."""
     before: Any = known.get("specification") if is_table(known) else None
     if not is_table(before) or not all(is_table(before.get(one)) for one in ("arguments", "parts")):
-        raise StoreError(f"{path} {_NOT_OURS}")
+        raise StoreError(f"{path} {_NOT_OURS}: {REMEDIES[RUN]}")
     return dict(before)
 
 

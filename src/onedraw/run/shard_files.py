@@ -5,6 +5,7 @@ but for one shard that two of them work on, whose results are the same. What a f
 pickles: it is trusted as the model file is.
 
     run/
+      plan.json             the options of `onedraw plan`
       run.json              what the run is, and how many shards a round has at most
       run.db                the run's file, written by `step` alone
       closed.json           rounds that are done, and what of them was not used
@@ -45,8 +46,14 @@ BEATS = (0.5, 20.0)
 ROUND = re.compile(r"round-(\d{4,})")
 PART = re.compile(r"part-(\d{5,})-(\d{9,})(\.error)?")
 STORE, RUN, CLOSED, SEEN, COMPLETE = "run.db", "run.json", "closed.json", "seen.json", "complete"
-NOTES = (CLOSED, SEEN)
-"""Nothing but counts is lost with these."""
+PLAN = "plan.json"
+REMEDIES = {
+    CLOSED: "remove it: nothing but counts is lost",
+    SEEN: "remove it: nothing is lost",
+    RUN: "remove it, and with the same model and settings the next step writes it again",
+    PLAN: "remove it, and give onedraw plan again, with the same options",
+}
+"""What to do about a file of plain values that cannot be read."""
 
 
 class ShardsMissing(RuntimeError):
@@ -226,7 +233,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        remedy = "remove it" if path.name in NOTES else "plan the run again in another folder"
+        remedy = REMEDIES[path.name]
         if isinstance(error, OSError):
             remedy = f"make it readable, and give the same command again; or {remedy}"
         raise StoreError(f"{path} cannot be read ({error}): {remedy}") from error
@@ -239,7 +246,9 @@ def listed(folder: Path) -> list[str]:
     except OSError as error:
         if _gone(error) and ROUND.fullmatch(folder.name):
             raise RoundClosed(folder) from error
-        raise StoreError(f"{folder} cannot be read ({error}): make it readable, and give the same command again") from error
+        raise StoreError(
+            f"{folder} cannot be read ({error}): make it readable, and give the same command again"
+        ) from error
 
 
 def make_folder(folder: Path) -> None:

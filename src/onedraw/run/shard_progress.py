@@ -8,6 +8,7 @@ from onedraw.run.job_array import closed_rounds
 from onedraw.run.record import StoreError, is_table
 from onedraw.run.shard_files import (
     COMPLETE,
+    REMEDIES,
     RUN,
     STALE,
     RoundClosed,
@@ -87,7 +88,7 @@ def look_at(folder: Path) -> ArrayState:
         raise StoreError(f"{folder} is not the folder of a job array: onedraw plan makes one")
     specification: Any = known.get("specification") if is_table(known) else None
     if not is_table(specification) or not is_table(specification.get("arguments")):
-        raise StoreError(f"{folder / RUN} does not hold what a job array writes: plan the run again in another folder")
+        raise StoreError(f"{folder / RUN} does not hold what a job array writes: {REMEDIES[RUN]}")
     now, closed = disk_time(folder), closed_rounds(folder)
     found = newest_round(folder)
     try:

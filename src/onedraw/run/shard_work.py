@@ -32,6 +32,7 @@ from onedraw.run.record import StoreError
 from onedraw.run.shard_files import (
     BEATS,
     COMPLETE,
+    REMEDIES,
     RUN,
     Damaged,
     Lease,
@@ -121,7 +122,7 @@ def _check_folder(path: Path, shard: int | None) -> None:
         raise StoreError(f"{path} is not the folder of a job array: onedraw plan makes one")
     most = known.get("shards") if isinstance(known, dict) else None
     if type(most) is not int:
-        raise StoreError(f"{path / RUN} does not hold what a job array writes: plan the run again in another folder")
+        raise StoreError(f"{path / RUN} does not hold what a job array writes: {REMEDIES[RUN]}")
     if shard is not None and not 1 <= shard <= most:
         raise StoreError(f"there is no shard {shard}: {path} has shards 1 to {most}")
 
