@@ -1,10 +1,12 @@
 """Job arrays: shards in any order, killed, begun twice and left behind, give the bytes of one process."""
 
+import errno
 import functools
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import time
@@ -802,6 +804,162 @@ def test_a_lease_that_cannot_be_read_is_none(planned):
     assert told(driven(folder, make)) == told(make())
 
 
+# A disk and a clock that cannot be relied on
+
+
+@pytest.mark.parametrize(
+    ("use", "name"), [("work", "lease-00001"), ("work", "part-00001-000000002"), ("step", "run.json")]
+)
+def test_what_cannot_be_written_is_named_and_leaves_nothing(use, name, planned, monkeypatch):
+    """A shard whose file cannot be written has not ended with an error of its simulations."""
+    folder, make = planned
+    path, replace = newest_round(folder).part_name(1, newest_round(folder).size(1)), os.replace
+    name = path.name if name.startswith("part") else name
+
+    def full(source, target, **more):
+        if Path(target).name == name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(od.StoreError, match=rf"{name} could not be written \(No space left on device\): make room"):
+            work(folder, 1) if use == "work" else stepped(folder, make)
+    assert [path for path in folder.rglob(".*") if not path.name.startswith(".look")] == []
+    assert not list(folder.rglob("*.error"))
+    assert told(driven(folder, make)) == told(make())
+
+
+def test_items_that_are_missing_are_named(planned):
+    folder, make = planned
+    work(folder, 1)
+    (folder / "round-0001" / "items-00002").unlink()
+    for use in (lambda: work(folder, 2), lambda: stepped(folder, make)):
+        with pytest.raises(
+            od.StoreError, match=r"items-00002 is missing: remove the folder .*round-0001, and the next"
+        ):
+            use()
+    assert not list(folder.rglob("*.error"))
+    shutil.rmtree(folder / "round-0001")
+    assert told(driven(folder, make)) == told(make())
+
+
+def test_a_round_whose_task_is_missing_is_written_again(planned):
+    folder, make = planned
+    work(folder, 1)
+    (folder / "round-0001" / "task").unlink()
+    assert stepped(folder, make, 4)[1] == (1, 2, 3, 4)
+    assert told(driven(folder, make)) == told(make())
+
+
+def test_files_that_cannot_be_read_are_named(planned):
+    folder, make = planned
+    path = newest_round(folder).path / "task"
+    path.unlink()
+    path.mkdir()
+    for use in (lambda: work(folder, 1), lambda: stepped(folder, make), lambda: look_at(folder)):
+        with pytest.raises(od.StoreError, match=r"task cannot be read .*Is a directory.*: make it readable"):
+            use()
+
+
+@pytest.mark.parametrize("name", ["part", "items-00001", "task"])
+def test_a_changed_digit_in_a_header_is_found(name, planned):
+    folder, make = planned
+    work(folder, 1)
+    found = newest_round(folder)
+    path = found.parts()[1].path if name == "part" else found.path / name
+    place = {"part": b'"simulations": 1', "items-00001": b'"places": [[', "task": b'"sizes": ['}[name]
+    before = path.read_bytes()
+    at = before.index(place) + len(place)
+    path.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
+    with pytest.raises(od.StoreError, match=f"{path.name} is damaged: its first lines"):
+        stepped(folder, make)
+
+
+def test_signs_of_life_in_the_future_are_of_a_clock_that_was_set_back(planned):
+    folder, make = planned
+    lease(folder, 1, host="elsewhere", pid=1, age=-86400.0)
+    for path in (folder / "round-0001").iterdir():
+        os.utime(path, (time.time() + 86400,) * 2)
+    os.utime(folder / "round-0001", (time.time() + 86400,) * 2)
+    state = look_at(folder)
+    assert state.shards[0].state == "stale" and not state.moves
+    assert work(folder) == "done"
+    assert told(driven(folder, make)) == told(make())
+
+
+def test_a_lease_with_an_impossible_process_is_that_of_nobody_here(planned):
+    folder, _ = planned
+    lease(folder, 1, host=socket.gethostname(), pid=10**30, age=4000)
+    assert look_at(folder).shards[0].state == "stale"
+
+
+def test_a_process_that_leaves_keeps_the_lease_of_another(planned, monkeypatch):
+    from onedraw.run import shard_work
+
+    folder, _ = planned
+    path = newest_round(folder).lease_name(1)
+
+    def overtaken(*_):
+        lease(folder, 1, host="elsewhere", pid=7)
+        return "terminated"
+
+    monkeypatch.setattr(shard_work, "_worked", overtaken)
+    assert work(folder, 1) == "terminated"
+    assert read_lease(path)[0].pid == 7
+
+
+def test_a_process_of_a_removed_round_writes_nothing_into_the_next_of_its_name(planned, monkeypatch):
+    """The folder of a round is removed by hand, and the step writes it again while somebody is at the first."""
+    from onedraw.run import shard_work
+
+    folder, make = planned
+    worked = shard_work._worked
+
+    def late(*given):
+        reason = worked(*given)
+        shutil.rmtree(folder / "round-0001")
+        stepped(folder, make)
+        return reason
+
+    monkeypatch.setattr(shard_work, "_worked", late)
+    assert work(folder, 1) == "done"
+    monkeypatch.undo()
+    assert newest_round(folder).parts() == {}
+    assert told(driven(folder, make)) == told(make())
+
+
+def test_notes_that_a_killed_step_has_not_renamed_are_removed(planned):
+    folder, make = planned
+    for name in ("run.json", "seen.json"):
+        (folder / f".{name}.123.abcd").write_text("{")
+    stepped(folder, make)
+    assert not list(folder.glob(".run.json*")) and not list(folder.glob(".seen.json*"))
+
+
+def test_a_folder_of_another_version_says_which(planned):
+    folder, make = planned
+    known = json.loads((folder / "run.json").read_text())
+    write_json(folder / "run.json", {**known, "versions": {**known["versions"], "onedraw": "99.0"}})
+    with pytest.raises(od.StoreError, match=r"run.json was written by onedraw 99.0, .*: use the same version"):
+        stepped(folder, make)
+
+
+@pytest.mark.parametrize("name", ["run.json", "closed.json", "seen.json"])
+def test_what_is_said_of_notes_that_cannot_be_read_helps(name, planned):
+    folder, make = planned
+    for shard in (1, 2):
+        work(folder, shard)
+    stepped(folder, make)
+    (folder / name).write_text("{")
+    if name == "closed.json":
+        work(folder)
+    with pytest.raises(od.StoreError, match=f"{name} cannot be read .*: remove it"):
+        stepped(folder, make)
+    (folder / name).unlink()
+    assert told(driven(folder, make)) == told(make())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -903,6 +1061,47 @@ def test_a_changed_model_file_is_refused(commands):
     assert "model.simulate changed (global RATE)" in said and "plan the run again in another folder" in said
     Path("model.py").write_text(MODEL)
     onedraw("step", "run", status=5)
+
+
+def test_a_plan_that_is_refused_leaves_the_one_before(commands):
+    plan = ("plan", "model.py", "--budget", "64", "--eps", "1", "--shards", "2", "--out", "run")
+    onedraw(*plan)
+    assert "budget: 64 -> 32" in onedraw(*plan[:3], "32", *plan[4:], status=1)
+    assert "waits for 2 of 2 shards" in onedraw("step", "run", status=5)
+    Path("other").mkdir()
+    onedraw("run", "model.py", "--budget", "64", "--eps", "2", "--out", "other/run.db")
+    onedraw(*plan[:-1], "other", status=1)
+    assert not Path("other/plan.json").exists()
+
+
+def test_a_folder_and_its_model_file_that_were_moved(commands):
+    """Neither draws nor seed are lost; another model is refused."""
+    plan = ("--budget", "64", "--eps", "1", "--shards", "2", "--out")
+    onedraw("plan", "model.py", *plan, "run")
+    onedraw("work", "run", "--shard", "1")
+    shutil.copytree("run", "there/copy")
+    Path("model.py").rename("there/moved.py")
+    said = onedraw("step", "there/copy", status=1)
+    assert "model.py of there/copy/plan.json is not there: put it back, or give its new place to onedraw plan" in said
+    assert "waits for 1 of 2 shards" in onedraw("plan", "there/moved.py", *plan, "there/copy")
+    Path("there/copy/plan.json").unlink()
+    assert "waits for 1 of 2 shards" in onedraw("plan", "there/moved.py", *plan, "there/copy")
+    Path("other.py").write_text(MODEL.replace("RATE = 1.0", "RATE = 2.0"))
+    assert "model.simulate changed (global RATE)" in onedraw("plan", "other.py", *plan, "there/copy", status=1)
+    onedraw("work", "there/copy")
+    onedraw("step", "there/copy")
+
+
+def test_collect_copies_a_file_that_is_whole_or_none(commands):
+    onedraw("plan", "model.py", "--budget", "64", "--eps", "1", "--shards", "2", "--out", "run")
+    onedraw("work", "run")
+    with Store("run/run.db", write=True):
+        assert "is being written by" in onedraw("collect", "run", "-o", "copy.db", status=1)
+        assert not Path("copy.db").exists()
+    assert "is the file of the run itself" in onedraw("collect", "run", "-o", "run/run.db", status=1)
+    assert "no/copy.db could not be written" in onedraw("collect", "run", "-o", "no/copy.db", status=1)
+    onedraw("collect", "run", "-o", "copy.db")
+    assert told(od.load("copy.db")) == told(od.load("run/run.db"))
 
 
 @pytest.mark.parametrize(

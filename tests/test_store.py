@@ -788,6 +788,25 @@ class TestWriters:
             thread.join()
         assert len(taken) > 5 and max(most) == 1
 
+    def test_a_lock_that_is_removed_while_it_is_opened_is_asked_for_again(self, tmp_path, monkeypatch):
+        """Two runs begin as a third one ends: SQLite calls the removed file read-only."""
+        connected, opened = store_module._connected, []
+
+        def released(place, mode, patience):
+            connection = connected(place, mode, patience)
+            if mode == "rwc":
+                # As SQLite does at the first statement, before the holder removes the file.
+                connection.execute("PRAGMA user_version").fetchone()
+                opened.append(place)
+                if len(opened) == 1:
+                    place.unlink()
+            return connection
+
+        monkeypatch.setattr(store_module, "_connected", released)
+        lock = store_module.Lock(tmp_path / "run.db")
+        assert len(opened) == 2 and lock.path.exists()
+        lock.release()
+
     @needs_fork
     def test_a_run_can_be_read_while_it_goes_on(self, tmp_path):
         path = tmp_path / "run.db"

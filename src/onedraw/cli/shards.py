@@ -1,6 +1,5 @@
 """Commands for the queue of a cluster: `onedraw plan`, `work`, `step` and `collect`."""
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from onedraw.results.plain import printable
 
 WAITS = 4
 """The exit status of a run that waits for shards; STANDS if none was worked on since the last step."""
-PLAN = "plan.json"
 FIRST_SIMULATIONS, FIRST_SECONDS = 20, 10.0
 """Simulations at most, and seconds, of the first look at a model."""
 LIMITS = ("budget", "draws")
@@ -58,6 +56,9 @@ def plan(model: str, shards: int, out: str | None, bank: tuple[str, ...], json_w
     exit status is 0 if shards are ready to be worked on or the run is complete.
     """
     from onedraw.arguments import seed_or_fresh
+    from onedraw.run.job_array import job_array
+    from onedraw.run.record import OtherRun
+    from onedraw.run.shard_files import PLAN, make_folder, write_json
     from onedraw.tuning.first_look import first_look
 
     value, _, _, _ = asked_for(model, **options)
@@ -65,7 +66,9 @@ def plan(model: str, shards: int, out: str | None, bank: tuple[str, ...], json_w
     folder = Path(out or f"{path.stem}-run")
     before = _planned(folder) if (folder / PLAN).exists() else None
     if options["seed"] is None:
-        options["seed"] = seed_or_fresh(None) if before is None else before["options"]["seed"]
+        # Of a folder whose plan was lost, that of its run.
+        options["seed"] = job_array(folder, shards).seed(None) if before is None else before["options"]["seed"]
+        options["seed"] = seed_or_fresh(options["seed"])
     now = {
         "model": f"{path.resolve()}:{name}", "shards": shards, "bank": [str(Path(one).resolve()) for one in bank],
         "options": options,
@@ -78,14 +81,20 @@ def plan(model: str, shards: int, out: str | None, bank: tuple[str, ...], json_w
             click.echo(printable(line), err=True)
     else:
         _check_plan(folder, before, now)
-    folder.mkdir(parents=True, exist_ok=True)
-    from onedraw.run.shard_files import write_json
-
+    make_folder(folder)
     write_json(folder / PLAN, now)
     try:
         _step(str(folder), json_wanted, whole=False)
     except SystemExit as ended:
         sys.exit(0 if ended.code in (WAITS, STANDS) else ended.code)
+    except (click.ClickException, ValueError) as error:
+        if isinstance(error, ValueError) or isinstance(error.__cause__, OtherRun):
+            # A plan that is refused does not stay.
+            if before is None:
+                (folder / PLAN).unlink(missing_ok=True)
+            else:
+                write_json(folder / PLAN, before)
+        raise
 
 
 @click.command(short_help="Simulate one shard of a planned run, in one job of an array.")
@@ -139,15 +148,36 @@ def collect(folder: str, out: str | None, json_wanted: bool, **options: Any) -> 
     """
     try:
         _step(folder, json_wanted, whole=True, **options)
-    finally:
-        if out is not None and (Path(folder) / "run.db").exists():
-            shutil.copyfile(Path(folder) / "run.db", out)
+    except SystemExit:
+        if out is not None:
+            _copy(Path(folder) / "run.db", Path(out))
+        raise
+
+
+def _copy(file: Path, out: Path) -> None:
+    """A copy of a run's file, under its name when it is whole."""
+    import sqlite3
+    from contextlib import closing
+
+    from onedraw.report.pages import replacing
+
+    real = out.resolve()
+    if real.exists() and (not real.is_file() or real.samefile(file)):
+        raise click.ClickException(f"{out} is the file of the run itself, or no plain file: give another name")
+    try:
+        # Not byte by byte: another step may begin to write meanwhile.
+        with replacing(real) as fresh, closing(sqlite3.connect(file)) as there, closing(sqlite3.connect(fresh)) as here:
+            there.backup(here)
+    except (OSError, sqlite3.Error) as error:
+        raise click.ClickException(
+            f"{out} could not be written ({error}): make room, or give another name. The run itself is in {file}"
+        ) from error
 
 
 def _planned(folder: Path) -> dict[str, Any]:
     """The plan in a folder; an error if there is none or it cannot be used."""
     from onedraw.run.record import StoreError
-    from onedraw.run.shard_files import read_json
+    from onedraw.run.shard_files import PLAN, REMEDIES, read_json
 
     try:
         known = read_json(folder / PLAN)
@@ -157,13 +187,16 @@ def _planned(folder: Path) -> dict[str, Any]:
         raise click.ClickException(f"{folder} holds no plan: onedraw plan makes one")
     kinds = {"model": str, "shards": int, "bank": list, "options": dict}
     if not isinstance(known, dict) or not all(isinstance(known.get(name), kind) for name, kind in kinds.items()):
-        raise click.ClickException(f"{folder / PLAN} is not a plan of onedraw: plan the run again in another folder")
+        raise click.ClickException(f"{folder / PLAN} is not a plan of onedraw: {REMEDIES[PLAN]}")
     return known
 
 
 def _check_plan(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """An error if a folder has another plan; limits and the number of shards may be others."""
-    old, new = ({**one["options"], "model": one["model"], "bank": one["bank"]} for one in (before, now))
+    """An error if a folder has another plan; limits and the number of shards may be others.
+
+    So may the place of the model file: whether it is the same model is known when the run is opened.
+    """
+    old, new = ({**one["options"], "bank": one["bank"]} for one in (before, now))
     for name in (*old, *(one for one in new if one not in old)):
         if name not in LIMITS and old.get(name) != new.get(name):
             raise click.ClickException(
@@ -176,8 +209,15 @@ def _step(folder: str, json_wanted: bool, *, whole: bool, wait: float | None = N
     """Follow the plan as far as shards are done, and end with its status."""
     import onedraw as od
     from onedraw.run.record import OtherRun
+    from onedraw.run.shard_files import PLAN
 
     planned = _planned(Path(folder))
+    path, _ = split(planned["model"])
+    if not path.is_file():
+        raise click.ClickException(
+            f"the model file {path} of {Path(folder) / PLAN} is not there: put it back, or give its new place to "
+            f"onedraw plan, with the same options and --out {folder}"
+        )
     try:
         value, _, sampler, given = asked_for(planned["model"], **planned["options"])
     except TypeError as error:

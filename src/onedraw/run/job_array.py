@@ -23,6 +23,7 @@ from onedraw.run.saving import Specification, changed_parts, differences, place,
 from onedraw.run.shard_files import (
     CLOSED,
     COMPLETE,
+    REMEDIES,
     RUN,
     SEEN,
     STORE,
@@ -32,8 +33,8 @@ from onedraw.run.shard_files import (
     ShardsMissing,
     check_versions,
     disk_time,
-    header_of,
     is_alive,
+    make_folder,
     newest_round,
     read_json,
     read_lease,
@@ -151,7 +152,7 @@ class JobArray:
         """The run's file, which lies in the folder."""
         mine = self.folder / STORE
         if asked is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             return mine
         given = place(asked)
         if given is None or given.resolve() != mine.resolve():
@@ -248,7 +249,7 @@ class JobArray:
         With a larger budget than the round was planned for, its last item may be another one than the run now wants.
         """
         coming = iter(items)
-        item, parts, begun = next(coming, None), self._parts(found), False
+        item, parts, begun = next(coming, None), found.parts(), False
         for shard in range(1, found.shards + 1):
             places = found.places(shard)
             if not begun and place_of(item) not in places:
@@ -277,7 +278,7 @@ class JobArray:
         if found is None:
             found = self._written(here, "chains", task, list(pieces), False)
         every: list[Any] = []
-        parts = self._parts(found)
+        parts = found.parts()
         for shard in range(1, found.shards + 1):
             results, error, parts = self._results(found, shard, parts, passed)
             if error is not None:
@@ -305,7 +306,7 @@ class JobArray:
                     results, error = found.unpacked(part)[1]
                     return results, error, parts
             before, now = parts, disk_time(found.path)
-            parts = self._parts(found)
+            parts = found.parts()
             if parts != before:
                 until = time.monotonic() + self.wait
                 continue
@@ -316,12 +317,6 @@ class JobArray:
             current_guard().call(partial(time.sleep, pause))
             pause = min(1.5 * pause, POLLS[1])
 
-    def _parts(self, found: ShardRound) -> dict[int, ShardPart]:
-        try:
-            return found.parts()
-        except RoundClosed:
-            raise StoreError(f"{found.path} was removed while it was read: give the same call again") from None
-
     def _missing(self, found: ShardRound, parts: dict[int, ShardPart]) -> ShardsMissing:
         """The error that names what is missing; the folder remembers how far it was."""
         missing = tuple(k for k in range(1, found.shards + 1) if k not in parts or parts[k].done < found.size(k))
@@ -331,8 +326,7 @@ class JobArray:
         message = f"round {found.number} waits for {len(missing)} of {found.shards} shards"
         for shard in missing:
             if shard in parts and parts[shard].failed:
-                text = str(header_of(parts[shard].path).get("error"))
-                message += f"; shard {shard} ended with an error: {text}"
+                message += f"; shard {shard} ended with an error: {found.error_of(parts[shard])}"
                 break
         return ShardsMissing(message, found.number, missing, moved)
 
@@ -376,7 +370,6 @@ class JobArray:
             "phase": here.phase, "number": here.number, "kind": kind, "threads": self._threads, "first": first,
             "part": part,
         }  # fmt: skip
-        (self.folder / COMPLETE).unlink(missing_ok=True)
         return write_round(self.folder, number, header, packed(task), every)
 
     def _close(self, found: ShardRound, unused: int) -> None:
@@ -420,13 +413,13 @@ def closed_rounds(folder: Path) -> list[dict[str, int]]:
     if known is None:
         return []
     if not isinstance(known, list) or not all(map(is_table, known)):
-        raise StoreError(f"{folder / CLOSED} {_NOT_OURS}")
+        raise StoreError(f"{folder / CLOSED} {_NOT_OURS}: {REMEDIES[CLOSED]}")
     if not all(type(one.get(name)) is int for one in known for name in names):
-        raise StoreError(f"{folder / CLOSED} {_NOT_OURS}")
+        raise StoreError(f"{folder / CLOSED} {_NOT_OURS}: {REMEDIES[CLOSED]}")
     return known
 
 
-_NOT_OURS = "does not hold what a job array writes: plan the run again in another folder"
+_NOT_OURS = "does not hold what a job array writes"
 
 
 def items_wanted(pace: Pace, size: int, shards: int) -> int:
@@ -486,7 +479,7 @@ def _specified(path: Path, known: Any) -> dict[str, Any]:
     """What a folder was planned for."""
     before: Any = known.get("specification") if is_table(known) else None
     if not is_table(before) or not all(is_table(before.get(one)) for one in ("arguments", "parts")):
-        raise StoreError(f"{path} {_NOT_OURS}")
+        raise StoreError(f"{path} {_NOT_OURS}: {REMEDIES[RUN]}")
     return dict(before)
 
 
@@ -497,6 +490,10 @@ def _differs(path: Path, known: Any, now: Mapping[str, Any]) -> list[str]:
         return [f"it is a run of {before.get('algorithm')}, not of {now['algorithm']}"]
     there, here = known.get("versions"), versions()
     if not is_table(there) or there.get("onedraw") != here["onedraw"]:
-        return [f"onedraw {there.get('onedraw') if is_table(there) else there} -> {here['onedraw']}"]
+        planned = there.get("onedraw") if is_table(there) else there
+        raise StoreError(
+            f"{path} was written by onedraw {planned}, and this is onedraw {here['onedraw']}: use the same version, or "
+            "plan the run again in another folder"
+        )
     changed = changed_parts(before["parts"], now["parts"], code=same_python(there, here))
     return [*differences(before["arguments"], now["arguments"]), *changed]

@@ -5,6 +5,7 @@ but for one shard that two of them work on, whose results are the same. What a f
 pickles: it is trusted as the model file is.
 
     run/
+      plan.json             the options of `onedraw plan`
       run.json              what the run is, and how many shards a round has at most
       run.db                the run's file, written by `step` alone
       closed.json           rounds that are done, and what of them was not used
@@ -18,6 +19,7 @@ pickles: it is trusted as the model file is.
         part-00017-000000042.error     the same, and the error that came next
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -27,10 +29,11 @@ import secrets
 import shutil
 import socket
 import time
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from onedraw.run.record import StoreError
 from onedraw.run.saving import versions
@@ -43,6 +46,14 @@ BEATS = (0.5, 20.0)
 ROUND = re.compile(r"round-(\d{4,})")
 PART = re.compile(r"part-(\d{5,})-(\d{9,})(\.error)?")
 STORE, RUN, CLOSED, SEEN, COMPLETE = "run.db", "run.json", "closed.json", "seen.json", "complete"
+PLAN = "plan.json"
+REMEDIES = {
+    CLOSED: "remove it: nothing but counts is lost",
+    SEEN: "remove it: nothing is lost",
+    RUN: "remove it, and with the same model and settings the next step writes it again",
+    PLAN: "remove it, and give onedraw plan again, with the same options",
+}
+"""What to do about a file of plain values that cannot be read."""
 
 
 class ShardsMissing(RuntimeError):
@@ -68,8 +79,11 @@ class ShardsMissing(RuntimeError):
         self.round, self.shards, self.moved = round, shards, moved
 
 
-class RoundClosed(Exception):
+class RoundClosed(StoreError):
     """The files of a round are no longer there: its results are in the run's file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} was removed while it was used: give the same command again")
 
 
 class Damaged(StoreError):
@@ -105,50 +119,93 @@ class Lease(NamedTuple):
 
 
 def write_whole(path: Path, header: Mapping[str, Any], body: bytes = b"") -> None:
-    """A file with one line of JSON and a body, renamed into place."""
+    """A file with a checksum and a line of JSON, and a body, renamed into place."""
     digest = hashlib.blake2b(body, digest_size=16).hexdigest()
     line = json.dumps({**header, "bytes": len(body), "digest": digest}).encode()
-    hidden = _hidden(path)
-    with hidden.open("wb") as file:
-        file.write(MAGIC + line + b"\n")
+    with _renamed(path) as hidden, hidden.open("wb") as file:
+        file.write(MAGIC + _crc(line) + b" " + line + b"\n")
         file.write(body)
         file.flush()
         os.fsync(file.fileno())
-    hidden.replace(path)
 
 
-def _hidden(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+def _crc(line: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(line)
+
+
+@contextmanager
+def _renamed(path: Path) -> Iterator[Path]:
+    """Another name for a file until it is whole. If it cannot be written, a StoreError, and nothing of it is left."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        yield hidden
+        hidden.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            hidden.unlink()
+        if _gone(error) and ROUND.fullmatch(path.parent.name):
+            raise RoundClosed(path.parent) from error
+        raise _not_written(path, error) from error
+
+
+def _not_written(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{path} could not be written ({error.strerror or error}): make room, or make it writable, and give the same "
+        "command again"
+    )
+
+
+def _gone(error: OSError) -> bool:
+    return error.errno in (errno.ENOENT, errno.ESTALE)
 
 
 def header_of(path: Path) -> dict[str, Any]:
     """The header of such a file."""
-    with path.open("rb") as file:
-        return _header(path, file.read(len(MAGIC)), file.readline())
+    with _read(path) as file:
+        return _header(path, file)
 
 
-def _header(path: Path, magic: bytes, line: bytes) -> dict[str, Any]:
-    if magic != MAGIC:
-        raise Damaged(f"{path} is no file of a job array of this version of onedraw: {_REMEDY}")
+@contextmanager
+def _read(path: Path) -> Iterator[BinaryIO]:
+    """A file to read from; a FileNotFoundError if there is none, and a StoreError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        if _gone(error):
+            raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
+        raise StoreError(
+            f"{path} cannot be read ({error}): make it readable, and give the same command again; or {_remedy(path)}"
+        ) from error
+
+
+def _header(path: Path, file: BinaryIO) -> dict[str, Any]:
+    if file.read(len(MAGIC)) != MAGIC:
+        raise Damaged(f"{path} is no file of a job array of this version of onedraw: {_remedy(path)}")
+    crc, _, line = file.readline().rstrip(b"\n").partition(b" ")
     try:
         found = json.loads(line)
-        if not isinstance(found, dict) or type(found["bytes"]) is not int or not isinstance(found["digest"], str):
+        if crc != _crc(line) or not isinstance(found, dict):
             raise ValueError("no header")
-    except (ValueError, KeyError) as error:
-        raise Damaged(f"{path} is damaged: its first lines cannot be read; {_REMEDY}") from error
+    except ValueError as error:
+        raise Damaged(f"{path} is damaged: its first lines cannot be read; {_remedy(path)}") from error
     return found
 
 
-_REMEDY = "remove it, and start the work on that shard again, or plan the run again in another folder"
+def _remedy(path: Path) -> str:
+    """What to do about a file of a round that cannot be used."""
+    if PART.fullmatch(path.name):
+        return "remove it, and start the work on that shard again"
+    return f"remove the folder {path.parent}, and the next step writes this round again"
 
 
 def read_whole(path: Path) -> tuple[dict[str, Any], bytes]:
     """Header and body; a StoreError if the file is not whole."""
-    with path.open("rb") as file:
-        header = _header(path, file.read(len(MAGIC)), file.readline())
+    with _read(path) as file:
+        header = _header(path, file)
         body = file.read()
     if len(body) != header["bytes"] or hashlib.blake2b(body, digest_size=16).hexdigest() != header["digest"]:
-        raise Damaged(f"{path} is damaged: it is not as it was written; {_REMEDY}")
+        raise Damaged(f"{path} is damaged: it is not as it was written; {_remedy(path)}")
     return header, body
 
 
@@ -165,9 +222,8 @@ def unpickled(path: Path, body: bytes) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """A small file of plain values, renamed into place."""
-    hidden = _hidden(path)
-    hidden.write_text(json.dumps(value, indent=1) + "\n")
-    hidden.replace(path)
+    with _renamed(path) as hidden:
+        hidden.write_text(json.dumps(value, indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -177,7 +233,30 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise StoreError(f"{path} cannot be read ({error}): plan the run again in another folder") from error
+        remedy = REMEDIES[path.name]
+        if isinstance(error, OSError):
+            remedy = f"make it readable, and give the same command again; or {remedy}"
+        raise StoreError(f"{path} cannot be read ({error}): {remedy}") from error
+
+
+def listed(folder: Path) -> list[str]:
+    """The names in a folder."""
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        if _gone(error) and ROUND.fullmatch(folder.name):
+            raise RoundClosed(folder) from error
+        raise StoreError(
+            f"{folder} cannot be read ({error}): make it readable, and give the same command again"
+        ) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"the folder {folder} could not be made ({error}): give another name, or make room") from error
 
 
 def disk_time(folder: Path) -> float:
@@ -217,6 +296,12 @@ class ShardRound(NamedTuple):
         """Items of a shard, or steps of its chains."""
         return int(self.header["sizes"][shard - 1])
 
+    def check_open(self) -> None:
+        """RoundClosed if there is another round under its name."""
+        with self._whole(self.path / "task"):
+            if header_of(self.path / "task").get("token") != self.token:
+                raise RoundClosed(self.path)
+
     def parts(self) -> dict[int, ShardPart]:
         """The furthest part of each shard that has one."""
         found: dict[int, ShardPart] = {}
@@ -228,11 +313,7 @@ class ShardRound(NamedTuple):
 
     def all_parts(self) -> Iterator[ShardPart]:
         """Every part."""
-        try:
-            names = os.listdir(self.path)
-        except OSError as error:
-            raise RoundClosed from error
-        for name in names:
+        for name in listed(self.path):
             match = PART.fullmatch(name)
             if match is None or not 1 <= int(match[1]) <= self.shards:
                 continue
@@ -251,42 +332,63 @@ class ShardRound(NamedTuple):
         """Header and results of a part; a StoreError if it is not one of this round."""
         header, body = read_whole(part.path)
         if header.get("token") != self.token or header.get("done") != part.done or header.get("shard") != part.shard:
-            raise Damaged(f"{part.path} belongs to another round or shard: {_REMEDY}")
+            raise Damaged(f"{part.path} belongs to another round or shard: {_remedy(part.path)}")
         found = unpickled(part.path, body)
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], list):
-            raise Damaged(f"{part.path} does not hold results: {_REMEDY}")
+            raise Damaged(f"{part.path} does not hold results: {_remedy(part.path)}")
         if self.header["kind"] == "items" and len(found[0]) != part.done:
-            raise Damaged(f"{part.path} holds {len(found[0])} results, not {part.done}: {_REMEDY}")
+            raise Damaged(f"{part.path} holds {len(found[0])} results, not {part.done}: {_remedy(part.path)}")
         return header, found
 
     def counted(self, part: ShardPart) -> tuple[int, int]:
         """Simulations in a part, and how many of them failed; none if it is gone."""
         try:
             header = header_of(part.path)
-        except OSError:
+        except FileNotFoundError:
             return 0, 0
         made, failed = header.get("simulations"), header.get("failed")
         if type(made) is not int or type(failed) is not int:
-            raise Damaged(f"{part.path} does not say what was simulated: {_REMEDY}")
+            raise Damaged(f"{part.path} does not say what was simulated: {_remedy(part.path)}")
         return made, failed
+
+    def error_of(self, part: ShardPart) -> str:
+        """The error that a part ended with, in words."""
+        try:
+            return str(header_of(part.path).get("error"))
+        except FileNotFoundError:
+            return "it was begun again"
 
     def task(self) -> Any:
         """What is done with the items."""
         path = self.path / "task"
-        return unpickled(path, read_whole(path)[1])
+        with self._whole(path):
+            return unpickled(path, read_whole(path)[1])
+
+    @contextmanager
+    def _whole(self, path: Path) -> Iterator[None]:
+        """Around reading a file that every round has."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if not self.path.exists():
+                raise RoundClosed(self.path) from error
+            raise Damaged(f"{path} is missing: {_remedy(path)}") from error
 
     def places(self, shard: int) -> list[Any]:
         """Where in the run the items of a shard are."""
-        header = header_of(self._items(shard))
+        path = self._items(shard)
+        with self._whole(path):
+            header = header_of(path)
         if header.get("token") != self.token or not isinstance(header.get("places"), list):
-            raise StoreError(f"{self._items(shard)} belongs to another round: plan the run again in another folder")
+            raise StoreError(f"{path} belongs to another round: {_remedy(path)}")
         return list(header["places"])
 
     def items(self, shard: int) -> list[Any]:
         """What a shard is to do."""
         path = self._items(shard)
         self.places(shard)
-        found: list[Any] = unpickled(path, read_whole(path)[1])
+        with self._whole(path):
+            found: list[Any] = unpickled(path, read_whole(path)[1])
         return found
 
     def _items(self, shard: int) -> Path:
@@ -295,7 +397,7 @@ class ShardRound(NamedTuple):
 
 def newest_round(folder: Path) -> ShardRound | None:
     """The round that a folder is at; None if there is none."""
-    numbers = [int(match[1]) for name in os.listdir(folder) if (match := ROUND.fullmatch(name))]
+    numbers = [int(match[1]) for name in listed(folder) if (match := ROUND.fullmatch(name))]
     if not numbers:
         return None
     path = folder / f"round-{max(numbers):04d}"
@@ -305,16 +407,16 @@ def newest_round(folder: Path) -> ShardRound | None:
         # Its results were taken a moment ago.
         return None
     if header.get("kind") not in ("items", "chains"):
-        raise StoreError(f"{path / 'task'} has no {'kind'!r} that is known: plan the run again in another folder")
+        raise StoreError(f"{path / 'task'} has no {'kind'!r} that is known: {_remedy(path / 'task')}")
     wanted = {
         "shards": int, "token": str, "sizes": list, "phase": str, "number": int, "versions": dict, "part": int,
     }  # fmt: skip
     for name, kind in wanted.items():
         if not isinstance(header.get(name), kind):
-            raise StoreError(f"{path / 'task'} has no {name!r}: plan the run again in another folder")
+            raise StoreError(f"{path / 'task'} has no {name!r}: {_remedy(path / 'task')}")
     sizes = header["sizes"]
     if header["part"] < 0 or len(sizes) != header["shards"] or not all(type(one) is int and one > 0 for one in sizes):
-        raise StoreError(f"{path / 'task'} does not say what its shards do: plan the run again in another folder")
+        raise StoreError(f"{path / 'task'} does not say what its shards do: {_remedy(path / 'task')}")
     return ShardRound(path, max(numbers), header)
 
 
@@ -341,21 +443,35 @@ def write_round(
     """A round, renamed into place as a whole: of each shard its size, the places of its items, and the items."""
     token = secrets.token_hex(8)
     hidden = folder / f".round-{number:04d}.{os.getpid()}.{token}"
-    hidden.mkdir()
+    try:
+        hidden.mkdir()
+    except OSError as error:
+        raise _not_written(hidden, error) from error
     sizes = [size for size, _, _ in shards]
     whole = {**header, "token": token, "shards": len(shards), "sizes": sizes, "versions": versions()}
     write_whole(hidden / "task", whole, task)
     for k, (_, places, items) in enumerate(shards):
         write_whole(hidden / f"items-{k + 1:05d}", {"token": token, "places": places}, items)
-    hidden.rename(folder / f"round-{number:04d}")
-    return ShardRound(folder / f"round-{number:04d}", number, whole)
+    made = ShardRound(folder / f"round-{number:04d}", number, whole)
+    try:
+        (folder / COMPLETE).unlink(missing_ok=True)
+        if made.path.exists():
+            # The rest of a round whose task is missing, which nobody can do.
+            remove_round(made)
+        hidden.rename(made.path)
+    except OSError as error:
+        raise _not_written(made.path, error) from error
+    return made
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove rounds that a process did not come to write or to remove to the end."""
-    for name in os.listdir(folder):
+    """Remove what a process did not come to write or to remove to the end."""
+    for name in listed(folder):
         if name.startswith((".round-", ".gone-")):
             shutil.rmtree(folder / name, ignore_errors=True)
+        elif name.startswith(tuple(f".{one}." for one in (RUN, CLOSED, SEEN, COMPLETE))):
+            with suppress(OSError):
+                (folder / name).unlink()
 
 
 def remove_round(found: ShardRound) -> None:
@@ -371,10 +487,7 @@ def remove_round(found: ShardRound) -> None:
 
 def write_lease(path: Path, lease: Lease) -> None:
     """Say who works on a shard; RoundClosed if there is nothing to work on any more."""
-    try:
-        write_json(path, lease._asdict())
-    except FileNotFoundError as error:
-        raise RoundClosed from error
+    write_json(path, lease._asdict())
 
 
 def read_lease(path: Path) -> tuple[Lease, float] | None:
@@ -398,6 +511,7 @@ def is_alive(lease: Lease, changed: float, now: float) -> bool:
             os.kill(lease.pid, 0)
         except ProcessLookupError:
             return False
-        except OSError:
+        except (OSError, OverflowError):
             pass
-    return now - changed < STALE
+    # A sign of life far in the future is of a clock that was set back since.
+    return abs(now - changed) < STALE

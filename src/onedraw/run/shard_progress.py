@@ -8,13 +8,13 @@ from onedraw.run.job_array import closed_rounds
 from onedraw.run.record import StoreError, is_table
 from onedraw.run.shard_files import (
     COMPLETE,
+    REMEDIES,
     RUN,
     STALE,
     RoundClosed,
     ShardPart,
     ShardRound,
     disk_time,
-    header_of,
     is_alive,
     newest_round,
     read_json,
@@ -88,12 +88,12 @@ def look_at(folder: Path) -> ArrayState:
         raise StoreError(f"{folder} is not the folder of a job array: onedraw plan makes one")
     specification: Any = known.get("specification") if is_table(known) else None
     if not is_table(specification) or not is_table(specification.get("arguments")):
-        raise StoreError(f"{folder / RUN} does not hold what a job array writes: plan the run again in another folder")
+        raise StoreError(f"{folder / RUN} does not hold what a job array writes: {REMEDIES[RUN]}")
     now, closed = disk_time(folder), closed_rounds(folder)
     found = newest_round(folder)
     try:
         shards = () if found is None else _states(found, now)
-        moves = found is not None and now - _last_written(found) < STALE
+        moves = found is not None and abs(now - _last_written(found)) < STALE
     except RoundClosed:
         found, shards, moves = None, (), True
     complete = (folder / COMPLETE).exists()
@@ -127,7 +127,7 @@ def _state(found: ShardRound, shard: int, part: ShardPart | None, now: float) ->
             speed * max(0, lease.simulations - lease.before), speed * max(0, lease.done - lease.at) / size,
         )  # fmt: skip
     if part is not None and part.failed:
-        return ShardState(shard, "error", saved, size, made, failed, error=str(header_of(part.path).get("error")))
+        return ShardState(shard, "error", saved, size, made, failed, error=found.error_of(part))
     return ShardState(shard, "waiting", saved, size, made, failed)
 
 
@@ -136,4 +136,4 @@ def _last_written(found: ShardRound) -> float:
     try:
         return max(found.path.stat().st_mtime, *(os.stat(one.path).st_mtime for one in found.all_parts()), 0.0)
     except OSError as error:
-        raise RoundClosed from error
+        raise RoundClosed(found.path) from error

@@ -5,7 +5,6 @@ saved part, and whoever does the same work writes the same results. Code that ha
 times without a step forward is run in child processes, as in the workers of a run (`run.pool`).
 """
 
-import errno
 import os
 import pickle
 import random
@@ -33,6 +32,7 @@ from onedraw.run.record import StoreError
 from onedraw.run.shard_files import (
     BEATS,
     COMPLETE,
+    REMEDIES,
     RUN,
     Damaged,
     Lease,
@@ -40,7 +40,6 @@ from onedraw.run.shard_files import (
     ShardRound,
     check_versions,
     disk_time,
-    header_of,
     is_alive,
     newest_round,
     read_json,
@@ -123,7 +122,7 @@ def _check_folder(path: Path, shard: int | None) -> None:
         raise StoreError(f"{path} is not the folder of a job array: onedraw plan makes one")
     most = known.get("shards") if isinstance(known, dict) else None
     if type(most) is not int:
-        raise StoreError(f"{path / RUN} does not hold what a job array writes: plan the run again in another folder")
+        raise StoreError(f"{path / RUN} does not hold what a job array writes: {REMEDIES[RUN]}")
     if shard is not None and not 1 <= shard <= most:
         raise StoreError(f"there is no shard {shard}: {path} has shards 1 to {most}")
 
@@ -231,6 +230,8 @@ class Shard:
             return
         try:
             self.save()
+        except RoundClosed:
+            raise
         except StoreError as error:
             self.how.tell(f"warning: {error}. The work goes on, and it is tried again at the next save")
             self._saved_at = time.monotonic()
@@ -244,7 +245,7 @@ class Shard:
             if one.failed and one.shard < self.number and (lease is None or not is_alive(*lease, now)):
                 raise SimulationError(
                     f"shard {one.shard} of this round ended with an error, after which this one is not needed: "
-                    f"{header_of(one.path).get('error')}"
+                    f"{self.round.error_of(one)}"
                 )
 
     def save(self, error: Exception | None = None) -> None:
@@ -262,25 +263,21 @@ class Shard:
             "host": socket.gethostname(),
         }  # fmt: skip
         body = pickle.dumps((self.results, None if error is None else sendable(error)), protocol=5)
-        _write_part(path, header, body)
+        self.round.check_open()
+        write_whole(path, header, body)
         self._saved, self._saved_at, self._seconds = self.done, time.monotonic(), time.monotonic() - began
         for one in mine:
             if one.path != path:
-                one.path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    one.path.unlink()
 
     def leave(self) -> None:
-        """Say that nobody works on it any more."""
-        with suppress(OSError):
-            self.round.lease_name(self.number).unlink()
-
-
-def _write_part(path: Path, header: dict[str, Any], body: bytes) -> None:
-    try:
-        write_whole(path, header, body)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESTALE):
-            raise RoundClosed from error
-        raise StoreError(f"{path} could not be written ({error}): make room, and start the shard again") from error
+        """Say that this process works on it no more; the lease of another one stays."""
+        path = self.round.lease_name(self.number)
+        known = read_lease(path)
+        if known is None or (known[0].host, known[0].pid) == (self.lease.host, self.lease.pid):
+            with suppress(OSError):
+                path.unlink()
 
 
 def _do(found: ShardRound, number: int, now: float, how: ShardSession) -> str:
@@ -308,7 +305,7 @@ def _begun(shard: Shard) -> str:
         with _beating(shard), one_blas_thread(), isolated(alone):
             reason = _worked(shard, task, items)
             shard.save()
-    except (TakenOver, RoundClosed, WorkerError, StoreError):
+    except (TakenOver, WorkerError, StoreError):
         raise
     except Exception as error:
         shard.save(error)
@@ -337,7 +334,7 @@ def _beating(shard: Shard) -> Iterator[None]:
     def beat() -> None:
         pause, longest = BEATS
         while not over.wait(pause):
-            with suppress(OSError, RoundClosed):
+            with suppress(StoreError):
                 shard.renew()
             pause = min(2 * pause, longest)
 

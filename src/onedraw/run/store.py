@@ -438,18 +438,23 @@ class Store:
         self.close()
 
 
+TRIES = 5
+"""How often a lock is asked for that its holder removes meanwhile."""
+
+
 class Lock:
     """The right to write a run's file, held until it is released or the process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = _lock_of(path)
         self._token = secrets.token_hex(8)
-        for _ in range(3):
-            if self._taken(path):
+        for left in reversed(range(TRIES)):
+            if self._taken(path, last=left == 0):
                 return
+            time.sleep(0.01)
         raise StoreError(f"{path}: the lock {self.path} keeps changing hands; try again later")
 
-    def _taken(self, path: Path) -> bool:
+    def _taken(self, path: Path, last: bool) -> bool:
         _check_lock(self.path, path)
         try:
             self._connection = _connected(self.path, "rwc", 0.1)
@@ -481,6 +486,10 @@ class Lock:
                     f"{path} is being written by {_described(_holder(self.path))}: wait for it or stop it; od.load "
                     "reads the file meanwhile"
                 ) from None
+            code = getattr(error, "sqlite_errorcode", 0)
+            if code == sqlite3.SQLITE_READONLY_DBMOVED or (code & 0xFF == sqlite3.SQLITE_IOERR and not last):
+                # Its last holder may have removed it since it was opened.
+                return False
             raise StoreError(f"{path} cannot be locked for writing ({self.path}: {error})") from error
         if self._is_there():
             return True
