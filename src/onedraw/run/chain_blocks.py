@@ -28,8 +28,9 @@ GROWTH = 4
 """How many times as long as the last a segment may be."""
 FIRST_ROOM = 2**30
 """Bytes of draws for which there is room from the first; twice as much whenever that is full."""
-LOOK_SECONDS = 0.5
-"""About how often a run looks at the clock and at Ctrl-C, and shows progress."""
+LOOK_SECONDS, SHORTEST = 0.5, 0.2
+"""About how often a run looks at the clock and at Ctrl-C, and shows progress; how often at most if it is to save as
+often as that."""
 
 
 class ChainDraws(NamedTuple):
@@ -121,6 +122,7 @@ class Advancing:
         self.driver, self.request, self.number = driver, request, number
         self.task, self.thin = request.task, request.task.thin
         self.pool = driver.pool
+        self._look = min(LOOK_SECONDS, max(SHORTEST, driver.saver.segment))
         if request.in_process:
             self.task, self.pool = _sharing_draws(request.task, driver.pool), InProcess()
         self._most = request.steps // self.thin
@@ -237,7 +239,8 @@ class Advancing:
         if self.driver.saver.due(self._unsaved_bytes()):
             self.save()
         if not self.pool.remote:
-            self._length = next_length(self.pool, self.task, now - taken, len(results), seconds, self._growth)
+            steps = now - taken
+            self._length = next_length(self.pool, self.task, steps, len(results), seconds, self._growth, self._look)
 
     def _took(self, result: SegmentResult, seconds: float) -> None:
         """Workers say how long segments should be one by one: some may be far ahead when the last is done."""
@@ -308,9 +311,11 @@ class Advancing:
         )
 
 
-def next_length(pool: Any, task: Advance, steps: int, blocks: int, seconds: float, growth: int = GROWTH) -> int:
+def next_length(
+    pool: Any, task: Advance, steps: int, blocks: int, seconds: float, growth: int = GROWTH, look: float = LOOK_SECONDS
+) -> int:
     """Steps of the next segment, after one of `steps` that took a block so many seconds on average."""
-    aim = pool.piece if pool.remote else LOOK_SECONDS / blocks
+    aim = pool.piece if pool.remote else look / blocks
     return whole_draws(task, min(aim * steps / max(seconds, 1e-9), growth * steps))
 
 
