@@ -29,8 +29,8 @@ GROWTH = 4
 FIRST_ROOM = 2**30
 """Bytes of draws for which there is room from the first; twice as much whenever that is full."""
 LOOK_SECONDS, SHORTEST = 0.5, 0.2
-"""About how often a run looks at the clock and at Ctrl-C, and shows progress; how often at most if it is to save as
-often as that."""
+"""About how often a run looks at the clock and at Ctrl-C, and shows progress; the same on a device, where longer
+segments were slower, and at most if a run is to save more often."""
 
 
 class ChainDraws(NamedTuple):
@@ -145,8 +145,8 @@ class Advancing:
             # A segment must be worth a call to the device, and the first may well be the last. Starting points are
             # found by short calls, so the pace there is mostly that of the calls.
             step_seconds = driver.pace * request.chains * request.worst
-            self._growth = 64
-            self._length = int(np.clip(2 * LOOK_SECONDS / (step_seconds * self.thin), 8, 64)) * self.thin
+            self._growth, self._look = 64, SHORTEST
+            self._length = int(np.clip(5 * SHORTEST / (step_seconds * self.thin), 8, 64)) * self.thin
         elif self.pool.remote and self.pool.each is not None:
             # Short segments of many chains are many pieces of work. The starts have shown how long a simulation takes.
             step_seconds = max(self.pool.each * request.worst * request.blocks[0].size, 1e-9)
