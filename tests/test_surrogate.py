@@ -17,12 +17,10 @@ from onedraw.estimators.weights import effective, systematic
 from onedraw.model.coordinates import Support
 from onedraw.surrogate import choice, likelihood, tempering, validation
 from onedraw.surrogate import residuals as residual_laws
+from onedraw.surrogate.cells import Summaries
 from onedraw.surrogate.choice import (
-    BREADTH,
-    BROAD,
     Coordinates,
     Form,
-    bounded_scores,
     choose_form,
     choose_series,
     choose_terms,
@@ -31,6 +29,8 @@ from onedraw.surrogate.choice import (
 from onedraw.surrogate.features import BEYOND, RIDGES, columns_of, count, features_of
 from onedraw.surrogate.likelihood import (
     ALL,
+    BREADTH,
+    BROAD,
     HALF_LOG_2PI,
     LARGEST_SQUARE,
     ROOM,
@@ -59,7 +59,7 @@ from onedraw.surrogate.residuals import (
     skewed_loss,
 )
 from onedraw.surrogate.success import RIDGE, Success, fit_success
-from onedraw.surrogate.surrogate import PLACES, Surrogate, fit_surrogate, leverages_of
+from onedraw.surrogate.surrogate import Surrogate, fit_surrogate, leverages_of
 from onedraw.surrogate.tempering import KEEP, next_power, proposals, tempered_draws
 from onedraw.surrogate.training import Training, training_of
 from onedraw.surrogate.transforms import LEAST_VARIED, Transform, Warp, choose_transform
@@ -332,7 +332,8 @@ class TestRegression:
     def test_one_law_for_all_summaries_is_a_fit_to_all_steps(self, terms, lags):
         columns, series, sets, rng = regression(80, 16, summaries=3 + lags)
         weights, kept = rng.uniform(0.2, 1.0, 80), rng.random((3, 80)) < 0.8
-        found = fit_common(parts_of(columns, weights, kept, sets), series, terms, lags)
+        some = Summaries(series, series, np.zeros(series.shape[1], dtype=bool))
+        found = fit_common(parts_of(columns, weights, kept, sets), some, terms, lags)
         for one, mine in zip(found, kept, strict=True):
             steps = np.concatenate([series[mine, k : k + lags + 1] for k in range(3)])
             stacked = predictors(np.tile(columns[mine], (3, 1)), np.tile(weights[mine], 3), sets)
@@ -480,8 +481,9 @@ def plain_recipe(unbounded, rows, terms, law=None, most=6):
     """Features of the parameters as they are, and summaries that are only standardised."""
     dim, width = unbounded.shape[1], rows.shape[1]
     coordinates = Coordinates(free_support(dim), ("unbounded",) * dim)
+    ends = np.array([[-np.inf] * width, [np.inf] * width])
     transform = Transform(
-        np.arange(width), np.zeros(width, dtype=bool), (Warp(),) * width, rows.mean(axis=0), rows.std(axis=0)
+        np.arange(width), np.zeros(width, dtype=bool), (Warp(),) * width, rows.mean(axis=0), rows.std(axis=0), ends
     )
     law = law or ResidualLaw("normal", tuple(Normal(k) for k in range(width)))
     return Form(coordinates, features_of(unbounded, dim, most), transform, (terms,) * width, law)
@@ -609,7 +611,7 @@ class TestSurrogate:
         columns, _, sets, rng = regression(200, 40)
         weights = rng.uniform(0.2, 1.0, 200)
         terms = (Terms("2", "", "1", TINY), Terms("1", "0", "0", TINY), Terms("1", "0", "0", TINY, 1))
-        found = leverages_of(terms, columns, weights, sets)
+        found = leverages_of(terms, columns, weights, sets, np.ones(3))
         at, residuals = found.at(columns), rng.normal(size=(200, 3))
         variances, freedom = found.variances(at, residuals.T).T, at.freedom.T
         exact = {
@@ -628,10 +630,10 @@ class TestSurrogate:
     def test_coefficients_that_summaries_share_have_the_variance_of_as_many_simulations(self):
         columns, _, sets, rng = regression(100, 42)
         terms, weights = (Terms("1", "0", "1", TINY, 1),) * 4, rng.uniform(0.2, 1.0, 100)
-        found = leverages_of(terms, columns, weights, sets, common=1).at(columns)
+        found = leverages_of(terms, columns, weights, sets, np.ones(4), common=1).at(columns)
         # Three times as many: the last three summaries are alike. The variances are those of least squares.
-        more = leverages_of(terms, np.tile(columns, (3, 1)), np.tile(weights, 3), sets).at(columns)
-        alone = leverages_of(terms, columns, weights, sets).at(columns)
+        more = leverages_of(terms, np.tile(columns, (3, 1)), np.tile(weights, 3), sets, np.ones(4)).at(columns)
+        alone = leverages_of(terms, columns, weights, sets, np.ones(4)).at(columns)
         for one, first, later in zip(found, alone, more, strict=True):
             assert one[0] == pytest.approx(first[0], rel=1e-9)
             assert one[1:] == pytest.approx(later[1:], rel=1e-9)
@@ -657,8 +659,11 @@ class TestSurrogate:
 
     def test_coefficients_of_many_simulations_count_as_known(self):
         columns, _, sets, _ = regression(2000, 41)
-        assert leverages_of((Terms("1", "", "0"),), columns, np.ones(2000), sets) is None
-        assert leverages_of((Terms("1", "", "0"),), columns, np.full(2000, 0.1), sets) is not None
+        terms = (Terms("1", "", "0"),)
+        assert leverages_of(terms, columns, np.ones(2000), sets, np.ones(1)) is None
+        assert leverages_of(terms, columns, np.full(2000, 0.1), sets, np.ones(1)) is not None
+        # If a simulation says as little as a tenth of one, it takes as many more of them.
+        assert leverages_of(terms, columns, np.ones(2000), sets, np.full(1, 0.1)) is not None
 
     def test_its_density_is_one_of_the_summaries_themselves(self):
         """Also if the summary is transformed: the integral over the summary is 1 at every parameter."""
@@ -670,32 +675,6 @@ class TestSurrogate:
         at = np.geomspace(1e-4, 1e4, 2001)
         density = np.exp([surrogate.log_density(theta[:3], np.array([one])) for one in at])
         np.testing.assert_allclose(np.trapezoid(density, at, axis=0), 1.0, atol=1e-4)
-
-    @pytest.mark.parametrize("warp", [Warp(), Warp("root", -0.5)], ids=str)
-    def test_whole_numbers_of_the_data_have_the_probabilities_of_their_cells(self, warp):
-        rng = np.random.default_rng(15)
-        theta = rng.uniform(0.5, 3.0, (300, 1))
-        rows = rng.poisson(theta, (300, 1)).astype(float)
-        form = plain_recipe(theta, warp(rows), Terms("1", "", "0"))
-        form = form._replace(transform=form.transform._replace(warps=(warp,), whole=np.array([True])))
-        surrogate = fit_surrogate(form, training(theta, rows), None)._replace(leverages=None)
-        columns, (factor,), transform = surrogate.form.columns(theta[:9]), surrogate.factors, surrogate.form.transform
-        law = stats.norm(columns @ factor.mean, math.exp(factor.scale[0]))
-        for value in (0.0, 1.0, 2.0):
-            low, high = transform(np.array([[value], [value]]), np.array([[-0.5], [0.5]]))[:, 0]
-            data = surrogate.of_data(np.array([value]))
-            found = surrogate.data_log_likelihood(columns, data) + transform.log_slope(np.array([value]))
-            assert len(data.places) == PLACES
-            # At the end of the first cell a root has no slope, and eight places are a little few.
-            assert found == pytest.approx(np.log(law.cdf(high) - law.cdf(low)), abs=0.02)
-            raised = surrogate._replace(power=0.5).data_log_likelihood(columns, data)
-            assert raised == pytest.approx(0.5 * surrogate.data_log_likelihood(columns, data), rel=1e-12)
-        # In a cell that is narrow the middle is enough, and a number that is not whole has no cell.
-        wide = surrogate._replace(factors=(factor._replace(scale=factor.scale + np.log(20.0)),))
-        plain = surrogate._replace(form=surrogate.form._replace(transform=transform._replace(whole=np.array([False]))))
-        for other in (wide, plain):
-            (given,) = other.of_data(np.array([2.0])).places
-            assert given.row == pytest.approx(transform(np.array([[2.0]]))[0])
 
     def test_factors_are_those_of_its_regressions(self):
         theta, rows = LinearNormal().simulate(300, 4)
@@ -754,7 +733,7 @@ class TestSurrogate:
         assert (terms.mean, terms.earlier) == ("2", "0")
         assert fit.scores.tobytes() == fit_factor(predictors(columns, weights, sets), rows, 1, terms).scores.tobytes()
         poorer = fit_factor(predictors(columns, weights, sets), rows, 1, terms._replace(mean="1"))
-        assert weights @ bounded_scores(fit) > weights @ bounded_scores(poorer)
+        assert weights @ fit.bounded > weights @ poorer.bounded
 
     @pytest.mark.parametrize(("number", "needed"), [(50, 1.0), (100, 1.0), (400, 0.25)])
     @pytest.mark.parametrize("first", ["0", "1"])
@@ -768,7 +747,7 @@ class TestSurrogate:
         def chosen(gain):
             scores = {"0": np.zeros(number), "1": gain * error + away}
             monkeypatch.setattr(
-                choice, "fit_factor", lambda given, r, k, terms: Fit(None, np.zeros(number), scores[terms.mean])
+                choice, "fit_factor", lambda given, r, k, terms, response: Fit(None, *[scores[terms.mean]] * 3)
             )
             start, sets = Terms(first, "", "0"), {"0": [0], "1": [0, 1]}
             given = predictors(np.zeros((number, 2)), np.ones(number), sets)
@@ -793,7 +772,7 @@ class TestSurrogate:
         fit = fit_factor(predictors(columns, np.ones(50), sets), rows, 0, Terms())
         log_scale, _ = without_each(fit, 0.0)
         narrow, wide = stats.norm(0, 1).pdf(fit.residuals), stats.norm(0, BREADTH).pdf(fit.residuals)
-        assert bounded_scores(fit) == pytest.approx(np.log((1 - BROAD) * narrow + BROAD * wide) - log_scale, rel=1e-9)
+        assert fit.bounded == pytest.approx(np.log((1 - BROAD) * narrow + BROAD * wide) - log_scale, rel=1e-9)
 
 
 WARPS = [Warp(), Warp("log", 0.0, 1.0), Warp("log", -0.5, 2.0), Warp("root", -0.5), Warp("asinh", 1.3, 0.4)]
@@ -936,7 +915,7 @@ class TestSeries:
         assert choice.LAWS_FROM < max(used) <= 50 * 600
 
     def test_steps_are_of_all_times(self):
-        values, number = windows(np.tile(np.arange(101.0), (100, 1)), 1, 500)
+        values, number, _ = windows(np.tile(np.arange(101.0), (100, 1)), 1, 500)
         assert 450 < len(values) <= 500 and (np.diff(values, axis=1) == 1.0).all()
         assert len(np.unique(values[:, 1])) > 90 and len(np.unique(number)) == 100
 
@@ -953,7 +932,7 @@ class TestSeries:
         theta = rng.normal(size=(200, 1))
         rows = chain(theta[:, 0], 6, rng)
         surrogate = fit_surrogate(plain_recipe(theta, rows, Terms("1", "1")), training(theta, rows), None)
-        columns, data = surrogate.form.columns(theta), surrogate.of_data(rows[0])
+        columns, data = surrogate.form.columns(theta), rows[0]
         whole = surrogate.data_log_likelihood(columns, data)
         asked, real = [], Surrogate.there
         monkeypatch.setattr(Surrogate, "there", lambda self, some: asked.append(len(some)) or real(self, some))
@@ -987,15 +966,21 @@ class TestSeries:
 class TestTransforms:
     def test_one_for_all_is_of_the_kind_that_most_have(self):
         rng = np.random.default_rng(25)
-        rows, kept = rng.poisson(20.0, (100, 3)) + rng.uniform(-0.5, 0.5, (100, 3)), np.arange(3)
+        rows, kept, ends = (
+            rng.poisson(20.0, (100, 3)).astype(float),
+            np.arange(3),
+            np.array([[-np.inf] * 3, [np.inf] * 3]),
+        )
         warps, ones = (Warp("root", -0.5), Warp("root", -0.5), Warp()), np.ones(3)
-        found = Transform(kept, ones > 0, warps, 0 * ones, ones).in_common(rows, np.zeros(3))
+        found = Transform(kept, ones > 0, warps, 0 * ones, ones, ends).in_common(rows, np.zeros(3))
         assert [warp.kind for warp in found.warps] == ["root"] * 3 and len(set(found.warps)) == 1
         every = np.sqrt(rows + 0.5)
         assert found.centre == pytest.approx(every.mean() * ones) and found.spread == pytest.approx(every.std() * ones)
+        cells = np.log((np.sqrt(rows + 1.0) - np.sqrt(rows)) / every.std()).sum(axis=1)
+        assert found.log_slopes(rows) == pytest.approx(cells)
         slopes = np.log(0.5 / np.sqrt(rows + 0.5) / every.std()).sum(axis=1)
-        assert found.log_slopes(rows) == pytest.approx(slopes)
-        assert Transform(kept, kept > 0, warps, 0 * ones, ones).in_common(rows, np.zeros(3)) is None
+        assert found._replace(whole=ones < 0).log_slopes(rows) == pytest.approx(slopes)
+        assert Transform(kept, kept > 0, warps, 0 * ones, ones, ends).in_common(rows, np.zeros(3)) is None
 
     def test_counts_that_follow_each_other_have_roots(self):
         """Most of the spread of each is that of the count before it, which no parameter explains."""
@@ -1835,9 +1820,6 @@ class TestValidation:
         class Tilted(NamedTuple):
             slope: float
             form: Any = SimpleNamespace(columns=lambda draws: draws)
-
-            def of_data(self, observed):
-                return observed
 
             def data_log_likelihood(self, columns, data):
                 return self.slope * columns[:, 0]

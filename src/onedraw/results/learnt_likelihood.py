@@ -185,11 +185,10 @@ class LearntLikelihood(NamedTuple):
 
     def draws(self, simulations: SimulatedPairs, number: int, rng: np.random.Generator) -> Array:
         """Draws (number, dim) of the posterior."""
-        data = self.surrogate.of_data(self.observed)
         return tempered_draws(
             simulations.of_prior(rng, max(min(number, PARTICLES), number // PER_PARTICLE)),
             simulations.log_prior,
-            lambda points: self.surrogate.data_log_likelihood(self.surrogate.form.columns(points), data),
+            lambda points: self.surrogate.data_log_likelihood(self.surrogate.form.columns(points), self.observed),
             simulations.discrete,
             rng,
             number,

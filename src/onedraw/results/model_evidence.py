@@ -172,8 +172,5 @@ def held_out_evidence(
     log_weights, columns = pairs.log_weights(points), surrogate.form.columns(points)
     log_weights, there = log_weights - np.logaddexp.reduce(log_weights), surrogate.there(columns)
     slopes = np.array([surrogate.form.transform.log_slope(row) for row in rows])
-    found = [
-        np.logaddexp.reduce(log_weights + surrogate.data_log_likelihood(columns, surrogate.of_data(row), there))
-        for row in rows
-    ]
+    found = [np.logaddexp.reduce(log_weights + surrogate.data_log_likelihood(columns, row, there)) for row in rows]
     return np.array(found) + slopes

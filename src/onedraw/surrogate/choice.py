@@ -13,6 +13,7 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective
 from onedraw.model.coordinates import Support
+from onedraw.surrogate.cells import Response, Summaries, coarse, open_ends
 from onedraw.surrogate.features import Features, Sets, count, features_of
 from onedraw.surrogate.likelihood import ALL, LEAST_GAIN, Fit, Predictors, Terms, better, fit_factor, predictors
 from onedraw.surrogate.refits import windows
@@ -50,8 +51,6 @@ LEAST_ERRORS, FEW = 1.0, 100.0
 """Gain in the mean log score, in its standard errors, for which a factor has richer features if there are only so many
 simulations: many are tried, and the best by chance are too sure. It falls as their number grows: then features that are
 missing make a bias that no refit shows."""
-BROAD, BREADTH = 0.01, 5.0
-"""Share and width of the wide normal that bounds a score."""
 FEWEST_IN_SERIES, LONGEST, SEARCHED = 6, 8, 12_000
 """Summaries that may be a series, most values that a step of it depends on, and steps from which terms are chosen."""
 CLEARLY_WORSE = 0.1
@@ -115,6 +114,11 @@ class Form(NamedTuple):
         return self.common < len(self.terms) > MOST_COLUMNS
 
     @property
+    def cells(self) -> Array:
+        """Which factors are probabilities of the cells of whole numbers."""
+        return np.array([one.cells for one in self.terms], dtype=bool)
+
+    @property
     def flat(self) -> bool:
         """Whether no factor depends on the parameters: too few simulations were there to learn how."""
         return all(name == "0" for one in self.terms for name in one.names())
@@ -163,10 +167,10 @@ def choose_form(support: Support, training: Training, observed: Array, thorough:
     if prepared is None:
         return None
     coordinates, features, transform, given = prepared
-    found = _choose_all(given, transform(rows, places))
+    found = _choose_all(given, transform.summaries(rows, places))
     if thorough and training.rows.ndim == 2 and len(found.terms) >= FEWEST_IN_SERIES:
         transform, found = _as_series(given, rows, places, observed, transform, found)
-    law = choose_law(found.residuals, weights, thorough)
+    law = choose_law(found.residuals, weights, thorough, densities(found.terms))
     return Form(coordinates, features, transform, found.terms, law, found.common)
 
 
@@ -186,24 +190,31 @@ def choose_series(support: Support, training: Training, observed: Array, thoroug
     coordinates, features, transform, given = prepared
     kinds = [warp.kind for warp in transform.warps]
     warp = transform.warps[kinds.index(max(kinds, key=kinds.count))]
-    every = Transform(kept, whole, (warp,) * len(kept), np.zeros(len(kept)), np.ones(len(kept)))
-    common = every.in_common(_placed(rows, places, every), observed)
+    ends = open_ends(rows[:, kept], observed[None, kept])
+    every = Transform(kept, whole, (warp,) * len(kept), np.zeros(len(kept)), np.ones(len(kept)), ends)
+    common = every.in_common(rows, observed)
     if common is None:
         return None
-    series = common(rows, places)
+    series = common.summaries(rows, places)
     searched = SEARCHED if thorough else BRIEFLY_FROM
     step = _law_of_steps(given, series, LONGEST, searched, _single_scores(given, series))
     if step is None:
         return None
     lags, width = step.lags, len(kept)
-    values, number = windows(series, lags, LAWS_FROM)
-    fit = fit_factor(predictors(given.columns[number], weights[number], given.sets), values, lags, step)
-    first = _choose_all(given, series[:, :lags])
+    values, number, time = windows(series.middle, lags, LAWS_FROM)
+    steps = predictors(given.columns[number], weights[number], given.sets)
+    fit = fit_factor(steps, values, lags, step, series.at((number, time)))
+    first = _choose_all(given, series.first(lags))
     law = law_of_series(
-        choose_law(first.residuals, weights, thorough),
-        choose_law(fit.residuals[:, None], weights[number], thorough), lags, width,
+        choose_law(first.residuals, weights, thorough, densities(first.terms)),
+        choose_law(fit.residuals[:, None], weights[number], thorough, densities((step,))), lags, width,
     )  # fmt: skip
     return Form(coordinates, features, common, (*first.terms, *[step] * (width - lags)), law, lags)
+
+
+def densities(terms: Sequence[Terms]) -> Array:
+    """Which factors are densities, whose residuals have a law to be chosen."""
+    return np.flatnonzero([not one.cells for one in terms])
 
 
 class Prepared(NamedTuple):
@@ -242,16 +253,16 @@ class Factors(NamedTuple):
     """As in `Form`."""
 
 
-def _choose_all(given: Predictors, rows: Array) -> Factors:
+def _choose_all(given: Predictors, rows: Summaries) -> Factors:
     """Terms of each factor, one after another."""
     chosen: list[Terms] = []
-    residuals, scores = np.empty((2, *rows.shape))
-    for k in range(rows.shape[1]):
+    residuals, scores = np.empty((2, *rows.middle.shape))
+    for k in range(rows.middle.shape[1]):
         # Summaries are often alike, one by one or by turns.
-        before = list(dict.fromkeys(reversed(chosen)))[:STARTS]
-        terms, fit = choose_terms(given, rows, k, before)
+        before = list(dict.fromkeys(one._replace(cells=False) for one in reversed(chosen)))[:STARTS]
+        terms, fit = choose_terms(given, rows.middle, k, before, response=rows.response(k))
         chosen.append(terms)
-        residuals[:, k], scores[:, k] = fit.residuals, bounded_scores(fit)
+        residuals[:, k], scores[:, k] = fit.residuals, fit.bounded
     return Factors(tuple(chosen), residuals, scores)
 
 
@@ -263,61 +274,52 @@ def _as_series(
     All summaries but the first few then have one law given as many summaries before, and a simulation has many steps
     to learn it from.
     """
-    values = _placed(rows, places, transform)
-    other = transform.in_common(values, observed)
+    other = transform.in_common(rows, observed)
     if other is None:
         return transform, single
-    series, share, (n, width) = other(rows, places), given.weights / given.weights.sum(), single.scores.shape
-    to_reach = single.scores.sum(axis=1) + transform.log_slopes(values) - other.log_slopes(values)
+    series, share = other.summaries(rows, places), given.weights / given.weights.sum()
+    n, width = single.scores.shape
+    to_reach = single.scores.sum(axis=1) + transform.log_slopes(rows) - other.log_slopes(rows)
     step = _law_of_steps(given, series, min(LONGEST, width // 2), SEARCHED, float(share @ to_reach) / width)
     if step is None:
         return transform, single
     lags = step.lags
-    every, number = windows(series, lags, series.size)
-    fit = fit_factor(predictors(given.columns[number], given.weights[number], given.sets), every, lags, step)
-    first = _choose_all(given, series[:, :lags])
-    after = (one.reshape(n, -1) for one in (fit.residuals, bounded_scores(fit)))
+    every, number, time = windows(series.middle, lags, series.middle.size)
+    steps = predictors(given.columns[number], given.weights[number], given.sets)
+    fit = fit_factor(steps, every, lags, step, series.at((number, time)))
+    first = _choose_all(given, series.first(lags))
+    after = (one.reshape(n, -1) for one in (fit.residuals, fit.bounded))
     residuals, scores = (np.concatenate(both, axis=1) for both in zip(first[1:3], after, strict=True))
     if better(to_reach, scores.sum(axis=1), share, LEAST_ERRORS):
         return transform, single
     return other, Factors((*first.terms, *[step] * (width - lags)), residuals, scores, common=lags)
 
 
-def _placed(rows: Array, places: Array, transform: Transform) -> Array:
-    """The summaries, whole numbers at their places."""
-    return rows + np.where(np.isin(np.arange(rows.shape[1]), transform.kept[transform.whole]), places, 0.0)
-
-
-def _law_of_steps(given: Predictors, series: Array, longest: int, most: int, to_reach: float) -> Terms | None:
+def _law_of_steps(given: Predictors, series: Summaries, longest: int, most: int, to_reach: float) -> Terms | None:
     """The terms of the one law of all steps, chosen from at most so many; None if it scores clearly less than this.
 
     Terms are compared on the same steps, however long their memory. One law for all is most often much worse, and that
     is soon seen.
     """
-    values, number = windows(series, longest, most)
-    searched = predictors(given.columns[number], given.weights[number], given.sets)
-    tried = (bounded_scores(fit_factor(searched, values, longest, one)) for one in IN_SERIES)
+    values, number, time = windows(series.middle, longest, most)
+    searched, response = predictors(given.columns[number], given.weights[number], given.sets), series.at((number, time))
+    tried = (fit_factor(searched, values, longest, one, response).bounded for one in IN_SERIES)
     best = max(float(searched.weights @ one) for one in tried) / float(searched.weights.sum())
     if best < to_reach - CLEARLY_WORSE:
         return None
-    terms, _ = choose_terms(searched, values, longest, IN_SERIES, BESIDE_IN_SERIES)
+    terms, _ = choose_terms(searched, values, longest, IN_SERIES, BESIDE_IN_SERIES, response)
     return terms._replace(lags=min(terms.lags, longest) if terms.begin(longest) < longest else 1)
 
 
-def _single_scores(given: Predictors, series: Array) -> float:
+def _single_scores(given: Predictors, series: Summaries) -> float:
     """The mean log score of a few values of series (n, s), each with a law of its own given those before it."""
-    places = np.linspace(LONGEST, series.shape[1] - 1, LOOKED_AT).astype(np.int64)
-    law = Terms("1", "0", "1", 10.0)
-    scores = (bounded_scores(fit_factor(given, series[:, k - LONGEST : k + 1], LONGEST, law)) for k in places.tolist())
-    share = given.weights / given.weights.sum()
-    return sum(float(share @ one) for one in scores) / LOOKED_AT
-
-
-def bounded_scores(fit: Fit) -> Array:
-    """Scores that no single simulation dominates."""
-    square = np.square(fit.residuals)
-    wide = fit.scores + 0.5 * square * (1.0 - BREADTH**-2) + math.log(BROAD / BREADTH)
-    return np.logaddexp(fit.scores + math.log1p(-BROAD), wide)
+    looked_at = np.linspace(LONGEST, series.middle.shape[1] - 1, LOOKED_AT).astype(np.int64)
+    law, share = Terms("1", "0", "1", 10.0), given.weights / given.weights.sum()
+    fits = (
+        fit_factor(given, series.middle[:, k - LONGEST : k + 1], LONGEST, law, series.response(k))
+        for k in looked_at.tolist()
+    )
+    return sum(float(share @ one.bounded) for one in fits) / LOOKED_AT
 
 
 def coefficient_count(terms: Terms, k: int, sets: Sets) -> int:
@@ -328,26 +330,33 @@ def coefficient_count(terms: Terms, k: int, sets: Sets) -> int:
 
 
 def choose_terms(
-    given: Predictors, rows: Array, k: int, before: Sequence[Terms] = (), beside: Axes = BESIDE
+    given: Predictors,
+    rows: Array,
+    k: int,
+    before: Sequence[Terms] = (),
+    beside: Axes = BESIDE,
+    response: Response | None = None,
 ) -> tuple[Terms, Fit]:
-    """The terms of factor k by a search from the best of `before` on, one axis after another, and the fit with them."""
+    """The terms of factor k by a search from the best of `before` on, one axis after another, and the fit with them.
+
+    A whole number has the law of cells if these are wide for the terms at which the search begins.
+    """
     sets, number, share = given.sets, effective(given.weights), given.weights / given.weights.sum()
     most, errors = number / PER_COEFFICIENT, LEAST_ERRORS * min(1.0, FEW / number)
-    tried: dict[Terms, tuple[Fit, Array]] = {}
+    tried: dict[Terms, Fit] = {}
 
     def allowed(terms: Terms) -> bool:
         known = all(name in sets for name in terms.names())
         shorter = terms.lags == ALL or 0 < terms.begin(k) < k
         return known and shorter and coefficient_count(terms, k, sets) <= most
 
-    def fitted(terms: Terms) -> tuple[Fit, Array]:
+    def fitted(terms: Terms) -> Fit:
         if terms not in tried:
-            fit = fit_factor(given, rows, k, terms)
-            tried[terms] = fit, bounded_scores(fit)
+            tried[terms] = fit_factor(given, rows, k, terms, response)
         return tried[terms]
 
     def scores(terms: Terms) -> Array:
-        return fitted(terms)[1]
+        return fitted(terms).bounded
 
     def preferred(terms: Terms, over: Terms) -> bool:
         """Whether other terms are better: the simpler of two unless the richer gains."""
@@ -359,9 +368,12 @@ def choose_terms(
     start, *others = starts or [Terms("0", "", "0")]
     for other in others:
         start = other if preferred(other, start) else start
+    if response is not None and response.cells is not None:
+        typical = float(fitted(start).factor.scale[0])
+        start = start._replace(cells=coarse(response.cells, given.weights, typical))
     axes = {axis: tried for axis, tried in beside.items() if k or axis != "earlier"}
     found = _climb(start, allowed, preferred, axes)
-    return found, fitted(found)[0]
+    return found, fitted(found)
 
 
 def _richness(terms: Terms, k: int, sets: Sets) -> tuple[int, float]:

@@ -26,6 +26,7 @@ from scipy.linalg.lapack import dpotrf, dpotrs
 
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
+from onedraw.surrogate.cells import LEAST_INFORMATION, Cells, Response, log_mass, only_two, slopes
 from onedraw.surrogate.features import Sets, columns_of
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -41,7 +42,10 @@ LEAST_GAIN = 1e-3
 """In mean log score: less is no reason to change anything."""
 ROOM = 4.0
 """Range of log scales around their mean, in their standard deviations."""
-
+BROAD, BREADTH = 0.01, 5.0
+"""Share and width of the wide law that bounds a score."""
+CELL_ITERATIONS = 5
+"""Steps of the mean and of the log scale of a whole number's cells."""
 
 ALL = 10**6
 """More summaries than there are."""
@@ -65,6 +69,8 @@ class Terms(NamedTuple):
     """What multiplies curves of the earlier summaries (`curved`); "" leaves them out."""
     volatility: str = ""
     """What multiplies sizes of the earlier summaries (`sizes`) in the log scale; "" leaves them out."""
+    cells: bool = False
+    """Whether the law is the probability of a whole number's cell, and not a density."""
 
     def names(self) -> tuple[str, ...]:
         """Of all the sets that it has."""
@@ -91,6 +97,8 @@ class Factor(NamedTuple):
     low: float
     high: float
     """Range of the log scale."""
+    information: float = 1.0
+    """How much a simulation says of the mean, where the residual itself says 1: a cell says less."""
 
     def given(self, before: Array) -> tuple[Array, Array]:
         """Coefficients (..., p) of the mean and of the log scale, given the earlier summaries (..., k)."""
@@ -112,7 +120,9 @@ class Fit(NamedTuple):
     residuals: Array
     """(n,) standardised."""
     scores: Array
-    """(n,) log densities."""
+    """(n,) log densities; of a cell the log of its mean density."""
+    bounded: Array
+    """(n,) the same of a mixture with a wide law, so that no single simulation dominates."""
 
 
 class MeanFit(NamedTuple):
@@ -249,13 +259,31 @@ def predictors(columns: Array, weights: Array, sets: Sets) -> Predictors:
     return Predictors(columns, weights, sets, {}, {})
 
 
-def fit_factor(given: Predictors, rows: Array, k: int, terms: Terms) -> Fit:
-    """The factor of summary k, from features and standardised summaries (n, s) of simulations."""
-    shared = given.regression(rows, k, terms)
-    fit, scale, log_scale = _fitted(shared, rows[:, k])
+def fit_factor(given: Predictors, rows: Array, k: int, terms: Terms, response: Response | None = None) -> Fit:
+    """The factor of summary k, from features and standardised summaries (n, s) of simulations.
+
+    The summary itself is the response if there is one; otherwise it is among the summaries.
+    """
+    shared, response = given.regression(rows, k, terms), response or Response(rows[:, k])
+    fit, scale, log_scale = _fitted(shared, response.values)
+    coefficients, information = fit.coefficients, 1.0
+    if terms.cells:
+        assert response.cells is not None
+        of_scale = shared.of_scale
+        cells = fit_cells(
+            shared.x, of_scale.z, (shared.penalty, of_scale.penalty), of_scale.inverse[None], shared.weights[None],
+            response.cells, np.append(coefficients, scale[0])[None],
+        )  # fmt: skip
+        coefficients, scale, log_scale = cells.coefficients[0], cells.scale[0], cells.log_scale[0]
+        information = float(cells.information[0])
+        residuals, scores, wide = _cells_left_out(shared, cells, response.cells)
+    else:
+        residuals, scores = _left_out(shared.of_scale, fit, log_scale)
+        wide = scores + 0.5 * np.square(residuals) * (1.0 - BREADTH**-2) - math.log(BREADTH)
     ends = float(log_scale.min()), float(log_scale.max())
-    factor = factor_of(terms, given.sets, given.columns.shape[1], k, fit.coefficients, scale, *ends)
-    return Fit(factor, *_left_out(shared.of_scale, fit, log_scale))
+    factor = factor_of(terms, given.sets, given.columns.shape[1], k, coefficients, scale, *ends, information)
+    bounded = np.logaddexp(scores + math.log1p(-BROAD), wide + math.log(BROAD))
+    return Fit(factor, residuals, scores, bounded)
 
 
 def fit_scores(shared: Regression, y: Array) -> Array:
@@ -278,11 +306,96 @@ def _fitted(shared: Regression, y: Array) -> tuple[MeanFit, Array, Array]:
         return _fit_mean(shared, y, precision * weights, precision * shared.gram), scale, log_scale
     for iteration in range(ITERATIONS):
         scale = _fit_scale(shared.of_scale, weights, _squares(fit), scale)
-        log_scale = _limited(z @ scale, weights)
+        log_scale = limited(z @ scale, weights)
         precise = weights * np.exp(-2.0 * log_scale)
         last = iteration == ITERATIONS - 1
         fit = _fit_mean(shared, y, precise, gram(shared.x, np.sqrt(precise)), leverage=last)
     return fit, scale, log_scale
+
+
+class CellFits(NamedTuple):
+    """Fits to cells of m parts of the simulations."""
+
+    coefficients: Array
+    """(m, q)"""
+    mean: Array
+    """(m, n)"""
+    scale: Array
+    """(m, r)"""
+    log_scale: Array
+    """(m, n)"""
+    last: Array
+    """(m, n) numbers that the last regressions were on, as far from the mean as a simulation pulls it."""
+    curvature: Array
+    """(m, n) of the log masses by the mean, in variances of a residual."""
+    information: Array
+    """(m,) the variance of a fitted value if cells were points, in mean variances of one in cells."""
+    of_scale: Array
+    """(m,) mean squared slope by the log scale."""
+
+
+def fit_cells(
+    x: Array, z: Array, penalties: tuple[Array, Array], inverse: Array, weights: Array, cells: Cells, first: Array
+) -> CellFits:
+    """Means and log scales by Fisher scoring, from features (n, q) and (n, r) with weights (m, n).
+
+    `penalties` are those of both. `inverse` (m, r, r) is that of the penalised information about the log scale if cells
+    were points. `first` (m, q) are coefficients of the mean from places in the cells, and their log scales (m, 1) last.
+    """
+    coefficients, scale, fixed = first[:, :-1], np.zeros((len(weights), z.shape[1])), only_two(cells)
+    if not fixed:
+        # Two numbers do not tell a scale from a mean. Summaries are standardised: the ridge is that of this scale.
+        scale[:, :1] = first[:, -1:]
+    total, counted = weights.sum(axis=1), weights > 0
+    mean, log_scale, of_scale = coefficients @ x.T, scale @ z.T, np.full(len(weights), 2.0)
+    for iteration in range(CELL_ITERATIONS):
+        found = slopes(*cells.standardised(mean, log_scale))
+        precise = weights * found.curvature * np.exp(-2.0 * log_scale)
+        last = mean + found.mean / found.curvature * np.exp(log_scale)
+        sums = np.array([gram(x, root) for root in np.sqrt(precise)]) + np.diag(penalties[0])
+        coefficients = np.linalg.solve(sums, ((precise * last) @ x)[:, :, None])[:, :, 0]
+        mean = coefficients @ x.T
+        if not fixed and iteration < CELL_ITERATIONS - 1:
+            of_scale = np.maximum((weights * np.square(found.scale)).sum(axis=1) / total, LEAST_INFORMATION)
+            step = inverse @ ((weights * found.scale) @ z - penalties[1] * scale)[:, :, None]
+            step = step[:, :, 0] * (2.0 / of_scale)[:, None]
+            largest = np.max(np.abs(step @ z.T), axis=1, where=counted, initial=0.0)
+            scale = scale + np.minimum(1.0, LARGEST_STEP / (largest + 1e-12))[:, None] * step
+            log_scale = limited(scale @ z.T, weights)
+    if not np.isfinite(coefficients).all():
+        raise np.linalg.LinAlgError("the features of a regression are not finite")
+    # Cells say least where features are extreme: it is the mean variances of fitted values that are compared.
+    points, in_cells = (
+        np.array([gram(x, root) for root in np.sqrt(some)]) for some in (weights, weights * found.curvature)
+    )
+    variance, wider = (
+        np.trace(np.linalg.solve(some + np.diag(penalties[0]), points), axis1=1, axis2=2) for some in (points, in_cells)
+    )
+    information = variance / wider
+    return CellFits(coefficients, mean, scale, log_scale, last, found.curvature, information, of_scale)
+
+
+def limited(log_scale: Array, weights: Array) -> Array:
+    """Log scales (..., n) near their mean, by weights."""
+    total = weights.sum(axis=-1, keepdims=True)
+    mean = (weights * log_scale).sum(axis=-1, keepdims=True) / total
+    room = ROOM * np.sqrt((weights * np.square(log_scale - mean)).sum(axis=-1, keepdims=True) / total)
+    return np.clip(log_scale, mean - room, mean + room)
+
+
+def _cells_left_out(shared: Regression, found: CellFits, cells: Cells) -> tuple[Array, Array, Array]:
+    """As `_left_out`, of the first part, and log densities by a law that is wider: all to first order."""
+    mean, log_scale, last, curvature = (one[0] for one in (found.mean, found.log_scale, found.last, found.curvature))
+    precise, own = shared.weights * curvature * np.exp(-2.0 * log_scale), shared.of_scale.leverages
+    leverage = _fit_mean(shared, last, precise, gram(shared.x, np.sqrt(precise))).leverage
+    pull = np.clip(slopes(*cells.standardised(mean, log_scale)).scale, -LARGEST_SQUARE, LARGEST_SQUARE)
+    without = log_scale - own * pull / found.of_scale[0] / (1.0 - own)
+    # The mean without it is uncertain, and so is what it is the mean of.
+    spread = without + 0.5 * np.log1p(leverage / curvature / (1.0 - leverage))
+    residuals = (last - mean) / (1.0 - leverage)
+    low, high = cells.standardised(last - residuals, spread)
+    scores, wide = log_mass(low, high) - cells.log_width, log_mass(low / BREADTH, high / BREADTH) - cells.log_width
+    return residuals * np.exp(-spread), scores, wide
 
 
 def mean_gain(scores: Array, others: Array, share: Array) -> tuple[float, float]:
@@ -357,14 +470,16 @@ def _fit_scale(of_scale: OfScale, weights: Array, squares: Array, scale: Array) 
     return scale
 
 
-def _limited(log_scale: Array, weights: Array) -> Array:
-    mean = float(weights @ log_scale) / float(weights.sum())
-    room = ROOM * math.sqrt(float(weights @ np.square(log_scale - mean)) / float(weights.sum()))
-    return np.clip(log_scale, mean - room, mean + room)
-
-
 def factor_of(
-    terms: Terms, sets: Sets, p: int, k: int, coefficients: Array, scale: Array, low: float, high: float
+    terms: Terms,
+    sets: Sets,
+    p: int,
+    k: int,
+    coefficients: Array,
+    scale: Array,
+    low: float,
+    high: float,
+    information: float = 1.0,
 ) -> Factor:
     """The factor of summary k with these coefficients of its features, among all p, and this range of log scales."""
     of_mean, of_scale = sets[terms.mean], sets[terms.scale]
@@ -380,7 +495,7 @@ def factor_of(
             shape = (*found.shape[:-2], k - begin, len(sets[name]))
             mine, rest[kind] = np.split(rest[kind], [math.prod(shape)])
             found[..., begin:, sets[name]] = mine.reshape(shape)
-    return Factor(mean, earlier, curves, own, volatility, low, high)
+    return Factor(mean, earlier, curves, own, volatility, low, high, information)
 
 
 def _left_out(of_scale: OfScale, fit: MeanFit, log_scale: Array) -> tuple[Array, Array]:

@@ -11,19 +11,21 @@ import numpy as np
 
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
+from onedraw.surrogate.cells import Response, Summaries
 from onedraw.surrogate.features import Sets, columns_of
 from onedraw.surrogate.likelihood import (
     ITERATIONS,
     LARGEST_LEVERAGE,
     LARGEST_SQUARE,
     LARGEST_STEP,
-    ROOM,
     STEPS,
     Factor,
     Terms,
     design,
     factor_of,
+    fit_cells,
     gram,
+    limited,
     penalty,
     scale_design,
 )
@@ -95,6 +97,8 @@ class Windows(NamedTuple):
     """(m, lags + 1), the value itself last."""
     number: Array
     """(m,) of the series that it is from."""
+    time: Array
+    """(m,) its own number in that series."""
 
 
 def windows(series: Array, lags: int, most: int) -> Windows:
@@ -111,7 +115,7 @@ def windows(series: Array, lags: int, most: int) -> Windows:
     while math.gcd(stride, times) > 1:
         stride += 1
     number, first = np.divmod(np.arange(0, len(series) * times, stride), times)
-    return Windows(series[number[:, None], first[:, None] + np.arange(lags + 1)], number)
+    return Windows(series[number[:, None], first[:, None] + np.arange(lags + 1)], number, first + lags)
 
 
 def window_count(width: int) -> int:
@@ -123,17 +127,18 @@ def window_count(width: int) -> int:
     return min(max(FEWEST_WINDOWS, WINDOWS_EACH * width), MOST_WINDOWS)
 
 
-def fit_common(given: Parts, series: Array, terms: Terms, lags: int) -> list[Factor]:
+def fit_common(given: Parts, series: Summaries, terms: Terms, lags: int) -> list[Factor]:
     """The one factor of all summaries from number `lags` on, given as many before them, for each part."""
-    values, number = windows(series, lags, window_count(series.shape[1]))
+    values, number, time = windows(series.middle, lags, window_count(series.middle.shape[1]))
     parts = Parts(given.columns[number], given.weights[:, number], given.kept[:, number], given.sets, {}, {})
-    return fit_factors(parts, values, lags, terms)
+    return fit_factors(parts, values, lags, terms, series.at((number, time)))
 
 
-def fit_factors(given: Parts, rows: Array, k: int, terms: Terms) -> list[Factor]:
-    """The factor of summary k for each part, from standardised summaries (n, s)."""
+def fit_factors(given: Parts, rows: Array, k: int, terms: Terms, response: Response | None = None) -> list[Factor]:
+    """The factor of summary k for each part, from standardised summaries (n, s), as `fit_factor` has them."""
     look()
-    (x, grams), of_scale, y = given.of_mean(rows, k, terms), given.of_scale(rows, k, terms), rows[:, k]
+    response = response or Response(rows[:, k])
+    (x, grams), of_scale, y = given.of_mean(rows, k, terms), given.of_scale(rows, k, terms), response.values
     weights, total, on_mean = given.weights, given.weights.sum(axis=1), penalty(x.shape[1], terms.ridge)
     # The mean leverage is good enough on the way.
     mean = np.minimum(x.shape[1] / given.kept.sum(axis=1), LARGEST_LEVERAGE)[:, None]
@@ -151,14 +156,28 @@ def fit_factors(given: Parts, rows: Array, k: int, terms: Terms) -> list[Factor]
     else:
         for _ in range(ITERATIONS):
             scale = _fit_scales(of_scale, given, squares, scale)
-            log_scale = _limited(scale @ of_scale.z.T, weights, total)
+            log_scale = limited(scale @ of_scale.z.T, weights)
             precise = weights * np.exp(-2.0 * log_scale)
             coefficients = _coefficients(x, _grams(x, precise), on_mean, precise, y)
             squares = np.square(y - coefficients @ x.T) / (1.0 - mean)
+    information = np.ones(len(weights))
+    if terms.cells:
+        assert response.cells is not None
+        found = fit_cells(
+            x, of_scale.z, (on_mean, of_scale.penalty), of_scale.inverse, weights, response.cells,
+            np.append(coefficients, scale[:, :1], axis=1),
+        )  # fmt: skip
+        coefficients, scale, log_scale, information = (
+            found.coefficients,
+            found.scale,
+            found.log_scale,
+            found.information,
+        )
+    if terms.cells or not constant:
         low = np.min(log_scale, axis=1, where=given.kept, initial=np.inf)
         high = np.max(log_scale, axis=1, where=given.kept, initial=-np.inf)
     p = given.columns.shape[1]
-    each = zip(coefficients, scale, low.tolist(), high.tolist(), strict=True)
+    each = zip(coefficients, scale, low.tolist(), high.tolist(), information.tolist(), strict=True)
     return [factor_of(terms, given.sets, p, k, *one) for one in each]
 
 
@@ -199,9 +218,3 @@ def _fit_scales(of_scale: OfScales, given: Parts, squares: Array, scale: Array) 
         length = np.minimum(1.0, LARGEST_STEP / (largest + 1e-12))[:, None]
         scale, log_scale = scale + length * step, log_scale + length * change
     return scale
-
-
-def _limited(log_scale: Array, weights: Array, total: Array) -> Array:
-    mean = ((weights * log_scale).sum(axis=1) / total)[:, None]
-    room = ROOM * np.sqrt((weights * np.square(log_scale - mean)).sum(axis=1) / total)[:, None]
-    return np.clip(log_scale, mean - room, mean + room)

@@ -286,11 +286,28 @@ def _inverses(spread: Array) -> tuple[Array, Array]:
     return np.linalg.inv(root), -log_root - HALF_LOG_2PI * spread.shape[-1]
 
 
-def choose_law(residuals: Array, weights: Array, thorough: bool = True) -> ResidualLaw:
+def choose_law(residuals: Array, weights: Array, thorough: bool = True, among: Array | None = None) -> ResidualLaw:
     """The law of each residual, or of all together, that predicts the other half of them best.
 
-    Unless it is thorough, single residuals are normal.
+    Unless it is thorough, single residuals are normal. Those that are not `among` these columns have no law here.
     """
+    if among is None or len(among) == residuals.shape[1]:
+        return _choose_law(residuals, weights, thorough)
+    found = _choose_law(residuals[:, among], weights, thorough)
+    name = " and ".join(filter(None, (found.name, "cells")))
+    return ResidualLaw(name, tuple(_of_columns(part, among) for part in found.parts))
+
+
+def _of_columns(part: "Part", columns: Array) -> "Part":
+    """The same of other columns, given by those that it has."""
+    if isinstance(part, Mixed | Shared):
+        return part._replace(columns=columns[part.columns])
+    return part._replace(column=int(columns[part.column]))
+
+
+def _choose_law(residuals: Array, weights: Array, thorough: bool) -> ResidualLaw:
+    if not residuals.shape[1]:
+        return ResidualLaw("", ())
     step = -(-len(residuals) // MOST_FITTED)
     some, weight = residuals[::step], weights[::step]
     width, n = some.shape[1], effective(weight) / 2
@@ -313,12 +330,11 @@ def choose_law(residuals: Array, weights: Array, thorough: bool = True) -> Resid
 
 def law_of_series(first: ResidualLaw, steps: ResidualLaw, lags: int, width: int) -> ResidualLaw:
     """The law of a series of so many residuals: that of the first ones, and that of a step (n, 1) for each other."""
-    (part,), later = steps.parts, np.arange(lags, width)
-    of_steps: list[Part] = [Normal(k) for k in later.tolist()]
-    if isinstance(part, Skewed | Mixed):
-        of_steps = [Shared(later, part)]
-    names = {*first.name.split(" and "), steps.name}
-    return ResidualLaw(" and ".join(sorted(names)), (*first.parts, *of_steps))
+    later, names = np.arange(lags, width), {*first.name.split(" and "), steps.name}
+    of_steps: list[Part] = []
+    for part in steps.parts:
+        of_steps = [Shared(later, part)] if isinstance(part, Skewed | Mixed) else [Normal(k) for k in later.tolist()]
+    return ResidualLaw(" and ".join(sorted(filter(None, names))), (*first.parts, *of_steps))
 
 
 def departures(residuals: Array, weights: Array) -> Array:

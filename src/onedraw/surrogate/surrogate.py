@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.engines.streams import Phase, Purpose, Rng
+from onedraw.surrogate.cells import Cells, log_mass
 from onedraw.surrogate.choice import Form, coefficient_count
 from onedraw.surrogate.features import Sets, columns_of
 from onedraw.surrogate.likelihood import ALL, Factor, Terms, gram, penalty
@@ -26,9 +26,6 @@ LEAST_LEFT = 0.1
 """Share of the simulations that is left at least when coefficients are fitted."""
 FEWEST_FREE = 3.0
 """Degrees of freedom that a scale has at least."""
-PLACES, WIDE_CELL = 8, 0.5
-"""Places in the cells of whole numbers over which the likelihood of the data is averaged, if a cell is wider than this
-share of a standard deviation: below it, the middle is right within .01 in log likelihood."""
 PRODUCTS = 8
 """Variances that are multiplied before a logarithm is taken: few enough for a product to stay finite."""
 
@@ -42,14 +39,8 @@ class Coefficients(NamedTuple):
     """(k, p); of several rows, without what earlier summaries add."""
     scale: Array | None = None
     """(k, p) of the log scales; None if they do not depend on the row."""
-
-
-class DataCells(NamedTuple):
-    """The data at places in the cells of their whole numbers, or in the middle alone."""
-
-    places: tuple[Coefficients, ...]
-    log_slopes: Array
-    """(m,) of the transform there, relative to the middle."""
+    cells: Cells | None = None
+    """As the row; of those factors alone that are probabilities of cells."""
 
 
 class Uncertain(NamedTuple):
@@ -82,15 +73,18 @@ class Leverages(NamedTuple):
     """(k,) share of the simulations that is left when the coefficients of the mean are fitted."""
     times: Array
     """(k,) how many summaries of a simulation have the same coefficients, which are known the better."""
+    information: Array
+    """(k,) how much a simulation says of each mean."""
 
     def at(self, columns: Array) -> Uncertain:
         """At features (n, p)."""
         spread = (columns_of(columns, some) @ root for some, root in zip(self.columns, self.roots, strict=True))
         found = np.array([np.einsum("ij,ij->i", one, one) for one in spread])
         left, times = self.left[:, None], self.times[:, None]
-        earlier = np.where(self.earlier[:, None] < 0, 0.0, found[self.earlier] / np.maximum(left, LEAST_LEFT) / times)
+        certain = times * self.information[:, None]
+        earlier = np.where(self.earlier[:, None] < 0, 0.0, found[self.earlier] / np.maximum(left, LEAST_LEFT) / certain)
         freedom = np.maximum(left * times / found[self.scale], FEWEST_FREE)
-        return Uncertain(1.0 + found[self.mean] / times, earlier, freedom)
+        return Uncertain(1.0 + found[self.mean] / certain, earlier, freedom)
 
     def variances(self, there: Uncertain, residuals: Array) -> Array:
         """Variances (k, n) of residuals (k, n) with those of the mean.
@@ -119,7 +113,7 @@ class There(NamedTuple):
     scale: Array
     """(k, n)"""
     log_scale: Array
-    """(n,) sum of their logarithms."""
+    """(n,) sum of their logarithms, those of cells left out."""
     uncertain: Uncertain | None
 
 
@@ -134,80 +128,63 @@ class Surrogate(NamedTuple):
     leverages: Leverages | None = None
     """How uncertain the coefficients are; None if there are so many simulations that they are not."""
 
-    def at(self, rows: Array, places: Array | None = None) -> list[Coefficients]:
+    def at(self, rows: Array) -> list[Coefficients]:
         """For each of some rows of summaries (m, s), or of some data sets of rows (m, rows, s)."""
+        every = rows.reshape(-1, rows.shape[-1])
+        shape, transformed = rows.shape[:-1], self.form.transform(every)
+        cells: list[Cells | None] = [None] * len(rows)
+        if self.form.cells.any():
+            found = self.form.transform.cells(every)
+            assert found is not None
+            some = (one[:, self.form.cells].reshape(*shape, -1) for one in found)
+            cells = [Cells(*one) for one in zip(*some, strict=True)]
         if rows.ndim == 3:
             mean = np.array([factor.mean for factor in self.factors])
-            flat = None if places is None else places.reshape(-1, rows.shape[2])
-            every = self.form.transform(rows.reshape(-1, rows.shape[2]), flat).reshape(len(rows), rows.shape[1], -1)
-            return [Coefficients(some, mean) for some in every]
-        transformed, lags = self.form.transform(rows, places), self.form.common
+            each = transformed.reshape(*shape, -1)
+            return [Coefficients(one, mean, None, mine) for one, mine in zip(each, cells, strict=True)]
+        lags = self.form.common
         parts = [one.given(transformed[:, None, :k]) for k, one in enumerate(self.factors[:lags])]
         if lags < len(self.form.terms):
             before = np.lib.stride_tricks.sliding_window_view(transformed, lags, axis=1)[:, :-1]
             parts.append(self.factors[-1].given(before))
         means, scales = (np.concatenate(some, axis=1) for some in zip(*parts, strict=True))
-        if not any(one.volatility for one in self.form.terms):
-            return [Coefficients(*one) for one in zip(transformed, means, strict=True)]
-        return [Coefficients(*one) for one in zip(transformed, means, scales, strict=True)]
+        vary = any(one.volatility for one in self.form.terms)
+        return [
+            Coefficients(one, mean, scale if vary else None, mine)
+            for one, mean, scale, mine in zip(transformed, means, scales, cells, strict=True)
+        ]
 
     def there(self, columns: Array) -> There:
         """What it says at features (n, p), whatever the row: scales are those without earlier summaries."""
         uncertain = None if self.leverages is None else self.leverages.at(columns)
-        return There(*self._scales(columns, self._each([factor.scale for factor in self.factors])), uncertain)
+        return There(*self._scales(columns, self.of_each([factor.scale for factor in self.factors])), uncertain)
 
-    def _each(self, of_factors: list[Any]) -> Array:
+    def of_each(self, of_factors: list[Any]) -> Array:
         """What is known of factors for each summary: in a series, all but the first have the last one."""
         return np.array(of_factors)[np.minimum(np.arange(len(self.form.terms)), len(self.factors) - 1)]
 
     def _scales(self, columns: Array, coefficients: Array) -> tuple[Array, Array]:
         """Scales (k, n) at features (n, p), and sums (n,) of their logs."""
-        low, high = self._each([(factor.low, factor.high) for factor in self.factors]).T[:, :, None]
+        low, high = self.of_each([(factor.low, factor.high) for factor in self.factors]).T[:, :, None]
         log_scale = coefficients @ columns.T
         np.minimum(np.maximum(log_scale, low, out=log_scale), high, out=log_scale)
-        return np.exp(log_scale), log_scale.sum(axis=0)
+        scale = np.exp(log_scale)
+        log_scale[self.form.cells] = 0.0
+        return scale, log_scale.sum(axis=0)
 
-    def of_data(self, observed: Array) -> DataCells:
-        """The data: one row (s,), or a data set of rows.
-
-        The probability of a whole number is the integral of a density over its cell. If summaries have a scale that is
-        not much wider than a cell, as small counts have, a smooth density differs from its mean over the cell. Places
-        are a Latin hypercube, the same in every run.
-        """
-        transform, typical = self.form.transform, self._each([factor.scale[0] for factor in self.factors])
-        if observed.ndim == 1 and transform.whole.any():
-            ends = transform(np.array([observed, observed]), np.outer([-0.5, 0.5], np.ones(len(observed))))
-            if (np.diff(ends, axis=0)[0] > WIDE_CELL * np.exp(typical))[transform.whole].any():
-                order = Rng(0, Phase.RESAMPLE).bulk(Purpose.PRIOR).random((PLACES, len(observed))).argsort(axis=0)
-                places = np.zeros(order.shape)
-                whole = transform.kept[transform.whole]
-                places[:, whole] = (order[:, whole] + 0.5) / PLACES - 0.5
-                slopes = np.array([transform.log_slope(observed + one) for one in places])
-                found = self.at(np.tile(observed, (PLACES, 1)), places)
-                return DataCells(tuple(found), slopes - transform.log_slope(observed))
-        return DataCells(tuple(self.at(observed[None])), np.zeros(1))
-
-    def data_log_likelihood(self, columns: Array, data: DataCells, there: There | None = None) -> Array:
-        """Log likelihood of the data at features (n, p): a mean over places in their cells, to the power.
-
-        `there` may be given.
-        """
+    def data_log_likelihood(self, columns: Array, observed: Array, there: There | None = None) -> Array:
+        """Log likelihood of the data, one row (s,) or several, at features (n, p); `there` may be given."""
+        (data,) = self.at(observed[None])
         pieces = -(-len(columns) * len(self.form.terms) // AT_ONCE)
         if there is None and pieces > 1:
-            return np.concatenate([self.data_log_likelihood(one, data) for one in np.array_split(columns, pieces)])
-        there = self.there(columns) if there is None else there
-        if len(data.places) == 1:
-            return self.log_likelihood(columns, data.places[0], there)
-        plain = self._replace(power=1.0)
-        each = np.array([plain.log_likelihood(columns, one, there) for one in data.places]) + data.log_slopes[:, None]
-        top = each.max(axis=0)
-        found: Array = self.power * (top + np.log(np.exp(each - top).mean(axis=0)))
-        return found
+            return np.concatenate([self.log_likelihood(one, data) for one in np.array_split(columns, pieces)])
+        return self.log_likelihood(columns, data, there)
 
     def log_likelihood(self, columns: Array, given: Coefficients, there: There | None = None) -> Array:
         """Log density of a row, or of all rows of a data set, in transformed summaries, at features (n, p).
 
-        That of a row is averaged over the uncertainty of the coefficients. `there` may be given.
+        That of a row is averaged over the uncertainty of the coefficients. In a cell it is the mean density. `there`
+        may be given.
         """
         there = self.there(columns) if there is None else there
         if given.row.ndim == 2:
@@ -216,41 +193,60 @@ class Surrogate(NamedTuple):
             if given.scale is not None:
                 there = There(*self._scales(columns, given.scale), there.uncertain)
             residuals = given.mean @ columns.T
+            in_cells = self.form.cells
+            mean = residuals[in_cells]
             np.subtract(given.row[:, None], residuals, out=residuals)
             residuals /= there.scale
-            found = self._predictive(residuals, there.uncertain) - there.log_scale
+            found, spread = self._predictive(residuals, there.uncertain)
+            found -= there.log_scale
+            if given.cells is not None:
+                of_cells = given.cells.some((slice(None), None))
+                log_scale = np.log(spread[in_cells] * there.scale[in_cells])
+                mass = log_mass(*of_cells.standardised(mean, log_scale)) - of_cells.log_width
+                found += mass.sum(axis=0)
         if self.success is not None:
             found = found + self.success.log_probability(columns)
         return self.power * found
 
-    def _predictive(self, residuals: Array, uncertain: Uncertain | None) -> Array:
-        """Log densities (n,) of residuals (k, n), averaged over the uncertainty of the coefficients."""
+    def _predictive(self, residuals: Array, uncertain: Uncertain | None) -> tuple[Array, Array]:
+        """Log densities (n,) of residuals (k, n), averaged over the uncertainty of the coefficients, and deviations.
+
+        Those of cells are left out. Deviations (k, n) of residuals are 1 if coefficients are known.
+        """
         if self.leverages is None or uncertain is None:
-            return self.form.law.log_density(residuals.T)
+            return self.form.law.log_density(residuals.T), np.ones((len(residuals), 1))
         variances = self.leverages.variances(uncertain, residuals)
         # The log of a product of few variances is one logarithm instead of many.
-        products = [variances[k : k + PRODUCTS].prod(axis=0) for k in range(0, len(variances), PRODUCTS)]
-        residuals /= np.sqrt(variances)
-        return self.form.law.log_density(residuals.T, uncertain.freedom.T) - 0.5 * np.log(products).sum(axis=0)
+        some = variances[~self.form.cells]
+        products = [some[k : k + PRODUCTS].prod(axis=0) for k in range(0, len(some), PRODUCTS)]
+        deviations = np.sqrt(variances)
+        residuals /= deviations
+        found = self.form.law.log_density(residuals.T, uncertain.freedom.T)
+        return found - 0.5 * np.log(products).sum(axis=0), deviations
 
     def _of_rows(self, columns: Array, given: Coefficients, there: There) -> Array:
         """Sums (n,) of the log densities of the rows of a data set."""
         (number, width), mean, scale = given.row.shape, columns @ given.mean.T, there.scale.T
-        slopes = [columns @ factor.earlier.T for factor in self.factors]
+        slopes, in_cells = [columns @ factor.earlier.T for factor in self.factors], self.form.cells
         found, size = np.empty(len(columns)), max(1, CHUNK // (number * width))
         for some in (slice(top, top + size) for top in range(0, len(columns), size)):
             residuals = given.row - mean[some, None, :]
             for k, slope in enumerate(slopes):
                 if self.factors[k].earlier.any():
                     residuals[:, :, k] -= slope[some] @ given.row[:, :k].T
+            mean_in_cells = (given.row - residuals)[:, :, in_cells]
             residuals /= scale[some, None, :]
             found[some] = self.form.law.log_density(residuals.reshape(-1, width)).reshape(-1, number).sum(axis=1)
+            if given.cells is not None:
+                log_scale = np.log(scale[some, None, in_cells])
+                mass = log_mass(*given.cells.standardised(mean_in_cells, log_scale)) - given.cells.log_width
+                found[some] += mass.sum(axis=(1, 2))
         return found - number * there.log_scale
 
     def log_density(self, points: Array, row: Array) -> Array:
         """Log density (n,) of one row of summaries as they are, at parameters (n, dim); of counts, a probability."""
         slope = self.form.transform.log_slope(row)
-        return self.data_log_likelihood(self.form.columns(points), self.of_data(row)) + slope
+        return self.data_log_likelihood(self.form.columns(points), row) + slope
 
 
 def fit_surrogate(form: Form, training: Training, success: Success | None) -> Surrogate:
@@ -263,32 +259,36 @@ def fit_surrogates(form: Form, training: Training, kept: Array, success: Success
     form = form.trimmed(0 if success is None else len(success.coefficients))
     theta, rows, places, weights = training.single_rows(MOST_ROWS)
     kept = np.repeat(kept, len(rows) // len(training.rows), axis=1)
-    columns, sets, transformed = form.columns(theta), form.features.sets(), form.transform(rows, places)
+    columns, sets, some = form.columns(theta), form.features.sets(), form.transform.summaries(rows, places)
     parts = parts_of(columns, weights, kept, sets)
-    each = [fit_factors(parts, transformed, k, terms) for k, terms in enumerate(form.terms[: form.common])]
-    if form.common < len(form.terms):
-        each.append(fit_common(parts, transformed, form.terms[-1], form.common))
-    known = training.rows.ndim == 3
-    return [
-        Surrogate(
-            form, one, success, leverages=None if known else leverages_of(form.terms, columns, mine, sets, form.common)
-        )
-        for one, mine in zip(zip(*each, strict=True), parts.weights, strict=True)
+    each = [
+        fit_factors(parts, some.middle, k, terms, some.response(k)) for k, terms in enumerate(form.terms[: form.common])
     ]
+    if form.common < len(form.terms):
+        each.append(fit_common(parts, some, form.terms[-1], form.common))
+    known = training.rows.ndim == 3
+    surrogates = []
+    for one, mine in zip(zip(*each, strict=True), parts.weights, strict=True):
+        alone = Surrogate(form, one, success)
+        information = alone.of_each([factor.information for factor in one])
+        leverages = None if known else leverages_of(form.terms, columns, mine, sets, information, form.common)
+        surrogates.append(alone._replace(leverages=leverages))
+    return surrogates
 
 
 def leverages_of(
-    terms: tuple[Terms, ...], columns: Array, weights: Array, sets: Sets, common: int = ALL
+    terms: tuple[Terms, ...], columns: Array, weights: Array, sets: Sets, information: Array, common: int = ALL
 ) -> Leverages | None:
     """How uncertain the coefficients of factors are that were fitted to features (n, p) of simulations with weights.
 
+    `information` (k,) is how much a simulation says of each mean, where the residual itself says 1.
     Those of curves and volatility only count by their number: where factors have them, coefficients are known well.
     """
     later = np.arange(len(terms)) >= common
     times = np.where(later, np.clip(window_count(len(terms)) / len(columns), 1.0, later.sum()), 1.0)
     number = np.array([coefficient_count(one, k, sets) - len(sets[one.scale]) for k, one in enumerate(terms)]) / times
     total = float(weights.sum())
-    if CERTAIN * number.max() <= total:
+    if CERTAIN * (number / information).max() <= total:
         return None
     known: dict[tuple[str, float], int] = {}
     mean, earlier, scale = (
@@ -302,4 +302,6 @@ def leverages_of(
     ]
     begin = np.array([one.begin(k) for k, one in enumerate(terms)])
     left = np.maximum(1.0 - number / total, 0.0)
-    return Leverages(tuple(some), tuple(roots), np.array(mean), np.array(earlier), np.array(scale), begin, left, times)
+    return Leverages(
+        tuple(some), tuple(roots), np.array(mean), np.array(earlier), np.array(scale), begin, left, times, information
+    )

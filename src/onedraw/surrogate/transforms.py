@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
+from onedraw.surrogate.cells import Cells, Summaries, open_ends
 from onedraw.surrogate.features import Sets
 from onedraw.surrogate.likelihood import Regression, Terms, better, fit_scores, predictors
 
@@ -67,34 +68,51 @@ class Transform(NamedTuple):
     warps: tuple[Warp, ...]
     centre: Array
     spread: Array
+    ends: Array
+    """(2, k) numbers from which on a cell has no end."""
 
     def __call__(self, rows: Array, places: Array | None = None) -> Array:
         """The transformed rows; `places` (n, s) are added to whole numbers."""
         some = rows[:, self.kept]
         if places is not None:
             some = some + np.where(self.whole, places[:, self.kept], 0.0)
+        return self._standardised(some)
+
+    def _standardised(self, some: Array) -> Array:
         return (_warped(some, self.warps) - self.centre) / self.spread
+
+    def cells(self, rows: Array) -> Cells | None:
+        """The cells (n, k) of whole numbers; None if there are none."""
+        if not self.whole.any():
+            return None
+        some, half = rows[:, self.kept], np.where(self.whole, 0.5, np.nan)
+        low, high = self._standardised(some - half), self._standardised(some + half)
+        log_width = np.log(high - low)
+        low, high = np.where(some <= self.ends[0], -np.inf, low), np.where(some >= self.ends[1], np.inf, high)
+        return Cells(low, high, log_width)
+
+    def summaries(self, rows: Array, places: Array) -> Summaries:
+        """The transformed rows, in all the forms that fits need."""
+        middle, cells = self(rows), self.cells(rows)
+        return Summaries(middle, middle if cells is None else self(rows, places), self.whole, cells)
 
     def log_slope(self, row: Array) -> float:
         """Log of the volume that a unit of summaries has after the transform, at a row (s,)."""
         return float(self.log_slopes(row[None])[0])
 
     def log_slopes(self, rows: Array) -> Array:
-        """The same at each of some rows (n, s)."""
-        slopes = [warp.log_slope(rows[:, k]) for k, warp in zip(self.kept, self.warps, strict=True)]
-        found: Array = np.sum(slopes, axis=0) - np.log(self.spread).sum()
+        """The same at each of some rows (n, s); of whole numbers, the volume of their cells."""
+        slopes = np.array([warp.log_slope(rows[:, k]) for k, warp in zip(self.kept, self.warps, strict=True)]).T
+        slopes, cells = slopes.reshape(len(rows), -1) - np.log(self.spread), self.cells(rows)
+        found: Array = (slopes if cells is None else np.where(self.whole, cells.log_width, slopes)).sum(axis=1)
         return found
 
     def in_common(self, rows: Array, observed: Array) -> "Transform | None":
-        """One transform for all summaries, of the kind that most have; None if some are whole numbers and some not.
-
-        Whole numbers have their places already.
-        """
+        """One transform for all summaries, of the kind that most have; None if some are whole numbers and some not."""
         if self.whole.any() != self.whole.all():
             return None
         some, whole = rows[:, self.kept], bool(self.whole.all())
-        least = float(some.min())
-        low = min(float(np.rint(least)) if whole else least, float(observed[self.kept].min()))
+        low = min(float(some.min()), float(observed[self.kept].min()))
         kinds = [warp.kind for warp in self.warps]
         offered = {warp.kind: warp for warp in _warps(some.ravel(), low, whole)}
         warp = offered.get(max(kinds, key=kinds.count), Warp())
@@ -139,7 +157,8 @@ def choose_transform(
     warps = tuple(warp for warp, _ in best)
     warped = _warped(some, warps)
     mean, spread = warped.mean(axis=0), warped.std(axis=0)
-    transform = Transform(kept, whole, warps, mean, np.where(spread > 0, spread, 1.0))
+    ends = open_ends(rows[:, kept], observed[:, kept])
+    transform = Transform(kept, whole, warps, mean, np.where(spread > 0, spread, 1.0), ends)
     return transform, sum(score for _, score in best) if best else -math.inf
 
 

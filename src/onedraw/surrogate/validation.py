@@ -126,9 +126,7 @@ def held_out_likelihoods(
         some = training.some(held_out[part])
         columns = surrogate.form.columns(np.concatenate([free.points, some.theta]))
         there = surrogate.there(columns)
-        for own, (place, given) in enumerate(
-            zip(part, surrogate.at(some.rows, some.places), strict=True), len(free.points)
-        ):
+        for own, (place, given) in enumerate(zip(part, surrogate.at(some.rows), strict=True), len(free.points)):
             look()
             found = surrogate.log_likelihood(columns, given, there)
             at_known[place], at_draws[place] = found[own], found[: len(free.points)]
@@ -176,11 +174,11 @@ def _reweighted(surrogate: Surrogate, others: Iterable[Surrogate], observed: Arr
     and the change is extrapolated in proportion.
     """
     columns = surrogate.form.columns(draws)
-    before = surrogate.data_log_likelihood(columns, surrogate.of_data(observed))
+    before = surrogate.data_log_likelihood(columns, observed)
     changes = np.empty((0, len(draws)))
     for other in others:
         there = columns if other.form is surrogate.form else other.form.columns(draws)
-        ratio = other.data_log_likelihood(there, other.of_data(observed)) - before
+        ratio = other.data_log_likelihood(there, observed) - before
         power = next_power(ratio, 0.0, min(1.0, FEWEST_LEFT / len(draws)))
         share = np.exp(power * (ratio - ratio.max()))
         changes = np.append(changes, [(share / share.sum() - 1 / len(draws)) / power], axis=0)
