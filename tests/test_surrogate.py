@@ -767,6 +767,17 @@ class TestSurrogate:
         assert [one.earlier for one in terms[2::2]] == [""] * 3
         assert all(one.earlier in ("1", "2") and one.lags == 1 for one in terms[3::2])
 
+    @pytest.mark.parametrize(("number", "found"), [(1200, True), (900, False)])
+    def test_many_simulations_may_have_spreads_and_curves_of_earlier_summaries(self, number, found):
+        """A summary whose mean is a square of the one before, and whose spread grows with it."""
+        rng = np.random.default_rng(6)
+        theta = rng.normal(size=(number, 1))
+        first = theta[:, 0] + rng.normal(size=number)
+        second = 0.5 * first**2 + np.exp(0.5 * first) * rng.normal(size=number)
+        rows = np.column_stack([first, second])
+        terms = choose_form(free_support(1), training(theta, rows), rows[0], True).terms[1]
+        assert (bool(terms.volatility), bool(terms.curves)) == (found, found)
+
     def test_bounded_scores_are_those_of_a_mixture_with_a_wide_normal(self):
         columns, rows, sets, _ = regression(50, 9)
         fit = fit_factor(predictors(columns, np.ones(50), sets), rows, 0, Terms())

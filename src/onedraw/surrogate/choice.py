@@ -35,6 +35,12 @@ BESIDE: Axes = {
     "ridge": {1.0: (10.0,), 10.0: (1.0, 100.0), 100.0: (10.0,)},
 }
 """What is tried in place of what a factor has."""
+BESIDE_IF_MANY = BESIDE | {
+    "curves": {"": ("0",), "0": ("1", ""), "1": ("0",)}, "volatility": {"": ("0",), "0": ("1", ""), "1": ("0",)},
+}  # fmt: skip
+"""The same from MANY effective simulations on: laws of order statistics, for example, have other spreads and curves for
+each value of the one before."""
+MANY = 1000.0
 BESIDE_IN_SERIES = BESIDE | {
     "earlier": BESIDE["earlier"] | {"2": ("3", "1"), "3": ("2",)},
     "lags": {1: (2,), 2: (4, 1), 4: (ALL, 2), ALL: (4,)},
@@ -256,11 +262,12 @@ class Factors(NamedTuple):
 def _choose_all(given: Predictors, rows: Summaries) -> Factors:
     """Terms of each factor, one after another."""
     chosen: list[Terms] = []
+    beside = BESIDE_IF_MANY if effective(given.weights) >= MANY else BESIDE
     residuals, scores = np.empty((2, *rows.middle.shape))
     for k in range(rows.middle.shape[1]):
         # Summaries are often alike, one by one or by turns.
         before = list(dict.fromkeys(one._replace(cells=False) for one in reversed(chosen)))[:STARTS]
-        terms, fit = choose_terms(given, rows.middle, k, before, response=rows.response(k))
+        terms, fit = choose_terms(given, rows.middle, k, before, beside, rows.response(k))
         chosen.append(terms)
         residuals[:, k], scores[:, k] = fit.residuals, fit.bounded
     return Factors(tuple(chosen), residuals, scores)
