@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.estimators.weights import systematic
+from onedraw.estimators.weights import effective, systematic
 from onedraw.model.coordinates import Support
 from onedraw.proposals.mixture import local_mixture
 from onedraw.results.trial import log_with_broad
@@ -70,6 +70,9 @@ LATE_WORK = 3e10
 parameters and as many summaries, the estimate is a regression until the run goes on."""
 WORK_PER_VALUE = 1e8
 """Operations for each value of a long series, in likelihoods at draws: there are many of both."""
+LIKELY_FROM, BEYOND_EDGE, DECAY = 1500.0, 0.05, 0.3
+"""Effective simulations from which those count most that are likely given the data; the share of the posterior that is
+less likely than those that count in full; and the power of the likelihood by which the others count less."""
 MOST_LEARNT = 80
 """Learnt summaries that a surrogate is fitted to at most, if there are too many others."""
 
@@ -326,8 +329,56 @@ def learn_likelihood(
     `share` (m,) is that of each of them in means.
 
     `scale` (dim, dim) takes parameters to the coordinates in which densities are compared. If many simulations were
-    made for other data, or too few near the posterior, it is tried whether all should count in full.
+    made for other data, or too few near the posterior, it is tried whether all should count in full. If there are
+    many, those that are likely given the data may count most.
     """
+    found = _of_all(simulations, described, held_out, share, scale, rng, thorough)
+    if not thorough or described.series or found is None or found.constant:
+        return found
+    nearer = likely(simulations, found)
+    if effective(nearer.aimed(simulations.theta, simulations.log_weights(simulations.theta))) < LIKELY_FROM:
+        return found
+    picked = _picked(nearer, described, held_out, rng, thorough)
+    other = _learnt(nearer, described, picked, LEAST_RELEVANCE, scale, thorough)
+    if other is None or other.constant or not better(other.scores, found.scores, share):
+        return found
+    return other._replace(looks=found.looks)
+
+
+def likely(simulations: SimulatedPairs, found: LearntLikelihood) -> SimulatedPairs:
+    """Simulations that count the less the less likely the data are, beyond nearly all of the posterior.
+
+    Early stages proposed around it in a wide region, in which a likelihood may be too curved for one polynomial.
+    """
+    surrogate = found.surrogate
+    data = surrogate.of_data(found.observed)
+
+    def log_likelihood(theta: Array) -> Array:
+        return surrogate.data_log_likelihood(surrogate.form.columns(theta), data)
+
+    theta = simulations.theta[fitted_to(len(simulations.theta))]
+    there, log_weights = log_likelihood(theta), simulations.log_weights(theta)
+    order = np.argsort(there)
+    share = np.exp((there + log_weights - (there + log_weights).max())[order])
+    edge = float(there[order][np.searchsorted(np.cumsum(share), BEYOND_EDGE * share.sum())])
+
+    def aimed(theta: Array, log_weights: Array) -> Array:
+        near = np.exp(DECAY * np.minimum(log_likelihood(theta) - edge, 0.0))
+        return simulations.aimed(theta, log_weights) * near
+
+    return simulations._replace(aimed=aimed)
+
+
+def _of_all(
+    simulations: SimulatedPairs,
+    described: DescribedRows,
+    held_out: Array,
+    share: Array,
+    scale: Array,
+    rng: np.random.Generator,
+    thorough: bool,
+) -> LearntLikelihood | None:
+    """The same by the proposals alone."""
     picked = _picked(simulations, described, held_out, rng, thorough)
     found = _learnt(simulations, described, picked, LEAST_RELEVANCE, scale, thorough)
     nothing = found is None or found.constant
