@@ -340,9 +340,15 @@ def learn_likelihood(
         return found
     picked = _picked(nearer, described, held_out, rng, thorough)
     other = _learnt(nearer, described, picked, LEAST_RELEVANCE, scale, thorough)
-    if other is None or other.constant or not better(other.scores, found.scores, share):
+    if other is None or other.constant:
         return found
-    return other._replace(looks=found.looks)
+    before, free = found.surrogate, picked.free
+    held = held_out_likelihoods(before.form, found.training, picked.calibration, free, before.success)
+    gains = held.bounded_ratios(free.log_aimed, before.power)
+    if not better(other.gains, gains, np.full(len(gains), 1.0 / len(gains))):
+        return found
+    # Simulations near the data are not where it is better: against regressions it has the score of the other.
+    return other._replace(scores=found.scores, looks=found.looks)
 
 
 def likely(simulations: SimulatedPairs, found: LearntLikelihood) -> SimulatedPairs:
@@ -364,7 +370,7 @@ def likely(simulations: SimulatedPairs, found: LearntLikelihood) -> SimulatedPai
 
     def aimed(theta: Array, log_weights: Array) -> Array:
         near = np.exp(DECAY * np.minimum(log_likelihood(theta) - edge, 0.0))
-        return simulations.aimed(theta, log_weights) * near
+        return near
 
     return simulations._replace(aimed=aimed)
 
@@ -474,7 +480,7 @@ def success_of(simulations: SimulatedPairs, form: Form) -> Success | None:
     good, failed = simulations.outcomes()
     if not len(failed):
         return None
-    form = form._replace(features=form.features.lower(min(form.features.degree, 2), steps=False))
+    form = form._replace(features=form.features.lower(min(form.features.degree, 2), steps=False, along=False))
     both, sets = form.columns(np.concatenate([good, failed])), form.features.sets()
     enough = "2" in sets and FEWEST_PER_TERM * len(sets["2"]) < len(both)
     return fit_success(both[:, sets["2" if enough else "1"]], np.arange(len(both)) < len(good))
