@@ -70,8 +70,8 @@ LATE_WORK = 3e10
 parameters and as many summaries, the estimate is a regression until the run goes on."""
 WORK_PER_VALUE = 1e8
 """Operations for each value of a long series, in likelihoods at draws: there are many of both."""
-LIKELY_FROM, BEYOND_EDGE, DECAY = 1500.0, 0.05, 0.3
-"""Effective simulations from which those count most that are likely given the data; the share of the posterior that is
+PASSES, LIKELY_FROM, BEYOND_EDGE, DECAY = 2, 1500.0, 0.05, 0.3
+"""Fits after the first, and effective simulations from which those count most that are likely given the data; the share of the posterior that is
 less likely than those that count in full; and the power of the likelihood by which the others count less."""
 MOST_LEARNT = 80
 """Learnt summaries that a surrogate is fitted to at most, if there are too many others."""
@@ -333,21 +333,41 @@ def learn_likelihood(
     many, those that are likely given the data may count most.
     """
     found = _of_all(simulations, described, held_out, share, scale, rng, thorough)
-    if not thorough or described.series or found is None or found.constant:
-        return found
+    for _ in range(PASSES if thorough and not described.series else 0):
+        other = found and _of_likely(simulations, described, found, held_out, scale, rng)
+        if other is None:
+            break
+        found = other
+    return found
+
+
+def _of_likely(
+    simulations: SimulatedPairs,
+    described: DescribedRows,
+    found: LearntLikelihood,
+    held_out: Array,
+    scale: Array,
+    rng: np.random.Generator,
+) -> LearntLikelihood | None:
+    """The same, learnt mostly from simulations at which the data are likely; None if they are few, or it is not better.
+
+    Both are compared at simulations near the posterior. Those near the data are not where this one is better: against
+    regressions it has the score of the other.
+    """
     nearer = likely(simulations, found)
-    if effective(nearer.aimed(simulations.theta, simulations.log_weights(simulations.theta))) < LIKELY_FROM:
-        return found
-    picked = _picked(nearer, described, held_out, rng, thorough)
-    other = _learnt(nearer, described, picked, LEAST_RELEVANCE, scale, thorough)
+    some = fitted_to(len(simulations.theta))
+    theta = simulations.theta[some]
+    if found.constant or effective(nearer.aimed(theta, simulations.log_weights(theta))) < LIKELY_FROM:
+        return None
+    picked = _picked(nearer, described, held_out, rng, thorough=True)
+    other = _learnt(nearer, described, picked, LEAST_RELEVANCE, scale, thorough=True)
     if other is None or other.constant:
-        return found
+        return None
     before, free = found.surrogate, picked.free
     held = held_out_likelihoods(before.form, found.training, picked.calibration, free, before.success)
     gains = held.bounded_ratios(free.log_aimed, before.power)
     if not better(other.gains, gains, np.full(len(gains), 1.0 / len(gains))):
-        return found
-    # Simulations near the data are not where it is better: against regressions it has the score of the other.
+        return None
     return other._replace(scores=found.scores, looks=found.looks)
 
 
