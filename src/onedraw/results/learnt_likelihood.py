@@ -71,8 +71,9 @@ parameters and as many summaries, the estimate is a regression until the run goe
 WORK_PER_VALUE = 1e8
 """Operations for each value of a long series, in likelihoods at draws: there are many of both."""
 PASSES, LIKELY_FROM, BEYOND_EDGE, DECAY = 2, 1500.0, 0.05, 0.3
-"""Fits after the first, and effective simulations from which those count most that are likely given the data; the share of the posterior that is
-less likely than those that count in full; and the power of the likelihood by which the others count less."""
+"""Fits after the first in which those simulations count most at which the data are likely, and effective ones that are
+needed; the share of the posterior that is less likely than those that count in full; and the power of the likelihood
+with which others count."""
 MOST_LEARNT = 80
 """Learnt summaries that a surrogate is fitted to at most, if there are too many others."""
 
@@ -330,10 +331,12 @@ def learn_likelihood(
 
     `scale` (dim, dim) takes parameters to the coordinates in which densities are compared. If many simulations were
     made for other data, or too few near the posterior, it is tried whether all should count in full. If there are
-    many, those that are likely given the data may count most.
+    many, it is tried whether those should count most at which the data are likely.
     """
     found = _of_all(simulations, described, held_out, share, scale, rng, thorough)
-    for _ in range(PASSES if thorough and not described.series else 0):
+    if not thorough or simulations.for_others or described.series:
+        return found
+    for _ in range(PASSES):
         other = found and _of_likely(simulations, described, found, held_out, scale, rng)
         if other is None:
             break
@@ -388,9 +391,9 @@ def likely(simulations: SimulatedPairs, found: LearntLikelihood) -> SimulatedPai
     share = np.exp((there + log_weights - (there + log_weights).max())[order])
     edge = float(there[order][np.searchsorted(np.cumsum(share), BEYOND_EDGE * share.sum())])
 
-    def aimed(theta: Array, log_weights: Array) -> Array:
-        near = np.exp(DECAY * np.minimum(log_likelihood(theta) - edge, 0.0))
-        return near
+    def aimed(theta: Array, _: Array) -> Array:
+        found: Array = np.exp(DECAY * np.minimum(log_likelihood(theta) - edge, 0.0))
+        return found
 
     return simulations._replace(aimed=aimed)
 

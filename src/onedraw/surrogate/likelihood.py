@@ -35,7 +35,7 @@ LARGEST_STEP = 1.0
 """Of a log scale."""
 LARGEST_SQUARE = 10.0
 """Squares of standardised residuals beyond this count as this: a scale that varies does not follow outliers."""
-LEAST_SQUARE, MEAN_LOG = 1e-8, math.log(2.0) + np.euler_gamma
+LEAST_SQUARE, MEAN_LOG = 1e-12, math.log(2.0) + np.euler_gamma
 """Added to squares before the log, in their mean, and the negative mean of the log of a squared normal."""
 LARGEST_LEVERAGE = 0.95
 """Of a simulation in its own fit, so that its residual without it stays finite."""
