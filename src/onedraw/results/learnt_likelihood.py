@@ -70,10 +70,12 @@ LATE_WORK = 3e10
 parameters and as many summaries, the estimate is a regression until the run goes on."""
 WORK_PER_VALUE = 1e8
 """Operations for each value of a long series, in likelihoods at draws: there are many of both."""
-PASSES, LIKELY_FROM, BEYOND_EDGE, DECAY = 2, 1500.0, 0.05, 0.3
+PASSES, LIKELY_FROM, BEYOND_EDGE, DECAY = 2, 2500.0, 0.05, 0.3
 """Fits after the first in which those simulations count most at which the data are likely, and effective ones that are
 needed; the share of the posterior that is less likely than those that count in full; and the power of the likelihood
 with which others count."""
+LIKELY_ERRORS = 1.0
+"""Standard errors of the log score by which such a fit must be ahead."""
 MOST_LEARNT = 80
 """Learnt summaries that a surrogate is fitted to at most, if there are too many others."""
 
@@ -369,7 +371,7 @@ def _of_likely(
     before, free = found.surrogate, picked.free
     held = held_out_likelihoods(before.form, found.training, picked.calibration, free, before.success)
     gains = held.bounded_ratios(free.log_aimed, before.power)
-    if not better(other.gains, gains, np.full(len(gains), 1.0 / len(gains))):
+    if not better(other.gains, gains, np.full(len(gains), 1.0 / len(gains)), LIKELY_ERRORS):
         return None
     return other._replace(scores=found.scores, looks=found.looks)
 
