@@ -29,7 +29,7 @@ from onedraw.engines.clock import look
 from onedraw.surrogate.features import Sets, columns_of
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-ITERATIONS, STEPS = 3, 3
+ITERATIONS, STEPS = 3, 5
 """Fits of the mean, and steps of the log scale before each."""
 LARGEST_STEP = 1.0
 """Of a log scale."""
