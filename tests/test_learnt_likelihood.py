@@ -14,6 +14,8 @@ from onedraw.results import assessment, learnt_likelihood
 from onedraw.results.assessment import Assessment, _better, _described, _likelier, _series, ahead, gain_of
 from onedraw.results.learned_summary import _penalised, learn, learn_near
 from onedraw.results.learnt_likelihood import (
+    BEYOND_EDGE,
+    DECAY,
     LATE_WORK,
     DescribedRows,
     LearntLikelihood,
@@ -23,6 +25,7 @@ from onedraw.results.learnt_likelihood import (
     _scores,
     fitted_to,
     learning_work,
+    likely,
     unseen,
 )
 from onedraw.results.model_evidence import comparable
@@ -143,6 +146,26 @@ def test_many_outputs_of_which_summaries_are_learnt(quick):
 def test_a_distance_of_the_users_own_is_kept():
     post = od.infer(od.Model(NORMAL, noisy, 2.0, distance=lambda x, y: abs(x - y)), budget=300, seed=1, draws=100)
     assert "learnt" not in post.method and post.distances is not None
+
+
+def test_simulations_count_less_where_the_data_are_unlikely():
+    """A normal with known variance: a share of the posterior is farther than a quantile of chi-square, exactly."""
+    rng, n = np.random.default_rng(6), 8000
+    theta = rng.normal(2.0, 3.0, size=(n, 1))
+    simulations = SimpleNamespace(
+        theta=theta, log_weights=lambda points: -stats.norm.logpdf(points[:, 0], 2.0, 3.0),
+        _replace=lambda **new: SimpleNamespace(**new),
+    )  # fmt: skip
+    surrogate = SimpleNamespace(
+        of_data=lambda observed: observed, form=SimpleNamespace(columns=lambda points: points),
+        data_log_likelihood=lambda points, data: -0.5 * np.square(points[:, 0] - data[0]),
+    )  # fmt: skip
+    nearer = likely(simulations, SimpleNamespace(surrogate=surrogate, observed=np.array([2.0])))
+    away = np.array([0.0, 1.0, 1.9, 3.0, 6.0])
+    edge = stats.chi2(1).isf(BEYOND_EDGE)
+    expected = np.exp(0.5 * DECAY * np.minimum(edge - np.square(away), 0.0))
+    # Some 500 of the simulations are beyond the edge, so that it is known within about .1.
+    assert nearer.aimed(2.0 + away[:, None], np.zeros(5)) == pytest.approx(expected, rel=0.05)
 
 
 def bank_with(of_prior, aimed):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.estimators.weights import systematic
+from onedraw.estimators.weights import effective, systematic
 from onedraw.model.coordinates import Support
 from onedraw.proposals.mixture import local_mixture
 from onedraw.results.trial import log_with_broad
@@ -70,6 +70,12 @@ LATE_WORK = 3e10
 parameters and as many summaries, the estimate is a regression until the run goes on."""
 WORK_PER_VALUE = 1e8
 """Operations for each value of a long series, in likelihoods at draws: there are many of both."""
+PASSES, LIKELY_FROM, BEYOND_EDGE, DECAY = 2, 2500.0, 0.05, 0.3
+"""Fits after the first in which those simulations count most at which the data are likely, and effective ones that are
+needed; the share of the posterior that is less likely than those that count in full; and the power of the likelihood
+with which others count."""
+LIKELY_ERRORS = 1.0
+"""Standard errors of the log score by which such a fit must be ahead."""
 MOST_LEARNT = 80
 """Learnt summaries that a surrogate is fitted to at most, if there are too many others."""
 
@@ -325,8 +331,83 @@ def learn_likelihood(
     `share` (m,) is that of each of them in means.
 
     `scale` (dim, dim) takes parameters to the coordinates in which densities are compared. If many simulations were
-    made for other data, or too few near the posterior, it is tried whether all should count in full.
+    made for other data, or too few near the posterior, it is tried whether all should count in full. If there are
+    many, it is tried whether those should count most at which the data are likely.
     """
+    found = _of_all(simulations, described, held_out, share, scale, rng, thorough)
+    if not thorough or simulations.for_others or described.series:
+        return found
+    for _ in range(PASSES):
+        other = found and _of_likely(simulations, described, found, held_out, scale, rng)
+        if other is None:
+            break
+        found = other
+    return found
+
+
+def _of_likely(
+    simulations: SimulatedPairs,
+    described: DescribedRows,
+    found: LearntLikelihood,
+    held_out: Array,
+    scale: Array,
+    rng: np.random.Generator,
+) -> LearntLikelihood | None:
+    """The same, learnt mostly from simulations at which the data are likely; None if they are few, or it is not better.
+
+    Both are compared at simulations near the posterior. Those near the data are not where this one is better: against
+    regressions it has the score of the other.
+    """
+    nearer = likely(simulations, found)
+    some = fitted_to(len(simulations.theta))
+    theta = simulations.theta[some]
+    if found.constant or effective(nearer.aimed(theta, simulations.log_weights(theta))) < LIKELY_FROM:
+        return None
+    picked = _picked(nearer, described, held_out, rng, thorough=True)
+    other = _learnt(nearer, described, picked, LEAST_RELEVANCE, scale, thorough=True)
+    if other is None or other.constant:
+        return None
+    before, free = found.surrogate, picked.free
+    held = held_out_likelihoods(before.form, found.training, picked.calibration, free, before.success)
+    gains = held.bounded_ratios(free.log_aimed, before.power)
+    if not better(other.gains, gains, np.full(len(gains), 1.0 / len(gains)), LIKELY_ERRORS):
+        return None
+    return other._replace(scores=found.scores, looks=found.looks)
+
+
+def likely(simulations: SimulatedPairs, found: LearntLikelihood) -> SimulatedPairs:
+    """Simulations that count the less the less likely the data are, beyond nearly all of the posterior.
+
+    Early stages proposed around it in a wide region, in which a likelihood may be too curved for one polynomial.
+    """
+    surrogate = found.surrogate
+
+    def log_likelihood(theta: Array) -> Array:
+        return surrogate.data_log_likelihood(surrogate.form.columns(theta), found.observed)
+
+    theta = simulations.theta[fitted_to(len(simulations.theta))]
+    there, log_weights = log_likelihood(theta), simulations.log_weights(theta)
+    order = np.argsort(there)
+    share = np.exp((there + log_weights - (there + log_weights).max())[order])
+    edge = float(there[order][np.searchsorted(np.cumsum(share), BEYOND_EDGE * share.sum())])
+
+    def aimed(theta: Array, _: Array) -> Array:
+        found: Array = np.exp(DECAY * np.minimum(log_likelihood(theta) - edge, 0.0))
+        return found
+
+    return simulations._replace(aimed=aimed)
+
+
+def _of_all(
+    simulations: SimulatedPairs,
+    described: DescribedRows,
+    held_out: Array,
+    share: Array,
+    scale: Array,
+    rng: np.random.Generator,
+    thorough: bool,
+) -> LearntLikelihood | None:
+    """The same by the proposals alone."""
     picked = _picked(simulations, described, held_out, rng, thorough)
     found = _learnt(simulations, described, picked, LEAST_RELEVANCE, scale, thorough)
     nothing = found is None or found.constant
@@ -422,7 +503,7 @@ def success_of(simulations: SimulatedPairs, form: Form) -> Success | None:
     good, failed = simulations.outcomes()
     if not len(failed):
         return None
-    form = form._replace(features=form.features.lower(min(form.features.degree, 2), steps=False))
+    form = form._replace(features=form.features.lower(min(form.features.degree, 2), steps=False, along=False))
     both, sets = form.columns(np.concatenate([good, failed])), form.features.sets()
     enough = "2" in sets and FEWEST_PER_TERM * len(sets["2"]) < len(both)
     return fit_success(both[:, sets["2" if enough else "1"]], np.arange(len(both)) < len(good))

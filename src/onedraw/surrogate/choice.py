@@ -22,8 +22,9 @@ from onedraw.surrogate.training import Training
 from onedraw.surrogate.transforms import Transform, choose_transform, varying
 
 SMOOTH = {
-    "0": ("1", "2"), "1": ("1+", "2", "0"), "1+": ("2+", "2", "1"), "2": ("2+", "3", "steps", "1"),
-    "2+": ("steps", "3", "2"), "3": ("steps", "2+", "2"), "steps": ("3", "2+", "2"),
+    "0": ("1", "2"), "1": ("1+", "2", "0"), "1+": ("2+", "2", "1"), "2": ("2+", "along", "3", "steps", "1"),
+    "2+": ("along", "steps", "3", "2"), "3": ("along", "steps", "2+", "2"), "steps": ("along", "3", "2+", "2"),
+    "along": ("steps", "3", "2+", "2"),
 }  # fmt: skip
 """Sets of features that are tried in place of each, richer ones first."""
 Axes = dict[str, dict[Any, tuple[Any, ...]]]
@@ -137,10 +138,10 @@ class Form(NamedTuple):
         """The same form without features that no factor has, beyond the first `least`: sums over them are zero."""
         names = {name for one in self.terms for name in one.names()}
         most, dim = self.features.degree, self.features.dim
-        # The names of sets begin with their degree; smooth steps have squares as well.
-        used = max(min(most, 2) if name == "steps" else int(name[:1]) for name in names)
+        # The names of sets begin with their degree; both kinds of steps have squares as well.
+        used = max(min(most, 2) if name in ("steps", "along") else int(name[:1]) for name in names)
         degree = next(one for one in range(max(used, 1), most + 1) if one == most or count(dim, one) >= least)
-        lower = self.features.lower(degree, "steps" in names)
+        lower = self.features.lower(degree, "steps" in names, "along" in names)
         return self if lower is self.features else self._replace(features=lower)
 
 
@@ -169,7 +170,7 @@ def choose_form(support: Support, training: Training, observed: Array, thorough:
     most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
     some = training.some(slice(None, None, -(-len(training.rows) // most)))
     theta, rows, places, weights = some.single_rows(most)
-    prepared = _prepare(support, theta, rows, places, weights, observed, len(some.rows))
+    prepared = _prepare(support, theta, rows, places, weights, observed, len(some.rows), len(training.rows))
     if prepared is None:
         return None
     coordinates, features, transform, given = prepared
@@ -190,7 +191,7 @@ def choose_series(support: Support, training: Training, observed: Array, thoroug
     theta, rows, places, weights = training.some(slice(None, None, -(-len(training.rows) // most)))
     kept, whole = varying(rows, observed)
     some = kept[:: -(-len(kept) // LOOKED_AT)] if len(kept) else kept
-    prepared = _prepare(support, theta, rows[:, some], places[:, some], weights, observed[some], len(rows))
+    prepared = _prepare(support, theta, rows[:, some], places[:, some], weights, observed[some], len(rows), 0)
     if prepared is None or len(kept) <= 2 * LONGEST:
         return None
     coordinates, features, transform, given = prepared
@@ -233,13 +234,13 @@ class Prepared(NamedTuple):
 
 
 def _prepare(
-    support: Support, theta: Array, rows: Array, places: Array, weights: Array, observed: Array, number: int
+    support: Support, theta: Array, rows: Array, places: Array, weights: Array, observed: Array, number: int, total: int
 ) -> Prepared | None:
-    """From single rows of so many simulations; None if no summary varies."""
+    """From single rows of so many simulations, which are some of a total; None if no summary varies."""
     best, tried, chosen = -math.inf, options(support), None
     for coordinates in tried:
         there = coordinates(theta)
-        features = features_of(there, theta.shape[1], number // 3)
+        features = features_of(there, theta.shape[1], number // 3, weights, total)
         columns, sets = features(there), features.sets()
         transform, score = choose_transform(columns, rows, places, observed, weights, sets, scored=len(tried) > 1)
         if score > best + LEAST_GAIN:

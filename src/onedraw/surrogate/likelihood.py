@@ -30,12 +30,14 @@ from onedraw.surrogate.cells import LEAST_INFORMATION, Cells, Response, log_mass
 from onedraw.surrogate.features import Sets, columns_of
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-ITERATIONS, STEPS = 3, 3
+ITERATIONS, STEPS = 3, 5
 """Fits of the mean, and steps of the log scale before each."""
 LARGEST_STEP = 1.0
 """Of a log scale."""
 LARGEST_SQUARE = 10.0
 """Squares of standardised residuals beyond this count as this: a scale that varies does not follow outliers."""
+LEAST_SQUARE, MEAN_LOG = 1e-12, math.log(2.0) + np.euler_gamma
+"""Added to squares before the log, in their mean, and the negative mean of the log of a squared normal."""
 LARGEST_LEVERAGE = 0.95
 """Of a simulation in its own fit, so that its residual without it stays finite."""
 LEAST_GAIN = 1e-3
@@ -297,13 +299,14 @@ def _fitted(shared: Regression, y: Array) -> tuple[MeanFit, Array, Array]:
     look()
     weights, z = shared.weights, shared.of_scale.z
     constant = z.shape[1] == 1
-    fit, scale = _fit_mean(shared, y, weights, shared.gram, leverage=constant), np.zeros(z.shape[1])
-    scale[0] = _log_deviation(_squares(fit), weights)
-    log_scale = np.full(len(y), scale[0])
+    fit = _fit_mean(shared, y, weights, shared.gram, leverage=constant)
     if constant:
+        scale = np.array([_log_deviation(_squares(fit), weights)])
+        log_scale = np.full(len(y), scale[0])
         # All weights change by one factor, and so do sums of products.
         precision = math.exp(-2.0 * scale[0])
         return _fit_mean(shared, y, precision * weights, precision * shared.gram), scale, log_scale
+    scale = shared.of_scale.inverse @ (2.0 * z.T @ (weights * half_logs(_squares(fit), weights)))
     for iteration in range(ITERATIONS):
         scale = _fit_scale(shared.of_scale, weights, _squares(fit), scale)
         log_scale = limited(z @ scale, weights)
@@ -450,6 +453,17 @@ def _fit_mean(shared: Regression, y: Array, weights: Array, gram_x: Array, lever
 def _squares(fit: MeanFit) -> Array:
     """Squared residuals whose mean is the variance, in spite of the coefficients that were fitted."""
     found: Array = np.square(fit.residuals) / (1.0 - fit.leverage)
+    return found
+
+
+def half_logs(squares: Array, weights: Array) -> Array:
+    """Half the logs of squared residuals (..., n), with the log scale of normal ones as their mean.
+
+    A regression of them is where fits of a scale begin. From a constant, steps would not reach a scale that varies by a
+    factor of a hundred: a residual that is far too small says no more than one that is somewhat too small.
+    """
+    mean = (weights * squares).sum(axis=-1, keepdims=True) / weights.sum(axis=-1, keepdims=True)
+    found: Array = 0.5 * (np.log(squares + LEAST_SQUARE * mean + 1e-20) + MEAN_LOG)
     return found
 
 

@@ -25,6 +25,7 @@ from onedraw.surrogate.likelihood import (
     factor_of,
     fit_cells,
     gram,
+    half_logs,
     limited,
     penalty,
     scale_design,
@@ -146,14 +147,15 @@ def fit_factors(given: Parts, rows: Array, k: int, terms: Terms, response: Respo
     squares = np.square(y - coefficients @ x.T)
     constant = of_scale.z.shape[1] == 1
     squares /= 1.0 - (_leverages(x, grams, on_mean, weights) if constant else mean)
-    scale = np.zeros((len(weights), of_scale.z.shape[1]))
-    scale[:, 0] = 0.5 * np.log(np.maximum((weights * squares).sum(axis=1) / total, 1e-20))
     if constant:
+        scale = 0.5 * np.log(np.maximum((weights * squares).sum(axis=1) / total, 1e-20))[:, None]
         # All weights change by one factor, and so do sums of products.
         precision = np.exp(-2.0 * scale)
         coefficients = _coefficients(x, precision[:, :, None] * grams, on_mean, precision * weights, y)
         low = high = scale[:, 0]
     else:
+        of_logs = 2.0 * (weights * half_logs(squares, weights)) @ of_scale.z
+        scale = (of_scale.inverse @ of_logs[:, :, None])[:, :, 0]
         for _ in range(ITERATIONS):
             scale = _fit_scales(of_scale, given, squares, scale)
             log_scale = limited(scale @ of_scale.z.T, weights)

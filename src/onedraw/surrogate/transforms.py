@@ -149,7 +149,9 @@ def choose_transform(
     some = rows[:, kept] + np.where(whole, places[:, kept], 0.0)
     low = np.minimum(rows[:, kept].min(axis=0), observed[:, kept].min(axis=0))
     richest = next(name for name in ("2", "1") if name == "1" or (name in sets and len(rows) > 4 * len(sets[name])))
-    shared = predictors(columns, np.ones(len(rows)), sets).regression(some, 0, Terms(richest, "", richest))
+    shared = predictors(columns, np.ones(len(rows)), sets).regression(
+        some, 0, Terms(richest, "", "along" if "along" in sets else richest)
+    )
     best = [
         (warps[0], 0.0) if len(warps) == 1 and not scored else _best_warp(shared, values, warps, relevance)
         for values, warps in ((one, _warps(one, *rest)) for one, *rest in zip(some.T, low, whole, strict=True))
