@@ -97,6 +97,8 @@ class Slopes(NamedTuple):
     """Negative second derivative by the mean; 1 for a density."""
     scale: Array
     """By the log scale; the squared residual less 1 for a density."""
+    log_mass: Array
+    """Itself."""
 
 
 def log_mass(low: Array, high: Array) -> Array:
@@ -113,7 +115,7 @@ def slopes(low: Array, high: Array) -> Slopes:
     """Derivatives of the log mass between low and high.
 
     >>> [one.round(3).tolist() for one in slopes(np.array([0.0, 1.99]), np.array([np.inf, 2.01]))]
-    [[0.798, 2.0], [0.637, 1.0], [0.0, 3.0]]
+    [[0.798, 2.0], [0.637, 1.0], [0.0, 3.0], [-0.693, -6.831]]
     """
     low, high = _near(low, high)
     mass = _mass(low, high)
@@ -121,7 +123,7 @@ def slopes(low: Array, high: Array) -> Slopes:
     mean = (at_low - at_high) / ROOT_2PI
     # A bound beyond which densities are zero stands for infinity, so that the product is zero.
     scale = (np.maximum(low, -NO_DENSITY) * at_low - np.minimum(high, NO_DENSITY) * at_high) / ROOT_2PI
-    return Slopes(mean, np.maximum(np.square(mean) - scale, LEAST_CURVATURE), scale)
+    return Slopes(mean, np.maximum(np.square(mean) - scale, LEAST_CURVATURE), scale, np.log(mass))
 
 
 def _near(low: Array, high: Array) -> tuple[Array, Array]:

@@ -26,7 +26,7 @@ from scipy.linalg.lapack import dpotrf, dpotrs
 
 from onedraw.engines.arrays import Array
 from onedraw.engines.clock import look
-from onedraw.surrogate.cells import LEAST_INFORMATION, Cells, Response, log_mass, only_two, slopes
+from onedraw.surrogate.cells import LEAST_INFORMATION, Cells, Response, Slopes, log_mass, only_two, slopes
 from onedraw.surrogate.features import Sets, columns_of
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -46,8 +46,9 @@ ROOM = 4.0
 """Range of log scales around their mean, in their standard deviations."""
 BROAD, BREADTH = 0.01, 5.0
 """Share and width of the wide law that bounds a score."""
-CELL_ITERATIONS = 5
-"""Steps of the mean and of the log scale of a whole number's cells."""
+CELL_ITERATIONS, HALVINGS, LEAST_GAIN_OF_CELLS = 12, 6, 1e-4
+"""Most steps of the mean and of the log scale of a whole number's cells, how often one is halved, and the gain in mean
+log probability below which no other follows."""
 
 ALL = 10**6
 """More summaries than there are."""
@@ -273,8 +274,8 @@ def fit_factor(given: Predictors, rows: Array, k: int, terms: Terms, response: R
         assert response.cells is not None
         of_scale = shared.of_scale
         cells = fit_cells(
-            shared.x, of_scale.z, (shared.penalty, of_scale.penalty), of_scale.inverse[None], shared.weights[None],
-            response.cells, np.append(coefficients, scale[0])[None],
+            shared.x, of_scale.z, (shared.penalty, of_scale.penalty), shared.weights[None], response.cells,
+            coefficients[None], scale[None],
         )  # fmt: skip
         coefficients, scale, log_scale = cells.coefficients[0], cells.scale[0], cells.log_scale[0]
         information = float(cells.information[0])
@@ -338,33 +339,56 @@ class CellFits(NamedTuple):
 
 
 def fit_cells(
-    x: Array, z: Array, penalties: tuple[Array, Array], inverse: Array, weights: Array, cells: Cells, first: Array
+    x: Array, z: Array, penalties: tuple[Array, Array], weights: Array, cells: Cells, coefficients: Array, scale: Array
 ) -> CellFits:
-    """Means and log scales by Fisher scoring, from features (n, q) and (n, r) with weights (m, n).
+    """Means and log scales by maximum likelihood, from features (n, q) and (n, r) with weights (m, n).
 
-    `penalties` are those of both. `inverse` (m, r, r) is that of the penalised information about the log scale if cells
-    were points. `first` (m, q) are coefficients of the mean from places in the cells, and their log scales (m, 1) last.
+    `penalties` are those of both. The fits begin at `coefficients` (m, q) of the mean and `scale` (m, r) of the log
+    scale, from places in the cells. Both take steps together, which are halved if the likelihood falls. How much a cell
+    says of the log scale differs from cell to cell: squared slopes have its mean.
     """
-    coefficients, scale, fixed = first[:, :-1], np.zeros((len(weights), z.shape[1])), only_two(cells)
-    if not fixed:
+    total, counted, fixed = weights.sum(axis=1), weights > 0, only_two(cells)
+    if fixed:
         # Two numbers do not tell a scale from a mean. Summaries are standardised: the ridge is that of this scale.
-        scale[:, :1] = first[:, -1:]
-    total, counted = weights.sum(axis=1), weights > 0
-    mean, log_scale, of_scale = coefficients @ x.T, scale @ z.T, np.full(len(weights), 2.0)
-    for iteration in range(CELL_ITERATIONS):
+        scale = np.zeros(scale.shape)
+
+    def at(coefficients: Array, scale: Array) -> tuple[Array, Array, Slopes, Array]:
+        mean, log_scale = coefficients @ x.T, limited(scale @ z.T, weights)
         found = slopes(*cells.standardised(mean, log_scale))
+        penalised = np.square(coefficients) @ penalties[0] + np.square(scale) @ penalties[1]
+        return mean, log_scale, found, (weights * found.log_mass).sum(axis=1) - 0.5 * penalised
+
+    mean, log_scale, found, value = at(coefficients, scale)
+    on_the_way = np.ones(len(weights), dtype=bool)
+    for _ in range(CELL_ITERATIONS):
         precise = weights * found.curvature * np.exp(-2.0 * log_scale)
-        last = mean + found.mean / found.curvature * np.exp(log_scale)
-        sums = np.array([gram(x, root) for root in np.sqrt(precise)]) + np.diag(penalties[0])
-        coefficients = np.linalg.solve(sums, ((precise * last) @ x)[:, :, None])[:, :, 0]
-        mean = coefficients @ x.T
-        if not fixed and iteration < CELL_ITERATIONS - 1:
-            of_scale = np.maximum((weights * np.square(found.scale)).sum(axis=1) / total, LEAST_INFORMATION)
-            step = inverse @ ((weights * found.scale) @ z - penalties[1] * scale)[:, :, None]
-            step = step[:, :, 0] * (2.0 / of_scale)[:, None]
-            largest = np.max(np.abs(step @ z.T), axis=1, where=counted, initial=0.0)
-            scale = scale + np.minimum(1.0, LARGEST_STEP / (largest + 1e-12))[:, None] * step
-            log_scale = limited(scale @ z.T, weights)
+        gradient = (weights * found.mean * np.exp(-log_scale)) @ x - penalties[0] * coefficients
+        step = _steps(x, precise, penalties[0], gradient)
+        scale_step = np.zeros(scale.shape)
+        if not fixed:
+            gradient = (weights * found.scale) @ z - penalties[1] * scale
+            points = 2.0 * weights * found.curvature
+            share = (weights * np.square(found.scale)).sum(axis=1) / points.sum(axis=1)
+            scale_step = _steps(z, np.clip(share, LEAST_INFORMATION, 1.0)[:, None] * points, penalties[1], gradient)
+            largest = np.max(np.abs(scale_step @ z.T), axis=1, where=counted, initial=0.0)
+            scale_step *= np.minimum(1.0, LARGEST_STEP / (largest + 1e-12))[:, None]
+        length = on_the_way[:, None].astype(float)
+        for _ in range(HALVINGS):
+            tried = at(coefficients + length * step, scale + length * scale_step)
+            worse = ~(tried[3] >= value)
+            if not worse.any():
+                break
+            length[worse] *= 0.5
+        else:
+            length[worse] = 0.0
+            tried = at(coefficients + length * step, scale + length * scale_step)
+        on_the_way &= (tried[3] - value) / total > LEAST_GAIN_OF_CELLS
+        coefficients, scale = coefficients + length * step, scale + length * scale_step
+        mean, log_scale, found, value = tried
+        if not on_the_way.any():
+            break
+    last = mean + found.mean / found.curvature * np.exp(log_scale)
+    of_scale = np.maximum((weights * np.square(found.scale)).sum(axis=1) / total, LEAST_INFORMATION)
     if not np.isfinite(coefficients).all():
         raise np.linalg.LinAlgError("the features of a regression are not finite")
     # Cells say least where features are extreme: it is the mean variances of fitted values that are compared.
@@ -376,6 +400,13 @@ def fit_cells(
     )
     information = variance / wider
     return CellFits(coefficients, mean, scale, log_scale, last, found.curvature, information, of_scale)
+
+
+def _steps(x: Array, weights: Array, on: Array, gradient: Array) -> Array:
+    """Steps (m, q) along gradients, by sums of products of features (n, q) with weights (m, n) and a penalty (q,)."""
+    sums = np.array([gram(x, root) for root in np.sqrt(weights)]) + np.diag(on)
+    found: Array = np.linalg.solve(sums, gradient[:, :, None])[:, :, 0]
+    return found
 
 
 def limited(log_scale: Array, weights: Array) -> Array:

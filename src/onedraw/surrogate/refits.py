@@ -166,8 +166,7 @@ def fit_factors(given: Parts, rows: Array, k: int, terms: Terms, response: Respo
     if terms.cells:
         assert response.cells is not None
         found = fit_cells(
-            x, of_scale.z, (on_mean, of_scale.penalty), of_scale.inverse, weights, response.cells,
-            np.append(coefficients, scale[:, :1], axis=1),
+            x, of_scale.z, (on_mean, of_scale.penalty), weights, response.cells, coefficients, scale
         )  # fmt: skip
         coefficients, scale, log_scale, information = (
             found.coefficients,
