@@ -8,7 +8,7 @@ numbers it is probit regression.
 Reference: McCullagh (1980) on regression models for ordinal data.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
@@ -56,7 +56,9 @@ class Response(NamedTuple):
     values: Array
     """(n,) with whole numbers at their places in their cells."""
     cells: Cells | None = None
-    """Of (n,) whole numbers."""
+    """Of (n,) whole numbers, or of numbers with a point mass."""
+    massive: bool = False
+    """Whether there is a point mass, so that there is no density."""
 
 
 class Summaries(NamedTuple):
@@ -69,12 +71,16 @@ class Summaries(NamedTuple):
     whole: Array
     """(s,) which are whole numbers."""
     cells: Cells | None = None
-    """(n, s); None if none is a whole number."""
+    """(n, s); None if no summary has any."""
+    massive: Any = False
+    """(s,) which have no density because of a point mass."""
 
     def response(self, k: int) -> Response:
         """Summary k."""
-        cells = None if self.cells is None or not self.whole[k] else self.cells.some((slice(None), k))
-        return Response(self.placed[:, k], cells)
+        massive = bool(np.broadcast_to(self.massive, self.whole.shape)[k])
+        if self.cells is None or not (self.whole[k] or massive):
+            return Response(self.placed[:, k])
+        return Response(self.placed[:, k], self.cells.some((slice(None), k)), massive)
 
     def first(self, number: int) -> "Summaries":
         """The first of them."""
@@ -136,7 +142,7 @@ def _near(low: Array, high: Array) -> tuple[Array, Array]:
 
 def _mass(low: Array, high: Array) -> Array:
     # Below the mean, where probabilities keep their relative precision.
-    flip = low + high > 0
+    flip = low > -high
     return np.maximum(ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low)), LEAST_MASS)
 
 
@@ -159,6 +165,12 @@ def coarse(cells: Cells, weights: Array, log_scale: float) -> bool:
     share = weights / weights.sum()
     piled = np.isinf(cells.low) | np.isinf(cells.high)
     return bool(share @ np.exp(cells.log_width - log_scale) > WIDE_CELL or share @ piled > PILED_UP)
+
+
+def known(cells: Cells) -> Array:
+    """Which cells say anything: at a point mass they are everything."""
+    found: Array = ~(np.isinf(cells.low) & np.isinf(cells.high))
+    return found
 
 
 def only_two(cells: Cells) -> bool:

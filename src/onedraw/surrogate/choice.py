@@ -13,13 +13,13 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective
 from onedraw.model.coordinates import Support
-from onedraw.surrogate.cells import Response, Summaries, coarse, open_ends
+from onedraw.surrogate.cells import Response, Summaries, coarse, known, open_ends
 from onedraw.surrogate.features import Features, Sets, count, features_of
 from onedraw.surrogate.likelihood import ALL, LEAST_GAIN, Fit, Predictors, Terms, better, fit_factor, predictors
 from onedraw.surrogate.refits import windows
 from onedraw.surrogate.residuals import ResidualLaw, choose_law, law_of_series
 from onedraw.surrogate.training import Training
-from onedraw.surrogate.transforms import Transform, choose_transform, varying
+from onedraw.surrogate.transforms import Transform, choose_transform, find_masses, varying
 
 SMOOTH = {
     "0": ("1", "2"), "1": ("1+", "2", "0"), "1+": ("2+", "2", "1"), "2": ("2+", "along", "3", "steps", "1"),
@@ -170,7 +170,7 @@ def choose_form(support: Support, training: Training, observed: Array, thorough:
     most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
     some = training.some(slice(None, None, -(-len(training.rows) // most)))
     theta, rows, places, weights = some.single_rows(most)
-    prepared = _prepare(support, theta, rows, places, weights, observed, len(some.rows), len(training.rows))
+    prepared = _prepare(support, theta, rows, places, weights, observed, len(some.rows), len(training.rows), True)
     if prepared is None:
         return None
     coordinates, features, transform, given = prepared
@@ -191,7 +191,7 @@ def choose_series(support: Support, training: Training, observed: Array, thoroug
     theta, rows, places, weights = training.some(slice(None, None, -(-len(training.rows) // most)))
     kept, whole = varying(rows, observed)
     some = kept[:: -(-len(kept) // LOOKED_AT)] if len(kept) else kept
-    prepared = _prepare(support, theta, rows[:, some], places[:, some], weights, observed[some], len(rows), 0)
+    prepared = _prepare(support, theta, rows[:, some], places[:, some], weights, observed[some], len(rows), 0, False)
     if prepared is None or len(kept) <= 2 * LONGEST:
         return None
     coordinates, features, transform, given = prepared
@@ -234,15 +234,29 @@ class Prepared(NamedTuple):
 
 
 def _prepare(
-    support: Support, theta: Array, rows: Array, places: Array, weights: Array, observed: Array, number: int, total: int
+    support: Support,
+    theta: Array,
+    rows: Array,
+    places: Array,
+    weights: Array,
+    observed: Array,
+    number: int,
+    total: int,
+    masses: bool,
 ) -> Prepared | None:
-    """From single rows of so many simulations, which are some of a total; None if no summary varies."""
-    best, tried, chosen = -math.inf, options(support), None
+    """From single rows of so many simulations, which are some of a total; None if no summary varies.
+
+    Summaries may have point `masses`.
+    """
+    best, tried, chosen, found = -math.inf, options(support), None, None
     for coordinates in tried:
         there = coordinates(theta)
         features = features_of(there, theta.shape[1], number // 3, weights, total)
         columns, sets = features(there), features.sets()
-        transform, score = choose_transform(columns, rows, places, observed, weights, sets, scored=len(tried) > 1)
+        simulations = columns, rows, places, observed, weights, sets
+        if masses and coordinates is tried[0]:
+            found = find_masses(*simulations)
+        transform, score = choose_transform(*simulations, scored=len(tried) > 1, masses=found)
         if score > best + LEAST_GAIN:
             best, chosen = score, Prepared(coordinates, features, transform, predictors(columns, weights, sets))
     return chosen
@@ -349,14 +363,16 @@ def choose_terms(
 
     A whole number has the law of cells if these are wide for the terms at which the search begins.
     """
-    sets, number, share = given.sets, effective(given.weights), given.weights / given.weights.sum()
+    sets, share = given.sets, given.weights / given.weights.sum()
+    of_cells = None if response is None else response.cells
+    number = effective(given.weights if of_cells is None else given.weights[known(of_cells)])
     most, errors = number / PER_COEFFICIENT, LEAST_ERRORS * min(1.0, FEW / number)
     tried: dict[Terms, Fit] = {}
 
     def allowed(terms: Terms) -> bool:
-        known = all(name in sets for name in terms.names())
+        there = all(name in sets for name in terms.names())
         shorter = terms.lags == ALL or 0 < terms.begin(k) < k
-        return known and shorter and coefficient_count(terms, k, sets) <= most
+        return there and shorter and coefficient_count(terms, k, sets) <= most
 
     def fitted(terms: Terms) -> Fit:
         if terms not in tried:
@@ -376,9 +392,9 @@ def choose_terms(
     start, *others = starts or [Terms("0", "", "0")]
     for other in others:
         start = other if preferred(other, start) else start
-    if response is not None and response.cells is not None:
+    if response is not None and of_cells is not None:
         typical = float(fitted(start).factor.scale[0])
-        start = start._replace(cells=coarse(response.cells, given.weights, typical))
+        start = start._replace(cells=response.massive or coarse(of_cells, given.weights, typical))
     axes = {axis: tried for axis, tried in beside.items() if k or axis != "earlier"}
     found = _climb(start, allowed, preferred, axes)
     return found, fitted(found)

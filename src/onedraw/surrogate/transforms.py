@@ -1,10 +1,12 @@
 """Monotone transforms of summaries, each chosen by how well the transformed summary is predicted from the parameters.
 
 Whole numbers get a uniform place in their cell, so that their density stands for a probability. Summaries that hardly
-ever vary are left out: they say nothing that a regression could learn.
+ever vary are left out: they say nothing that a regression could learn. A summary with a point mass at an end of its
+range becomes two columns (`point_masses.py`).
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,8 @@ import numpy as np
 from onedraw.engines.arrays import Array
 from onedraw.surrogate.cells import Cells, Summaries, open_ends
 from onedraw.surrogate.features import Sets
-from onedraw.surrogate.likelihood import Regression, Terms, better, fit_scores, predictors
+from onedraw.surrogate.likelihood import Predictors, Regression, Terms, better, fit_factor, fit_scores, predictors
+from onedraw.surrogate.point_masses import NO_MASSES, Masses, PointMasses, ends_of, no_masses, without_density
 
 LEAST_VARIED = 0.005
 """Share of simulations that must differ from the median of a summary for it to be used."""
@@ -22,6 +25,11 @@ HEAVY = 100.0
 """Range of a summary, in median deviations, from which its tails may be drawn in."""
 LOWEST_SCORE = -20.0
 """Scores are cut here, so that no single simulation decides."""
+NARROW = 1e-3
+"""Half the width of a cell that stands for a density, in standard deviations of the summary."""
+MOST_TRIED, PER_COLUMN, FEWEST_NUMBERS = 600, 8, 2
+"""Simulations at which point masses are tried, how many for each feature if there are squares, and whole numbers that
+are no more than their ends."""
 
 
 class Warp(NamedTuple):
@@ -70,57 +78,97 @@ class Transform(NamedTuple):
     spread: Array
     ends: Array
     """(2, k) numbers from which on a cell has no end."""
+    masses: PointMasses = NO_MASSES
+
+    @property
+    def massive(self) -> Array:
+        """(k,) which columns have no density because of a point mass: at it, or beside it."""
+        ends = ~self.whole & np.isfinite(self.ends).any(axis=0)
+        return np.broadcast_to(ends | self.masses.beside, self.whole.shape)
+
+    def measures(self) -> list[tuple[int, bool, float, float]]:
+        """Of each summary, whether it has probabilities, and the point masses that it has beside a density.
+
+        Densities by two transforms can be compared if these agree.
+        """
+        itself = np.broadcast_to(np.isnan(self.masses.value), self.kept.shape)
+        low = np.where(self.whole, -np.inf, np.maximum(self.masses.low, self.ends[0]))
+        high = np.where(self.whole, np.inf, np.minimum(self.masses.high, self.ends[1]))
+        each = (one[itself].tolist() for one in (self.kept, self.whole, low, high))
+        return list(zip(*each, strict=True))
 
     def __call__(self, rows: Array, places: Array | None = None) -> Array:
         """The transformed rows; `places` (n, s) are added to whole numbers."""
         some = rows[:, self.kept]
+        at_mass = self.masses.hold(some)
+        some = self.masses.indicated(some)
         if places is not None:
             some = some + np.where(self.whole, places[:, self.kept], 0.0)
-        return self._standardised(some)
+        found = self._standardised(some)
+        if not at_mass.any():
+            return found
+        # Fits to cells begin at a regression of places: without spread, its scale would be zero there.
+        return np.where(at_mass, 0.0 if places is None else math.sqrt(12.0) * places[:, self.kept], found)
 
     def _standardised(self, some: Array) -> Array:
         return (_warped(some, self.warps) - self.centre) / self.spread
 
     def cells(self, rows: Array) -> Cells | None:
-        """The cells (n, k) of whole numbers; None if there are none."""
-        if not self.whole.any():
+        """The cells (n, k) of columns that have them; None if there are none.
+
+        Those of continuous numbers are narrow, so that their masses are densities times widths, but for point masses.
+        """
+        massive = self.massive
+        if not (self.whole | massive).any():
             return None
-        some, half = rows[:, self.kept], np.where(self.whole, 0.5, np.nan)
-        low, high = self._standardised(some - half), self._standardised(some + half)
-        log_width = np.log(high - low)
-        low, high = np.where(some <= self.ends[0], -np.inf, low), np.where(some >= self.ends[1], np.inf, high)
-        return Cells(low, high, log_width)
+        some = rows[:, self.kept]
+        at_mass, some = self.masses.hold(some), self.masses.indicated(some)
+        half, narrow = np.where(self.whole, 0.5, 0.0), np.where(self.whole, 0.0, np.where(massive, NARROW, np.nan))
+        low, high = self._standardised(some - half) - narrow, self._standardised(some + half) + narrow
+        below, above = at_mass | (some <= self.ends[0]), at_mass | (some >= self.ends[1])
+        return Cells(np.where(below, -np.inf, low), np.where(above, np.inf, high), np.log(high - low))
 
     def summaries(self, rows: Array, places: Array) -> Summaries:
         """The transformed rows, in all the forms that fits need."""
         middle, cells = self(rows), self.cells(rows)
-        return Summaries(middle, middle if cells is None else self(rows, places), self.whole, cells)
+        if cells is None:
+            return Summaries(middle, middle, self.whole)
+        return Summaries(middle, self(rows, places), self.whole, cells, self.massive)
 
     def log_slope(self, row: Array) -> float:
         """Log of the volume that a unit of summaries has after the transform, at a row (s,)."""
         return float(self.log_slopes(row[None])[0])
 
     def log_slopes(self, rows: Array) -> Array:
-        """The same at each of some rows (n, s); of whole numbers, the volume of their cells."""
+        """The same at each of some rows (n, s); of whole numbers, the volume of their cells; of a point mass, 1."""
         slopes = np.array([warp.log_slope(rows[:, k]) for k, warp in zip(self.kept, self.warps, strict=True)]).T
         slopes, cells = slopes.reshape(len(rows), -1) - np.log(self.spread), self.cells(rows)
-        found: Array = (slopes if cells is None else np.where(self.whole, cells.log_width, slopes)).sum(axis=1)
+        if cells is not None:
+            # A cell without an end is a probability, as those of whole numbers are.
+            points = self.massive & (np.isinf(cells.low) | np.isinf(cells.high))
+            slopes = np.where(self.whole | points, cells.log_width, slopes)
+        found: Array = slopes.sum(axis=1)
         return found
 
     def in_common(self, rows: Array, observed: Array) -> "Transform | None":
-        """One transform for all summaries, of the kind that most have; None if some are whole numbers and some not."""
-        if self.whole.any() != self.whole.all():
+        """One transform for all summaries, of the kind that most have; None if some are whole numbers and some not.
+
+        Neither have point masses columns of their own, nor has any other summary one.
+        """
+        own = np.broadcast_to(np.isnan(self.masses.value), self.kept.shape)
+        kept, whole = self.kept[own], self.whole[own]
+        if whole.any() != whole.all() or (self.massive[own] & ~whole).any():
             return None
-        some, whole = rows[:, self.kept], bool(self.whole.all())
-        low = min(float(some.min()), float(observed[self.kept].min()))
-        kinds = [warp.kind for warp in self.warps]
-        offered = {warp.kind: warp for warp in _warps(some.ravel(), low, whole)}
+        some, whole_ones = rows[:, kept], bool(whole.all())
+        low = min(float(some.min()), float(observed[kept].min()))
+        kinds = [warp.kind for warp, one in zip(self.warps, own, strict=True) if one]
+        offered = {warp.kind: warp for warp in _warps(some.ravel(), low, whole_ones)}
         warp = offered.get(max(kinds, key=kinds.count), Warp())
         warped = warp(some)
         same = np.ones(len(kinds))
-        return self._replace(
-            warps=(warp,) * len(kinds), centre=float(warped.mean()) * same, spread=(float(warped.std()) or 1.0) * same
-        )
+        spread = (float(warped.std()) or 1.0) * same
+        ends = self.ends if own.all() else open_ends(some, observed[None, kept])
+        return Transform(kept, whole, (warp,) * len(kinds), float(warped.mean()) * same, spread, ends)
 
 
 def _warped(some: Array, warps: tuple[Warp, ...]) -> Array:
@@ -137,31 +185,121 @@ def varying(rows: Array, observed: Array) -> tuple[Array, Array]:
 
 
 def choose_transform(
-    columns: Array, rows: Array, places: Array, observed: Array, relevance: Array, sets: Sets, scored: bool = True
+    columns: Array,
+    rows: Array,
+    places: Array,
+    observed: Array,
+    relevance: Array,
+    sets: Sets,
+    scored: bool = True,
+    masses: Masses | None = None,
 ) -> tuple[Transform, float]:
     """The transform of each summary by the log score of its regression on features (n, p) of the parameters.
 
-    The data are one row or several. Scores count by the relevance (n,) of the simulations. Given with the sum of the
-    mean scores; minus infinity if no summary varies. Unless it is to be `scored`, a summary with one possible
-    transform adds zero to it.
+    The data are one row or several. Scores count by the relevance (n,) of the simulations. `masses` are those of
+    `find_masses`. Given with the sum of the mean scores; minus infinity if no summary varies. Unless it is to be
+    `scored`, a summary with one possible transform adds zero to it.
+    """
+    of_all, total = _richest(columns, sets), 0.0
+
+    def choose(values: Array, inside: Array, offered: list[Warp]) -> Warp:
+        nonlocal total
+        if len(offered) == 1 and not scored:
+            return offered[0]
+        shared = of_all if inside.all() else _richest(columns[inside], sets)
+        warp, score = _best_warp(shared, values, offered, relevance[inside])
+        total += score * float(relevance[inside].sum() / relevance.sum())
+        return warp
+
+    transform = _transform(rows, places, np.atleast_2d(observed), masses, choose)
+    return transform, total if len(transform.kept) else -math.inf
+
+
+def _transform(
+    rows: Array,
+    places: Array,
+    observed: Array,
+    masses: Masses | None,
+    choose: Callable[[Array, Array, list[Warp]], Warp],
+) -> Transform:
+    """With the warps that are chosen for values, the simulations (n,) that they are from, and what they allow."""
+    kept, whole = varying(rows, observed)
+    masses = masses or no_masses(len(kept))
+    at_ends = np.repeat(masses.at_ends, masses.columns(), axis=1)
+    kept, whole, apart = masses.split(kept, whole)
+    of_data, some = observed[:, kept], rows[:, kept]
+    counted, known = ~apart.hold(some), ~apart.hold(of_data)
+    some, of_data = apart.indicated(some), apart.indicated(of_data)
+    placed = some + np.where(whole, places[:, kept], 0.0)
+    warps, (mean, spread), ends = [], np.ones((2, len(kept))), np.empty((2, len(kept)))
+    for k, (inside, values) in enumerate(zip(counted.T, placed.T, strict=True)):
+        here, data = some[inside, k], of_data[known[:, k], k]
+        ends[:, k] = open_ends(here[:, None], data[:, None])[:, 0] if whole[k] else at_ends[:, k]
+        low = min(float(here.min()), float(data.min(initial=np.inf)))
+        warps.append(choose(values[inside], inside, _warps(values[inside], low, bool(whole[k]))))
+        warped = warps[-1](values[inside])
+        mean[k], spread[k] = warped.mean(), warped.std() or 1.0
+    return Transform(kept, whole, tuple(warps), mean, spread, ends, apart)
+
+
+def find_masses(
+    columns: Array, rows: Array, places: Array, observed: Array, relevance: Array, sets: Sets
+) -> Masses | None:
+    """Point masses at the ends of the summaries that vary; None if none has any.
+
+    Each is tried in two ways: as an end at which the summary was cut, and apart. What predicts better from features
+    (n, p) of the parameters is taken; for whole numbers, which have cells at any rate, it must do so by `LEAST_ERRORS`.
     """
     observed, (kept, whole) = np.atleast_2d(observed), varying(rows, observed)
-    some = rows[:, kept] + np.where(whole, places[:, kept], 0.0)
-    low = np.minimum(rows[:, kept].min(axis=0), observed[:, kept].min(axis=0))
-    richest = next(name for name in ("2", "1") if name == "1" or (name in sets and len(rows) > 4 * len(sets[name])))
-    shared = predictors(columns, np.ones(len(rows)), sets).regression(
-        some, 0, Terms(richest, "", "along" if "along" in sets else richest)
-    )
-    best = [
-        (warps[0], 0.0) if len(warps) == 1 and not scored else _best_warp(shared, values, warps, relevance)
-        for values, warps in ((one, _warps(one, *rest)) for one, *rest in zip(some.T, low, whole, strict=True))
-    ]
-    warps = tuple(warp for warp, _ in best)
-    warped = _warped(some, warps)
-    mean, spread = warped.mean(axis=0), warped.std(axis=0)
-    ends = open_ends(rows[:, kept], observed[:, kept])
-    transform = Transform(kept, whole, warps, mean, np.where(spread > 0, spread, 1.0), ends)
-    return transform, sum(score for _, score in best) if best else -math.inf
+    if not len(kept):
+        return None
+    some, masses = slice(None, None, -(-len(rows) // MOST_TRIED)), no_masses(len(kept))
+    ends = ends_of(rows[some][:, kept], observed[:, kept])
+    ends = np.where(ends == ends_of(rows[:, kept], observed[:, kept]), ends, np.nan)
+    enough = "2" in sets and len(columns[some]) > PER_COLUMN * len(sets["2"])
+    given, terms = predictors(columns[some], relevance[some], sets), Terms("2" if enough else "1", "", "1", cells=True)
+    share = relevance[some] / relevance[some].sum()
+    for k in np.flatnonzero(~np.isnan(ends).all(axis=0)).tolist():
+        one = [kept[k]]
+        these = rows[some, one], places[some, one], observed[:, one]
+        if not whole[k]:
+            if not without_density(rows[:, kept[k]], *ends[:, k]):
+                continue
+            masses.at_ends[:, k] = np.where(np.isnan(ends[:, k]), [-np.inf, np.inf], ends[:, k])
+        elif len(np.unique(these[0])) <= FEWEST_NUMBERS:
+            continue
+        best = _scores_in_cells(given, terms, *these, masses.some([k]))
+        for number in np.flatnonzero(~np.isnan(ends[:, k])).tolist():
+            tried = masses.some([k]).moved(number, ends[number, k])
+            scores = _scores_in_cells(given, terms, *these, tried)
+            if better(scores, best, share, LEAST_ERRORS if whole[k] else 0.0):
+                best = scores
+                masses.at_ends[:, k], masses.apart[:, k] = tried.at_ends[:, 0], tried.apart[:, 0]
+    return masses
+
+
+def _scores_in_cells(
+    given: Predictors, terms: Terms, rows: Array, places: Array, observed: Array, masses: Masses
+) -> Array:
+    """Log probabilities (n,) of one summary, each by a fit without it."""
+
+    def choose(values: Array, inside: Array, offered: list[Warp]) -> Warp:
+        if len(offered) == 1:
+            return offered[0]
+        return _best_warp(_richest(given.columns[inside], given.sets), values, offered, given.weights[inside])[0]
+
+    transform = _transform(rows, places, observed, masses, choose)
+    some, found = transform.summaries(rows, places), transform.log_slopes(rows)
+    for k in range(len(transform.kept)):
+        found = found + fit_factor(given, some.middle, k, terms, some.response(k)).scores
+    return np.maximum(found, LOWEST_SCORE)
+
+
+def _richest(columns: Array, sets: Sets) -> Regression:
+    """Regressions on features (n, p), squares among them if there are enough simulations."""
+    richest = next(name for name in ("2", "1") if name == "1" or (name in sets and len(columns) > 4 * len(sets[name])))
+    terms = Terms(richest, "", "along" if "along" in sets else richest)
+    return predictors(columns, np.ones(len(columns)), sets).regression(columns, 0, terms)
 
 
 def _best_warp(shared: Regression, values: Array, warps: list[Warp], relevance: Array) -> tuple[Warp, float]:
