@@ -154,6 +154,21 @@ class TestSurrogates:
         training = training_of(theta, sizes, np.ones(300))
         assert choose_form(ANYWHERE, training, sizes[0], False).transform.in_common(sizes, sizes[0]) is None
 
+    def test_a_series_with_a_mass_in_one_value_may_have_one_law(self):
+        """Counts of a chain, the first of which is zero too often: columns and factors agree in number."""
+        rng = np.random.default_rng(12)
+        theta = rng.normal(size=(120, 1))
+        rows = np.empty((120, 20))
+        rows[:, 0] = (rng.random(120) < 0.6) * rng.poisson(9, 120)
+        for k in range(1, 20):
+            rows[:, k] = rng.poisson(2 + np.exp(0.3 * theta[:, 0]) * 0.5 * rows[:, k - 1])
+        masses = found_masses(theta, rows)
+        assert masses is not None and not np.isnan(masses.apart[0, 0])
+        training = training_of(theta, rows, np.ones(120))
+        form = choose_form(ANYWHERE, training, rows[0], True)
+        assert form.common < len(form.terms) == len(form.transform.kept) == 20
+        assert np.isfinite(fit_surrogate(form, training, None).log_density(theta[:5], rows[0])).all()
+
     def test_no_masses_change_nothing(self):
         kept, whole = np.array([1, 4]), np.array([True, False])
         assert no_masses(2).split(kept, whole)[0] is kept and no_masses(2).columns().tolist() == [1, 1]

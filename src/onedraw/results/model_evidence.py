@@ -56,7 +56,7 @@ def comparable(learnt: list[LearntLikelihood | None]) -> str:
         transform = one.surrogate.form.transform
         mine, its = first.measures(), transform.measures()
         if len(its) < len(one.observed):
-            return "some summaries hardly vary under a model"
+            return "some summaries hardly vary under a model, or follow from others"
         if [which[:2] for which in mine] != [which[:2] for which in its]:
             return "some summaries are whole numbers under one model alone"
         if mine != its:

@@ -300,7 +300,7 @@ def _as_series(
     if other is None:
         return transform, single
     series, share = other.summaries(rows, places), given.weights / given.weights.sum()
-    n, width = single.scores.shape
+    n, width = series.middle.shape
     to_reach = single.scores.sum(axis=1) + transform.log_slopes(rows) - other.log_slopes(rows)
     step = _law_of_steps(given, series, min(LONGEST, width // 2), SEARCHED, float(share @ to_reach) / width)
     if step is None:

@@ -38,6 +38,9 @@ LARGEST_SQUARE = 10.0
 """Squares of standardised residuals beyond this count as this: a scale that varies does not follow outliers."""
 LEAST_SQUARE, MEAN_LOG = 1e-12, math.log(2.0) + np.euler_gamma
 """Added to squares before the log, in their mean, and the negative mean of the log of a squared normal."""
+LEAST_LOG_SCALE = math.log(1e-5)
+"""Of residuals of standardised summaries, and so of a summary that follows from others: with less, sums of products
+would have no correct digits."""
 LARGEST_LEVERAGE = 0.95
 """Of a simulation in its own fit, so that its residual without it stays finite."""
 LEAST_GAIN = 1e-3
@@ -414,7 +417,7 @@ def limited(log_scale: Array, weights: Array) -> Array:
     total = weights.sum(axis=-1, keepdims=True)
     mean = (weights * log_scale).sum(axis=-1, keepdims=True) / total
     room = ROOM * np.sqrt((weights * np.square(log_scale - mean)).sum(axis=-1, keepdims=True) / total)
-    return np.clip(log_scale, mean - room, mean + room)
+    return np.maximum(np.clip(log_scale, mean - room, mean + room), LEAST_LOG_SCALE)
 
 
 def _cells_left_out(shared: Regression, found: CellFits, cells: Cells) -> tuple[Array, Array, Array]:
@@ -494,12 +497,13 @@ def half_logs(squares: Array, weights: Array) -> Array:
     factor of a hundred: a residual that is far too small says no more than one that is somewhat too small.
     """
     mean = (weights * squares).sum(axis=-1, keepdims=True) / weights.sum(axis=-1, keepdims=True)
-    found: Array = 0.5 * (np.log(squares + LEAST_SQUARE * mean + 1e-20) + MEAN_LOG)
+    found: Array = 0.5 * (np.log(squares + LEAST_SQUARE * mean + math.exp(2.0 * LEAST_LOG_SCALE)) + MEAN_LOG)
     return found
 
 
 def _log_deviation(squares: Array, weights: Array) -> float:
-    return 0.5 * math.log(max(float(weights @ squares) / float(weights.sum()), 1e-20))
+    variance = float(weights @ squares) / float(weights.sum())
+    return max(0.5 * math.log(variance), LEAST_LOG_SCALE) if variance > 0 else LEAST_LOG_SCALE
 
 
 def _fit_scale(of_scale: OfScale, weights: Array, squares: Array, scale: Array) -> Array:

@@ -18,6 +18,7 @@ from onedraw.surrogate.likelihood import (
     LARGEST_LEVERAGE,
     LARGEST_SQUARE,
     LARGEST_STEP,
+    LEAST_LOG_SCALE,
     STEPS,
     Factor,
     Terms,
@@ -148,7 +149,8 @@ def fit_factors(given: Parts, rows: Array, k: int, terms: Terms, response: Respo
     constant = of_scale.z.shape[1] == 1
     squares /= 1.0 - (_leverages(x, grams, on_mean, weights) if constant else mean)
     if constant:
-        scale = 0.5 * np.log(np.maximum((weights * squares).sum(axis=1) / total, 1e-20))[:, None]
+        variance = np.maximum((weights * squares).sum(axis=1) / total, math.exp(2.0 * LEAST_LOG_SCALE))
+        scale = 0.5 * np.log(variance)[:, None]
         # All weights change by one factor, and so do sums of products.
         precision = np.exp(-2.0 * scale)
         coefficients = _coefficients(x, precision[:, :, None] * grams, on_mean, precision * weights, y)

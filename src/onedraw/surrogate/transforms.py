@@ -16,6 +16,7 @@ from onedraw.surrogate.cells import Cells, Summaries, open_ends
 from onedraw.surrogate.features import Sets
 from onedraw.surrogate.likelihood import Predictors, Regression, Terms, better, fit_factor, fit_scores, predictors
 from onedraw.surrogate.point_masses import NO_MASSES, Masses, PointMasses, ends_of, no_masses, without_density
+from onedraw.surrogate.redundant import redundant
 
 LEAST_VARIED = 0.005
 """Share of simulations that must differ from the median of a summary for it to be used."""
@@ -184,6 +185,13 @@ def varying(rows: Array, observed: Array) -> tuple[Array, Array]:
     return kept, np.all(both == np.rint(both), axis=0)
 
 
+def described(rows: Array, observed: Array) -> tuple[Array, Array]:
+    """The same without summaries that follow from others."""
+    kept, whole = varying(rows, observed)
+    own = ~redundant(rows[:, kept])
+    return kept[own], whole[own]
+
+
 def choose_transform(
     columns: Array,
     rows: Array,
@@ -223,7 +231,7 @@ def _transform(
     choose: Callable[[Array, Array, list[Warp]], Warp],
 ) -> Transform:
     """With the warps that are chosen for values, the simulations (n,) that they are from, and what they allow."""
-    kept, whole = varying(rows, observed)
+    kept, whole = described(rows, observed)
     masses = masses or no_masses(len(kept))
     at_ends = np.repeat(masses.at_ends, masses.columns(), axis=1)
     kept, whole, apart = masses.split(kept, whole)
@@ -250,7 +258,7 @@ def find_masses(
     Each is tried in two ways: as an end at which the summary was cut, and apart. What predicts better from features
     (n, p) of the parameters is taken; for whole numbers, which have cells at any rate, it must do so by `LEAST_ERRORS`.
     """
-    observed, (kept, whole) = np.atleast_2d(observed), varying(rows, observed)
+    observed, (kept, whole) = np.atleast_2d(observed), described(rows, observed)
     if not len(kept):
         return None
     some, masses = slice(None, None, -(-len(rows) // MOST_TRIED)), no_masses(len(kept))
