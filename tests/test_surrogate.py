@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -784,6 +785,18 @@ class TestSurrogate:
         assert fit.scores.tobytes() == fit_factor(predictors(columns, weights, sets), rows, 1, terms).scores.tobytes()
         poorer = fit_factor(predictors(columns, weights, sets), rows, 1, terms._replace(mean="1"))
         assert weights @ fit.bounded > weights @ poorer.bounded
+
+    @pytest.mark.parametrize("scale", ["0", "1", "2"])
+    def test_summaries_fitted_at_once_are_those_fitted_alone(self, scale):
+        columns, rows, sets, rng = regression(200, 15, summaries=4)
+        given, terms = predictors(columns, rng.uniform(0.1, 1.0, 200), sets), Terms("1", "", scale, 10.0)
+        alike = choice.Alike(given, rows.T, Counter(), {})
+        for k in (0, 1, 2, 3):
+            alone = fit_factor(given, rows, k, terms)
+            for one, other in zip(alike(k, terms), alone[1:], strict=True):
+                assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+            # As many more of them are fitted at once as have asked.
+            assert len(alike.known) == (0, 0, 1, 0)[k]
 
     @pytest.mark.parametrize(("number", "needed"), [(50, 1.0), (100, 1.0), (400, 0.25)])
     @pytest.mark.parametrize("first", ["0", "1"])
