@@ -56,8 +56,8 @@ from onedraw.surrogate.residuals import (
     fit_mixtures,
     fit_skewed,
     law_of_series,
-    log_student,
     skewed_loss,
+    student_of,
 )
 from onedraw.surrogate.success import RIDGE, Success, fit_success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate, leverages_of
@@ -704,7 +704,8 @@ class TestSurrogate:
             residual = (given.row[k] - mean) / np.exp(log_scale)
             variance = at.mean[k] + at.earlier[k] * squares[:, terms.begin(k) : k].sum(axis=1)
             squares[:, k] = residual**2
-            expected += log_student(residual / np.sqrt(variance), at.freedom[k]) - 0.5 * np.log(variance) - log_scale
+            student = student_of(np.broadcast_to(at.freedom[k], (1, 7)))
+            expected += student.log_densities(residual[None] ** 2 / variance) - 0.5 * np.log(variance) - log_scale
         assert surrogate.log_likelihood(columns, given) == pytest.approx(expected, rel=1e-10)
         assert at.mean.max() > 1.01
 
