@@ -4,6 +4,7 @@ import itertools
 import math
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -55,8 +56,8 @@ from onedraw.surrogate.residuals import (
     fit_mixtures,
     fit_skewed,
     law_of_series,
-    log_student,
     skewed_loss,
+    student_of,
 )
 from onedraw.surrogate.success import RIDGE, Success, fit_success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate, leverages_of
@@ -703,7 +704,8 @@ class TestSurrogate:
             residual = (given.row[k] - mean) / np.exp(log_scale)
             variance = at.mean[k] + at.earlier[k] * squares[:, terms.begin(k) : k].sum(axis=1)
             squares[:, k] = residual**2
-            expected += log_student(residual / np.sqrt(variance), at.freedom[k]) - 0.5 * np.log(variance) - log_scale
+            student = student_of(np.broadcast_to(at.freedom[k], (1, 7)))
+            expected += student.log_densities(residual[None] ** 2 / variance) - 0.5 * np.log(variance) - log_scale
         assert surrogate.log_likelihood(columns, given) == pytest.approx(expected, rel=1e-10)
         assert at.mean.max() > 1.01
 
@@ -784,6 +786,18 @@ class TestSurrogate:
         assert fit.scores.tobytes() == fit_factor(predictors(columns, weights, sets), rows, 1, terms).scores.tobytes()
         poorer = fit_factor(predictors(columns, weights, sets), rows, 1, terms._replace(mean="1"))
         assert weights @ fit.bounded > weights @ poorer.bounded
+
+    @pytest.mark.parametrize("scale", ["0", "1", "2"])
+    def test_summaries_fitted_at_once_are_those_fitted_alone(self, scale):
+        columns, rows, sets, rng = regression(200, 15, summaries=4)
+        given, terms = predictors(columns, rng.uniform(0.1, 1.0, 200), sets), Terms("1", "", scale, 10.0)
+        alike = choice.Alike(given, rows.T, Counter(), {})
+        for k in (0, 1, 2, 3):
+            alone = fit_factor(given, rows, k, terms)
+            for one, other in zip(alike(k, terms), alone[1:], strict=True):
+                assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+            # As many more of them are fitted at once as have asked.
+            assert len(alike.known) == (0, 0, 1, 0)[k]
 
     @pytest.mark.parametrize(("number", "needed"), [(50, 1.0), (100, 1.0), (400, 0.25)])
     @pytest.mark.parametrize("first", ["0", "1"])

@@ -523,8 +523,8 @@ def _placed(weights: Array, points: Array, known: Array, discrete: Array) -> tup
     """Ranks (m, dim) of known parameters among weighted points, and their distances from the means in deviations."""
     ranks = np.empty(known.shape)
     for k, share in enumerate(weights):
-        equal = np.where(discrete, 0.5 * (points == known[k]), 0.0)
-        ranks[k] = share @ ((points < known[k]) + equal)
+        ranks[k] = share @ (points < known[k])
+        ranks[k, discrete] += 0.5 * (share @ (points[:, discrete] == known[k, discrete]))
     mean = weights @ points
     deviation = np.sqrt(np.maximum(weights @ np.square(points) - np.square(mean), 1e-300))
     return ranks, (known - mean) / deviation

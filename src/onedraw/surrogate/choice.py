@@ -5,6 +5,7 @@ proposed near the posterior count most.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,18 @@ from onedraw.estimators.weights import effective
 from onedraw.model.coordinates import Support
 from onedraw.surrogate.cells import Response, Summaries, coarse, known, open_ends
 from onedraw.surrogate.features import Features, Sets, count, features_of
-from onedraw.surrogate.likelihood import ALL, LEAST_GAIN, Fit, Predictors, Terms, better, fit_factor, predictors
+from onedraw.surrogate.likelihood import (
+    ALL,
+    LEAST_GAIN,
+    Fit,
+    LeftOut,
+    Predictors,
+    Terms,
+    better,
+    fit_alike,
+    fit_factor,
+    predictors,
+)
 from onedraw.surrogate.refits import windows
 from onedraw.surrogate.residuals import ResidualLaw, choose_law, law_of_series
 from onedraw.surrogate.training import Training
@@ -274,15 +286,38 @@ class Factors(NamedTuple):
     """As in `Form`."""
 
 
+class Alike(NamedTuple):
+    """Fits of terms without earlier summaries: when one summary asks for them, others are likely to ask as well.
+
+    As many further summaries are fitted at once as have asked for these terms.
+    """
+
+    given: Predictors
+    values: Array
+    """(s, n)"""
+    asked: Counter[Terms]
+    known: dict[tuple[int, Terms], LeftOut]
+
+    def __call__(self, k: int, terms: Terms) -> LeftOut:
+        """That of summary k."""
+        if (k, terms) not in self.known:
+            number = max(1, self.asked[terms])
+            found = fit_alike(self.given, self.values[k : k + number], terms)
+            self.known.update(((k + j, terms), one) for j, one in enumerate(found))
+        self.asked[terms] += 1
+        return self.known.pop((k, terms))
+
+
 def _choose_all(given: Predictors, rows: Summaries) -> Factors:
     """Terms of each factor, one after another."""
     chosen: list[Terms] = []
+    alike = Alike(given, rows.placed.T, Counter(), {})
     beside = BESIDE_IF_MANY if effective(given.weights) >= MANY else BESIDE
     residuals, scores = np.empty((2, *rows.middle.shape))
     for k in range(rows.middle.shape[1]):
         # Summaries are often alike, one by one or by turns.
         before = list(dict.fromkeys(one._replace(cells=False) for one in reversed(chosen)))[:STARTS]
-        terms, fit = choose_terms(given, rows.middle, k, before, beside, rows.response(k))
+        terms, fit = choose_terms(given, rows.middle, k, before, beside, rows.response(k), alike)
         chosen.append(terms)
         residuals[:, k], scores[:, k] = fit.residuals, fit.bounded
     return Factors(tuple(chosen), residuals, scores)
@@ -358,7 +393,8 @@ def choose_terms(
     before: Sequence[Terms] = (),
     beside: Axes = BESIDE,
     response: Response | None = None,
-) -> tuple[Terms, Fit]:
+    alike: Alike | None = None,
+) -> tuple[Terms, Fit | LeftOut]:
     """The terms of factor k by a search from the best of `before` on, one axis after another, and the fit with them.
 
     A whole number has the law of cells if these are wide for the terms at which the search begins.
@@ -367,16 +403,19 @@ def choose_terms(
     of_cells = None if response is None else response.cells
     number = effective(given.weights if of_cells is None else given.weights[known(of_cells)])
     most, errors = number / PER_COEFFICIENT, LEAST_ERRORS * min(1.0, FEW / number)
-    tried: dict[Terms, Fit] = {}
+    tried: dict[Terms, Fit | LeftOut] = {}
 
     def allowed(terms: Terms) -> bool:
         there = all(name in sets for name in terms.names())
         shorter = terms.lags == ALL or 0 < terms.begin(k) < k
         return there and shorter and coefficient_count(terms, k, sets) <= most
 
-    def fitted(terms: Terms) -> Fit:
+    def fitted(terms: Terms) -> Fit | LeftOut:
         if terms not in tried:
-            tried[terms] = fit_factor(given, rows, k, terms, response)
+            if alike is None or terms.earlier or terms.volatility or terms.cells:
+                tried[terms] = fit_factor(given, rows, k, terms, response)
+            else:
+                tried[terms] = alike(k, terms)
         return tried[terms]
 
     def scores(terms: Terms) -> Array:
@@ -393,7 +432,7 @@ def choose_terms(
     for other in others:
         start = other if preferred(other, start) else start
     if response is not None and of_cells is not None:
-        typical = float(fitted(start).factor.scale[0])
+        typical = float(fit_factor(given, rows, k, start, response).factor.scale[0])
         start = start._replace(cells=response.massive or coarse(of_cells, given.weights, typical))
     axes = {axis: tried for axis, tried in beside.items() if k or axis != "earlier"}
     found = _climb(start, allowed, preferred, axes)

@@ -18,6 +18,8 @@ the autoregressive form of a covariance.
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -119,10 +121,9 @@ class Factor(NamedTuple):
         return mean, scale
 
 
-class Fit(NamedTuple):
-    """A factor, and what it says of each simulation if that is left out."""
+class LeftOut(NamedTuple):
+    """What a factor says of each simulation if that is left out."""
 
-    factor: Factor
     residuals: Array
     """(n,) standardised."""
     scores: Array
@@ -131,12 +132,23 @@ class Fit(NamedTuple):
     """(n,) the same of a mixture with a wide law, so that no single simulation dominates."""
 
 
-class MeanFit(NamedTuple):
-    """Coefficients of a mean, residuals, and how far each fitted value follows its own datum."""
+class Fit(NamedTuple):
+    """A factor with the same."""
+
+    factor: Factor
+    residuals: Array
+    scores: Array
+    bounded: Array
+
+
+class MeanFits(NamedTuple):
+    """Coefficients (m, q) of the means of m summaries, residuals (m, n), and leverages: how far each fitted value
+    follows its own datum."""
 
     coefficients: Array
     residuals: Array
     leverage: Array
+    """(m, n), or what these can be broadcast from."""
 
 
 def design(columns: Array, rows: Array, k: int, terms: Terms, sets: Sets) -> Array:
@@ -200,17 +212,39 @@ class OfScale(NamedTuple):
     """(n,) how far each log scale follows its own datum."""
 
 
-class Regression(NamedTuple):
-    """What fits of the same terms to several summaries share."""
+@dataclass(frozen=True, eq=False)
+class OfMean:
+    """What the fits of a mean on the same features share, whatever the summary."""
 
     weights: Array
     """(n,)"""
     x: Array
-    """(n, q) features of the mean."""
+    """(n, q) features."""
     gram: Array
     """(q, q) their weighted sums of products."""
     penalty: Array
     """(q,) on squares of their coefficients."""
+
+    @cached_property
+    def root(self) -> Array:
+        """The Cholesky root of the penalised sums."""
+        return _root(self.gram, self.penalty)
+
+    @cached_property
+    def leverages(self) -> Array:
+        """(n,) in a fit by these weights."""
+        return self.leverages_by(self.root, self.weights)
+
+    def leverages_by(self, root: Array, weights: Array) -> Array:
+        """The same with other weights (n,), by the root of their penalised sums."""
+        spread = dtrsm(1.0, root, self.x, side=True, lower=True, trans_a=True)
+        return np.minimum(weights * np.einsum("ij,ij->i", spread, spread), LARGEST_LEVERAGE)
+
+
+class Regression(NamedTuple):
+    """What fits of the same terms to several summaries share."""
+
+    of_mean: OfMean
     of_scale: OfScale
 
 
@@ -224,8 +258,10 @@ class Predictors(NamedTuple):
     sets: Sets
     own: dict[str, tuple[Array, Array]]
     """Features (n, q) of a set and their weighted sums of products, by its name."""
-    scales: dict[tuple[str, float], OfScale]
+    means: dict[tuple[str, float], OfMean]
     """By the name of a set and the penalty."""
+    scales: dict[tuple[str, float], OfScale]
+    """The same."""
 
     def of_scale(self, rows: Array, k: int, terms: Terms) -> OfScale:
         """For the log scale of summary k."""
@@ -246,12 +282,17 @@ class Predictors(NamedTuple):
 
     def regression(self, rows: Array, k: int, terms: Terms) -> Regression:
         """That of summary k on features and on the earlier summaries."""
-        if not terms.earlier or terms.begin(k) == k:
-            x, sums = self._own(terms.mean)
-        else:
+        return Regression(self._of_mean(rows, k, terms), self.of_scale(rows, k, terms))
+
+    def _of_mean(self, rows: Array, k: int, terms: Terms) -> OfMean:
+        if terms.earlier and terms.begin(k) < k:
             x = design(self.columns, rows, k, terms, self.sets)
-            sums = gram(x, np.sqrt(self.weights))
-        return Regression(self.weights, x, sums, penalty(x.shape[1], terms.ridge), self.of_scale(rows, k, terms))
+            return OfMean(self.weights, x, gram(x, np.sqrt(self.weights)), penalty(x.shape[1], terms.ridge))
+        known = terms.mean, terms.ridge
+        if known not in self.means:
+            x, sums = self._own(terms.mean)
+            self.means[known] = OfMean(self.weights, x, sums, penalty(x.shape[1], terms.ridge))
+        return self.means[known]
 
     def _own(self, name: str) -> tuple[Array, Array]:
         if name not in self.own:
@@ -262,7 +303,7 @@ class Predictors(NamedTuple):
 
 def predictors(columns: Array, weights: Array, sets: Sets) -> Predictors:
     """Those of features (n, p) of simulations with weights."""
-    return Predictors(columns, weights, sets, {}, {})
+    return Predictors(columns, weights, sets, {}, {}, {})
 
 
 def fit_factor(given: Predictors, rows: Array, k: int, terms: Terms, response: Response | None = None) -> Fit:
@@ -271,53 +312,61 @@ def fit_factor(given: Predictors, rows: Array, k: int, terms: Terms, response: R
     The summary itself is the response if there is one; otherwise it is among the summaries.
     """
     shared, response = given.regression(rows, k, terms), response or Response(rows[:, k])
-    fit, scale, log_scale = _fitted(shared, response.values)
-    coefficients, information = fit.coefficients, 1.0
+    fits, scale, log_scale = _fitted(shared, response.values[None])
+    coefficients, information = fits.coefficients, 1.0
     if terms.cells:
         assert response.cells is not None
-        of_scale = shared.of_scale
+        of_mean, of_scale = shared.of_mean, shared.of_scale
         cells = fit_cells(
-            shared.x, of_scale.z, (shared.penalty, of_scale.penalty), shared.weights[None], response.cells,
-            coefficients[None], scale[None],
+            of_mean.x, of_scale.z, (of_mean.penalty, of_scale.penalty), of_mean.weights[None], response.cells,
+            coefficients, scale,
         )  # fmt: skip
-        coefficients, scale, log_scale = cells.coefficients[0], cells.scale[0], cells.log_scale[0]
+        coefficients, scale, log_scale = cells.coefficients, cells.scale, cells.log_scale
         information = float(cells.information[0])
-        residuals, scores, wide = _cells_left_out(shared, cells, response.cells)
+        left_out = _cells_left_out(shared, cells, response.cells)
     else:
-        residuals, scores = _left_out(shared.of_scale, fit, log_scale)
-        wide = scores + 0.5 * np.square(residuals) * (1.0 - BREADTH**-2) - math.log(BREADTH)
+        left_out = LeftOut(*(one[0] for one in _left_out(shared.of_scale, fits, log_scale)))
     ends = float(log_scale.min()), float(log_scale.max())
-    factor = factor_of(terms, given.sets, given.columns.shape[1], k, coefficients, scale, *ends, information)
-    bounded = np.logaddexp(scores + math.log1p(-BROAD), wide + math.log(BROAD))
-    return Fit(factor, residuals, scores, bounded)
+    factor = factor_of(terms, given.sets, given.columns.shape[1], k, coefficients[0], scale[0], *ends, information)
+    return Fit(factor, *left_out)
+
+
+def fit_alike(given: Predictors, values: Array, terms: Terms) -> list[LeftOut]:
+    """What factors of the same terms say of several summaries (m, n), none of which depends on the others.
+
+    The same as of each alone, but for rounding.
+    """
+    shared = given.regression(values.T, 0, terms)
+    fits, _, log_scale = _fitted(shared, values)
+    return [LeftOut(*one) for one in zip(*_left_out(shared.of_scale, fits, log_scale), strict=True)]
 
 
 def fit_scores(shared: Regression, y: Array) -> Array:
     """Log densities (n,) that a fit to a summary y (n,) gives to simulations left out."""
-    fit, _, log_scale = _fitted(shared, y)
-    return _left_out(shared.of_scale, fit, log_scale)[1]
+    fits, _, log_scale = _fitted(shared, y[None])
+    return _left_out(shared.of_scale, fits, log_scale).scores[0]
 
 
-def _fitted(shared: Regression, y: Array) -> tuple[MeanFit, Array, Array]:
-    """The mean, the coefficients of the log scale and log scales (n,)."""
+def _fitted(shared: Regression, y: Array) -> tuple[MeanFits, Array, Array]:
+    """The means of summaries y (m, n), coefficients (m, r) of log scales, and these, (m, n) or (m, 1)."""
     look()
-    weights, z = shared.weights, shared.of_scale.z
-    constant = z.shape[1] == 1
-    fit = _fit_mean(shared, y, weights, shared.gram, leverage=constant)
+    of_mean, of_scale = shared.of_mean, shared.of_scale
+    weights, constant = of_mean.weights, of_scale.z.shape[1] == 1
+    fits = _first_means(of_mean, y, leverage=constant)
     if constant:
-        scale = np.array([_log_deviation(_squares(fit), weights)])
-        log_scale = np.full(len(y), scale[0])
+        scale = _log_deviations(_squares(fits), weights)[:, None]
         # All weights change by one factor, and so do sums of products.
-        precision = math.exp(-2.0 * scale[0])
-        return _fit_mean(shared, y, precision * weights, precision * shared.gram), scale, log_scale
-    scale = shared.of_scale.inverse @ (2.0 * z.T @ (weights * half_logs(_squares(fit), weights)))
+        precision = np.exp(-2.0 * scale)
+        sums = (one * of_mean.gram for one in precision)
+        return _fit_means(of_mean, y, precision * weights, sums), scale, scale
+    scale = 2.0 * (weights * half_logs(_squares(fits), weights)) @ of_scale.z @ of_scale.inverse
     for iteration in range(ITERATIONS):
-        scale = _fit_scale(shared.of_scale, weights, _squares(fit), scale)
-        log_scale = limited(z @ scale, weights)
+        scale = _fit_scales(of_scale, weights, _squares(fits), scale)
+        log_scale = limited(scale @ of_scale.z.T, weights)
         precise = weights * np.exp(-2.0 * log_scale)
-        last = iteration == ITERATIONS - 1
-        fit = _fit_mean(shared, y, precise, gram(shared.x, np.sqrt(precise)), leverage=last)
-    return fit, scale, log_scale
+        sums = (gram(of_mean.x, root) for root in np.sqrt(precise))
+        fits = _fit_means(of_mean, y, precise, sums, leverage=iteration == ITERATIONS - 1)
+    return fits, scale, log_scale
 
 
 class CellFits(NamedTuple):
@@ -420,11 +469,12 @@ def limited(log_scale: Array, weights: Array) -> Array:
     return np.maximum(np.clip(log_scale, mean - room, mean + room), LEAST_LOG_SCALE)
 
 
-def _cells_left_out(shared: Regression, found: CellFits, cells: Cells) -> tuple[Array, Array, Array]:
-    """As `_left_out`, of the first part, and log densities by a law that is wider: all to first order."""
+def _cells_left_out(shared: Regression, found: CellFits, cells: Cells) -> LeftOut:
+    """As `_left_out`, of the first part: to first order."""
     mean, log_scale, last, curvature = (one[0] for one in (found.mean, found.log_scale, found.last, found.curvature))
-    precise, own = shared.weights * curvature * np.exp(-2.0 * log_scale), shared.of_scale.leverages
-    leverage = _fit_mean(shared, last, precise, gram(shared.x, np.sqrt(precise))).leverage
+    of_mean, own = shared.of_mean, shared.of_scale.leverages
+    precise = of_mean.weights * curvature * np.exp(-2.0 * log_scale)
+    leverage = of_mean.leverages_by(_root(gram(of_mean.x, np.sqrt(precise)), of_mean.penalty), precise)
     pull = np.clip(slopes(*cells.standardised(mean, log_scale)).scale, -LARGEST_SQUARE, LARGEST_SQUARE)
     without = log_scale - own * pull / found.of_scale[0] / (1.0 - own)
     # The mean without it is uncertain, and so is what it is the mean of.
@@ -432,7 +482,7 @@ def _cells_left_out(shared: Regression, found: CellFits, cells: Cells) -> tuple[
     residuals = (last - mean) / (1.0 - leverage)
     low, high = cells.standardised(last - residuals, spread)
     scores, wide = log_mass(low, high) - cells.log_width, log_mass(low / BREADTH, high / BREADTH) - cells.log_width
-    return residuals * np.exp(-spread), scores, wide
+    return LeftOut(residuals * np.exp(-spread), scores, _bounded(scores, wide - scores))
 
 
 def mean_gain(scores: Array, others: Array, share: Array) -> tuple[float, float]:
@@ -467,26 +517,45 @@ def gram(x: Array, root_weights: Array) -> Array:
     return found
 
 
-def _fit_mean(shared: Regression, y: Array, weights: Array, gram_x: Array, leverage: bool = True) -> MeanFit:
-    """With other weights, by the weighted sums of products (q, q) of features (n, q)."""
-    x, penalised = shared.x, gram_x.copy()
-    np.einsum("ii->i", penalised)[:] += shared.penalty
-    root, failed = dpotrf(penalised, lower=True)
+def _root(sums: Array, on_mean: Array) -> Array:
+    """The lower Cholesky root of sums of products (q, q) with a penalty (q,)."""
+    penalised = sums.copy()
+    np.einsum("ii->i", penalised)[:] += on_mean
+    # Symmetric: the transpose has the order in memory that is wanted.
+    root, failed = dpotrf(penalised.T, lower=True, overwrite_a=True)
     if failed:
         raise np.linalg.LinAlgError("the features of a regression are not finite")
-    coefficients, _ = dpotrs(root, x.T @ (weights * y), lower=True)
-    residuals = y - x @ coefficients
-    if not leverage:
-        # The mean leverage is good enough on the way.
-        return MeanFit(coefficients, residuals, np.array([min(x.shape[1] / len(y), LARGEST_LEVERAGE)]))
-    spread = dtrsm(1.0, root, x, side=True, lower=True, trans_a=True)
-    own = weights * np.einsum("ij,ij->i", spread, spread)
-    return MeanFit(coefficients, residuals, np.minimum(own, LARGEST_LEVERAGE))
+    return root
 
 
-def _squares(fit: MeanFit) -> Array:
-    """Squared residuals whose mean is the variance, in spite of the coefficients that were fitted."""
-    found: Array = np.square(fit.residuals) / (1.0 - fit.leverage)
+def _first_means(of_mean: OfMean, y: Array, leverage: bool) -> MeanFits:
+    """Those of summaries y (m, n) by the weights that all share."""
+    x = of_mean.x
+    coefficients = dpotrs(of_mean.root, ((of_mean.weights * y) @ x).T, lower=True)[0].T
+    return MeanFits(coefficients, y - coefficients @ x.T, of_mean.leverages[None] if leverage else _mean_leverage(x))
+
+
+def _fit_means(of_mean: OfMean, y: Array, weights: Array, sums: Iterable[Array], leverage: bool = True) -> MeanFits:
+    """Those of summaries y (m, n), each by its own weights (m, n) and weighted sums (m, q, q) of products."""
+    x = of_mean.x
+    coefficients, own = (weights * y) @ x, np.empty(y.shape) if leverage else _mean_leverage(x)
+    for k, one in enumerate(sums):
+        look()
+        root = _root(one, of_mean.penalty)
+        coefficients[k] = dpotrs(root, coefficients[k], lower=True)[0]
+        if leverage:
+            own[k] = of_mean.leverages_by(root, weights[k])
+    return MeanFits(coefficients, y - coefficients @ x.T, own)
+
+
+def _mean_leverage(x: Array) -> Array:
+    """The mean leverage (1, 1), which is good enough on the way."""
+    return np.array([[min(x.shape[1] / len(x), LARGEST_LEVERAGE)]])
+
+
+def _squares(fits: MeanFits) -> Array:
+    """Squared residuals (m, n) whose mean is the variance, in spite of the coefficients that were fitted."""
+    found: Array = np.square(fits.residuals) / (1.0 - fits.leverage)
     return found
 
 
@@ -501,20 +570,21 @@ def half_logs(squares: Array, weights: Array) -> Array:
     return found
 
 
-def _log_deviation(squares: Array, weights: Array) -> float:
-    variance = float(weights @ squares) / float(weights.sum())
-    return max(0.5 * math.log(variance), LEAST_LOG_SCALE) if variance > 0 else LEAST_LOG_SCALE
+def _log_deviations(squares: Array, weights: Array) -> Array:
+    """(m,) of residuals with these squares (m, n)."""
+    found: Array = np.maximum(0.5 * np.log(squares @ weights / weights.sum() + 1e-300), LEAST_LOG_SCALE)
+    return found
 
 
-def _fit_scale(of_scale: OfScale, weights: Array, squares: Array, scale: Array) -> Array:
+def _fit_scales(of_scale: OfScale, weights: Array, squares: Array, scale: Array) -> Array:
+    """Steps of the coefficients (m, r) of log scales, by squared residuals (m, n)."""
     z = of_scale.z
-    log_scale = z @ scale
+    log_scale = scale @ z.T
     for _ in range(STEPS):
         ratio = np.minimum(squares * np.exp(-2.0 * log_scale), LARGEST_SQUARE)
-        gradient = z.T @ (weights * (ratio - 1.0)) - of_scale.penalty * scale
-        step = of_scale.inverse @ gradient
-        change = z @ step
-        length = min(1.0, LARGEST_STEP / (float(np.abs(change).max()) + 1e-12))
+        step = ((weights * (ratio - 1.0)) @ z - of_scale.penalty * scale) @ of_scale.inverse
+        change = step @ z.T
+        length = np.minimum(1.0, LARGEST_STEP / (np.abs(change).max(axis=1, keepdims=True) + 1e-12))
         scale, log_scale = scale + length * step, log_scale + length * change
     return scale
 
@@ -547,11 +617,8 @@ def factor_of(
     return Factor(mean, earlier, curves, own, volatility, low, high, information)
 
 
-def _left_out(of_scale: OfScale, fit: MeanFit, log_scale: Array) -> tuple[Array, Array]:
-    """Standardised residuals (n,) and log densities (n,) of each simulation by the fit without it.
-
-    Exact for the mean, to first order for the log scale.
-    """
+def _left_out(of_scale: OfScale, fit: MeanFits, log_scale: Array) -> LeftOut:
+    """Each simulation by the fits (m, n) without it: exact for the mean, to first order for the log scale."""
     own = of_scale.leverages
     # A constant scale is the mean of all squares, as they are.
     most = LARGEST_SQUARE if of_scale.z.shape[1] > 1 else np.inf
@@ -560,4 +627,15 @@ def _left_out(of_scale: OfScale, fit: MeanFit, log_scale: Array) -> tuple[Array,
     # The mean without it is uncertain, too: the variance of what is left out is 1 / (1 - leverage) that of a residual.
     spread = without - 0.5 * np.log1p(-fit.leverage)
     residuals = fit.residuals / (1.0 - fit.leverage) * np.exp(-spread)
-    return residuals, -0.5 * np.square(residuals) - spread - HALF_LOG_2PI
+    halves = 0.5 * np.square(residuals)
+    scores = -halves - spread - HALF_LOG_2PI
+    return LeftOut(residuals, scores, _bounded(scores, halves * (1.0 - BREADTH**-2) - math.log(BREADTH)))
+
+
+def _bounded(scores: Array, wider: Array) -> Array:
+    """Log densities of mixtures with a wide law, by the log ratios of its densities to those of these scores."""
+    ratio = wider + (math.log(BROAD) - math.log1p(-BROAD))
+    found: Array = np.log1p(np.exp(-np.abs(ratio)))
+    found += np.maximum(ratio, 0.0)
+    found += scores + math.log1p(-BROAD)
+    return found

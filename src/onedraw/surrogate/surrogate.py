@@ -11,6 +11,7 @@ from onedraw.surrogate.choice import Form, coefficient_count
 from onedraw.surrogate.features import Sets, columns_of
 from onedraw.surrogate.likelihood import ALL, Factor, Terms, gram, penalty
 from onedraw.surrogate.refits import fit_common, fit_factors, parts_of, window_count
+from onedraw.surrogate.residuals import Student, student_of
 from onedraw.surrogate.success import Success
 from onedraw.surrogate.training import Training
 
@@ -37,6 +38,8 @@ class Coefficients(NamedTuple):
     """(k,) or (rows, k)"""
     mean: Array
     """(k, p); of several rows, without what earlier summaries add."""
+    added: Array | None = None
+    """(k, p) what the earlier summaries added; None if they are several rows."""
     scale: Array | None = None
     """(k, p) of the log scales; None if they do not depend on the row."""
     cells: Cells | None = None
@@ -49,9 +52,9 @@ class Uncertain(NamedTuple):
     mean: Array
     """(k, n) variances of residuals with those of their means, without what the earlier summaries add."""
     earlier: Array
-    """(k, n) what a unit of the earlier summaries' squared residuals adds to them."""
+    """(k, n) what a unit of the earlier summaries' squared residuals adds to them; (k, 1) if that is nothing."""
     freedom: Array
-    """(k, n) degrees of freedom of the scales."""
+    """(k, n) degrees of freedom of the scales; (k, 1) if they are the same everywhere."""
 
 
 class Leverages(NamedTuple):
@@ -82,9 +85,16 @@ class Leverages(NamedTuple):
         found = np.array([np.einsum("ij,ij->i", one, one) for one in spread])
         left, times = self.left[:, None], self.times[:, None]
         certain = times * self.information[:, None]
-        earlier = np.where(self.earlier[:, None] < 0, 0.0, found[self.earlier] / np.maximum(left, LEAST_LEFT) / certain)
-        freedom = np.maximum(left * times / found[self.scale], FEWEST_FREE)
-        return Uncertain(1.0 + found[self.mean] / certain, earlier, freedom)
+        mean = found[self.mean] * (1.0 / certain)
+        mean += 1.0
+        earlier = np.zeros((len(left), 1))
+        if (self.earlier >= 0).any():
+            each = 1.0 / (np.maximum(left, LEAST_LEFT) * certain)
+            earlier = found[self.earlier] * np.where(self.earlier[:, None] < 0, 0.0, each)
+        # The constant alone is the same everywhere.
+        constant = all(len(self.columns[k]) == 1 for k in set(self.scale.tolist()))
+        freedom = left * times / found[self.scale, : 1 if constant else None]
+        return Uncertain(mean, earlier, np.maximum(freedom, FEWEST_FREE, out=freedom))
 
     def variances(self, there: Uncertain, residuals: Array) -> Array:
         """Variances (k, n) of residuals (k, n) with those of the mean.
@@ -92,7 +102,7 @@ class Leverages(NamedTuple):
         The residuals of the earlier summaries are independent of each other and of the features: each of their
         coefficients adds its own variance. These residuals are fitted ones, which are smaller than they would be.
         """
-        if len(residuals) == 1:
+        if (self.earlier < 0).all():
             return there.mean
         squares = np.empty(residuals.shape)
         squares[0] = 0.0
@@ -110,11 +120,15 @@ class Leverages(NamedTuple):
 class There(NamedTuple):
     """What a surrogate says at n places, whatever the row."""
 
+    mean: Array
+    """(k, n) of one row, without what earlier summaries add."""
     scale: Array
-    """(k, n)"""
+    """(k, n); (k, 1) if it is the same everywhere."""
     log_scale: Array
-    """(n,) sum of their logarithms, those of cells left out."""
+    """(n,) or (1,) sum of their logarithms, those of cells left out."""
     uncertain: Uncertain | None
+    student: Student | None
+    """The law of the residuals that are normal, if scales are uncertain."""
 
 
 class Surrogate(NamedTuple):
@@ -138,10 +152,10 @@ class Surrogate(NamedTuple):
             assert found is not None
             some = (one[:, self.form.cells].reshape(*shape, -1) for one in found)
             cells = [Cells(*one) for one in zip(*some, strict=True)]
+        mean = self.of_each([factor.mean for factor in self.factors])
         if rows.ndim == 3:
-            mean = np.array([factor.mean for factor in self.factors])
             each = transformed.reshape(*shape, -1)
-            return [Coefficients(one, mean, None, mine) for one, mine in zip(each, cells, strict=True)]
+            return [Coefficients(one, mean, None, None, mine) for one, mine in zip(each, cells, strict=True)]
         lags = self.form.common
         parts = [one.given(transformed[:, None, :k]) for k, one in enumerate(self.factors[:lags])]
         if lags < len(self.form.terms):
@@ -150,23 +164,26 @@ class Surrogate(NamedTuple):
         means, scales = (np.concatenate(some, axis=1) for some in zip(*parts, strict=True))
         vary = any(one.volatility for one in self.form.terms)
         return [
-            Coefficients(one, mean, scale if vary else None, mine)
-            for one, mean, scale, mine in zip(transformed, means, scales, cells, strict=True)
+            Coefficients(one, whole, whole - mean, scale if vary else None, mine)
+            for one, whole, scale, mine in zip(transformed, means, scales, cells, strict=True)
         ]
 
     def there(self, columns: Array) -> There:
         """What it says at features (n, p), whatever the row: scales are those without earlier summaries."""
         uncertain = None if self.leverages is None else self.leverages.at(columns)
-        return There(*self._scales(columns, self.of_each([factor.scale for factor in self.factors])), uncertain)
+        mean = _at(columns, self.of_each([factor.mean for factor in self.factors]))
+        scales = self._scales(columns, self.of_each([factor.scale for factor in self.factors]))
+        student = None if uncertain is None else student_of(uncertain.freedom[self.form.law.plain])
+        return There(mean, *scales, uncertain, student)
 
     def of_each(self, of_factors: list[Any]) -> Array:
         """What is known of factors for each summary: in a series, all but the first have the last one."""
         return np.array(of_factors)[np.minimum(np.arange(len(self.form.terms)), len(self.factors) - 1)]
 
     def _scales(self, columns: Array, coefficients: Array) -> tuple[Array, Array]:
-        """Scales (k, n) at features (n, p), and sums (n,) of their logs."""
+        """Scales (k, n) at features (n, p), and sums (n,) of their logs; (k, 1) and (1,) if they are constant."""
         low, high = self.of_each([(factor.low, factor.high) for factor in self.factors]).T[:, :, None]
-        log_scale = coefficients @ columns.T
+        log_scale = _at(columns, coefficients) if coefficients[:, 1:].any() else coefficients[:, :1].copy()
         np.minimum(np.maximum(log_scale, low, out=log_scale), high, out=log_scale)
         scale = np.exp(log_scale)
         log_scale[self.form.cells] = 0.0
@@ -190,43 +207,47 @@ class Surrogate(NamedTuple):
         if given.row.ndim == 2:
             found = self._of_rows(columns, given, there)
         else:
+            assert given.added is not None
             if given.scale is not None:
-                there = There(*self._scales(columns, given.scale), there.uncertain)
-            residuals = given.mean @ columns.T
+                scale, log_scale = self._scales(columns, given.scale)
+                there = there._replace(scale=scale, log_scale=log_scale)
+            # The first column is constant.
+            residuals = (given.row - given.added[:, 0])[:, None] - there.mean
+            if given.added[:, 1:].any():
+                residuals -= _at(columns[:, 1:], given.added[:, 1:])
             in_cells = self.form.cells
-            mean = residuals[in_cells]
-            np.subtract(given.row[:, None], residuals, out=residuals)
+            mean = given.row[in_cells, None] - residuals[in_cells]
             residuals /= there.scale
-            found, spread = self._predictive(residuals, there.uncertain)
+            found, spread = self._predictive(residuals, there)
             found -= there.log_scale
             if given.cells is not None:
                 of_cells = given.cells.some((slice(None), None))
-                log_scale = np.log(spread[in_cells] * there.scale[in_cells])
+                log_scale = np.log(spread * there.scale[in_cells])
                 mass = log_mass(*of_cells.standardised(mean, log_scale)) - of_cells.log_width
                 found += mass.sum(axis=0)
         if self.success is not None:
             found = found + self.success.log_probability(columns)
         return self.power * found
 
-    def _predictive(self, residuals: Array, uncertain: Uncertain | None) -> tuple[Array, Array]:
-        """Log densities (n,) of residuals (k, n), averaged over the uncertainty of the coefficients, and deviations.
+    def _predictive(self, residuals: Array, there: There) -> tuple[Array, Array]:
+        """Log densities (n,) of residuals (k, n), averaged over the uncertainty of the coefficients.
 
-        Those of cells are left out. Deviations (k, n) of residuals are 1 if coefficients are known.
+        Those of cells are left out. Given with the deviations (c, n) of these, which are 1 if coefficients are known.
         """
-        if self.leverages is None or uncertain is None:
-            return self.form.law.log_density(residuals.T), np.ones((len(residuals), 1))
-        variances = self.leverages.variances(uncertain, residuals)
+        if self.leverages is None or there.uncertain is None or there.student is None:
+            return self.form.law.log_density(residuals.T), np.ones((1, 1))
+        in_cells, variances = self.form.cells, self.leverages.variances(there.uncertain, residuals)
         # The log of a product of few variances is one logarithm instead of many.
-        some = variances[~self.form.cells]
+        some = variances[~in_cells] if in_cells.any() else variances
         products = [some[k : k + PRODUCTS].prod(axis=0) for k in range(0, len(some), PRODUCTS)]
-        deviations = np.sqrt(variances)
-        residuals /= deviations
-        found = self.form.law.log_density(residuals.T, uncertain.freedom.T)
+        found = self.form.law.log_predictive(residuals, variances, there.student)
+        deviations = np.sqrt(variances[in_cells])
         return found - 0.5 * np.log(products).sum(axis=0), deviations
 
     def _of_rows(self, columns: Array, given: Coefficients, there: There) -> Array:
         """Sums (n,) of the log densities of the rows of a data set."""
-        (number, width), mean, scale = given.row.shape, columns @ given.mean.T, there.scale.T
+        (number, width), mean = given.row.shape, there.mean.T
+        scale = np.broadcast_to(there.scale.T, mean.shape)
         slopes, in_cells = [columns @ factor.earlier.T for factor in self.factors], self.form.cells
         found, size = np.empty(len(columns)), max(1, CHUNK // (number * width))
         for some in (slice(top, top + size) for top in range(0, len(columns), size)):
@@ -247,6 +268,13 @@ class Surrogate(NamedTuple):
         """Log density (n,) of one row of summaries as they are, at parameters (n, dim); of counts, a probability."""
         slope = self.form.transform.log_slope(row)
         return self.data_log_likelihood(self.form.columns(points), row) + slope
+
+
+def _at(columns: Array, coefficients: Array) -> Array:
+    """Sums (k, n) of features (n, p) with coefficients (k, p), the last of which are often zero."""
+    last = int(np.flatnonzero(coefficients.any(axis=0)).max(initial=-1)) + 1
+    found: Array = coefficients[:, :last] @ columns[:, :last].T
+    return found
 
 
 def fit_surrogate(form: Form, training: Training, success: Success | None) -> Surrogate:
