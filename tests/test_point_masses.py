@@ -1,4 +1,4 @@
-"""Summaries with many equal values at an end of their range: zeros of rainfall, measurements below a limit."""
+"""Summaries with equal values: many at an end of their range, or all on a lattice."""
 
 import math
 
@@ -14,7 +14,7 @@ from onedraw.surrogate.features import features_of
 from onedraw.surrogate.point_masses import FEWEST, LEAST_SHARE, ends_of, no_masses, without_density
 from onedraw.surrogate.surrogate import fit_surrogate
 from onedraw.surrogate.training import training_of
-from onedraw.surrogate.transforms import find_masses
+from onedraw.surrogate.transforms import find_masses, in_units, step_of
 from tests.test_compare import learnt_from
 
 ANYWHERE = Support(np.full(1, -np.inf), np.full(1, np.inf))
@@ -41,6 +41,11 @@ def cut(theta, rng):
 def too_many_zeros(theta, rng):
     """A Poisson count of mean 6, or 0."""
     return (rng.random(len(theta)) < special.expit(theta[:, 0])) * rng.poisson(6, len(theta)).astype(float)
+
+
+def shares(theta, rng):
+    """Of five."""
+    return rng.binomial(5, special.expit(theta[:, 0])) / 5
 
 
 class TestFound:
@@ -99,6 +104,7 @@ class TestSurrogates:
             (zeros_and_sizes, [0.0], np.geomspace(1e-4, 1e3, 4001)),
             (cut, [0.0, 1.0], np.linspace(1e-6, 1 - 1e-6, 801)),
             (too_many_zeros, [float(k) for k in range(60)], []),
+            (shares, [k / 5 for k in range(6)], []),
         ],
     )
     def test_masses_and_densities_have_the_probability_one_together(self, simulate, points, grid):
@@ -172,6 +178,44 @@ class TestSurrogates:
     def test_no_masses_change_nothing(self):
         kept, whole = np.array([1, 4]), np.array([True, False])
         assert no_masses(2).split(kept, whole)[0] is kept and no_masses(2).columns().tolist() == [1, 1]
+
+
+class TestLattices:
+    @pytest.mark.parametrize("step", [1.0, 0.05, 1 / 3, 1e-7, 12.5])
+    def test_steps_are_found_in_spite_of_rounding_errors(self, step):
+        rng = np.random.default_rng(13)
+        values = step * rng.poisson(7, 300) + 1e-14 * step * rng.normal(size=300)
+        assert step_of(values) == pytest.approx(step, rel=1e-9)
+        assert step_of(-values) == pytest.approx(step, rel=1e-9)
+
+    def test_continuous_values_have_no_step(self):
+        rng = np.random.default_rng(14)
+        assert not any(step_of(rng.normal(size=n)) for n in (20, 50, 150, 500) for _ in range(50))
+        assert step_of(np.append(0.1 * np.arange(5), 0.1234567)) == 0.0
+
+    def test_shares_are_whole_numbers_of_their_steps(self):
+        rng = np.random.default_rng(15)
+        theta = rng.normal(size=(300, 1))
+        rows = np.column_stack([shares(theta, rng), theta[:, 0] + rng.normal(size=300)])
+        training = training_of(theta, rows, np.ones(300))
+        form = choose_form(ANYWHERE, training, rows[0], False)
+        assert form.transform.whole.tolist() == [True, False] and form.terms[0].cells
+        assert form.transform.units == pytest.approx([0.2, 1.0])
+
+    def test_whole_numbers_of_steps_are_exact(self):
+        """Otherwise the last of them may lie beyond the end of its cell."""
+        assert in_units(np.array([[0.6], [0.7]]), np.array([0.1])).tolist() == [[6.0], [7.0]]
+
+    def test_a_series_of_shares_has_one_unit(self):
+        rng = np.random.default_rng(16)
+        theta = rng.normal(size=(300, 1))
+        rows = np.column_stack([shares(theta, rng) for _ in range(4)])
+        transform = choose_form(ANYWHERE, training_of(theta, rows, np.ones(300)), rows[0], False).transform
+        common = transform.in_common(rows, rows[0])
+        assert common.units == pytest.approx([0.2] * 4) and common.ends.tolist() == [[0.0] * 4, [5.0] * 4]
+        rows[:, 0] *= 5 / 4
+        transform = choose_form(ANYWHERE, training_of(theta, rows, np.ones(300)), rows[0], False).transform
+        assert transform.in_common(rows, rows[0]) is None
 
 
 def test_densities_of_models_are_compared_only_if_masses_agree():

@@ -52,7 +52,7 @@ class TestFound:
 
     def test_summaries_that_hardly_vary_are_left_out_first(self):
         rows = np.column_stack([np.full(100, 3.0), np.arange(100.0), np.arange(100.0) ** 2])
-        kept, whole = described(rows, rows[:1])
+        kept, whole, _ = described(rows, rows[:1])
         assert kept.tolist() == [1] and whole.tolist() == [True]
 
 

@@ -201,7 +201,8 @@ def choose_series(support: Support, training: Training, observed: Array, thoroug
     """
     most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
     theta, rows, places, weights = training.some(slice(None, None, -(-len(training.rows) // most)))
-    kept, whole = varying(rows, observed)
+    kept = varying(rows, observed)
+    whole = np.all(np.concatenate([rows, observed[None]])[:, kept] % 1.0 == 0.0, axis=0)
     some = kept[:: -(-len(kept) // LOOKED_AT)] if len(kept) else kept
     prepared = _prepare(support, theta, rows[:, some], places[:, some], weights, observed[some], len(rows), 0, False)
     if prepared is None or len(kept) <= 2 * LONGEST:

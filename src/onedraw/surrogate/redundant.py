@@ -28,6 +28,8 @@ def redundant(rows: Array) -> Array:
     [False, False, True, True, True, False]
     """
     found = _monotone(rows)
+    if rows.shape[1] < 2:
+        return found
     usual = rows - np.median(rows, axis=0)
     width = np.median(np.abs(usual), axis=0)
     usual /= np.where(width > 0, width, np.maximum(usual.std(axis=0), 1e-300))

@@ -26,6 +26,8 @@ HEAVY = 100.0
 """Range of a summary, in median deviations, from which its tails may be drawn in."""
 LOWEST_SCORE = -20.0
 """Scores are cut here, so that no single simulation decides."""
+MOST_STEPS, ROUNDED = 200, 1e-9
+"""Steps of a lattice up to the largest value, at most, and rounding errors in parts of it."""
 NARROW = 1e-3
 """Half the width of a cell that stands for a density, in standard deviations of the summary."""
 MOST_TRIED, PER_COLUMN, FEWEST_NUMBERS = 600, 8, 2
@@ -80,6 +82,11 @@ class Transform(NamedTuple):
     ends: Array
     """(2, k) numbers from which on a cell has no end."""
     masses: PointMasses = NO_MASSES
+    units: Array | float = 1.0
+    """(k,) what summaries are divided by before everything else: those on a lattice are whole numbers of its steps."""
+
+    def _kept(self, rows: Array) -> Array:
+        return in_units(rows[:, self.kept], self.units)
 
     @property
     def massive(self) -> Array:
@@ -100,9 +107,8 @@ class Transform(NamedTuple):
 
     def __call__(self, rows: Array, places: Array | None = None) -> Array:
         """The transformed rows; `places` (n, s) are added to whole numbers."""
-        some = rows[:, self.kept]
-        at_mass = self.masses.hold(some)
-        some = self.masses.indicated(some)
+        some = self._kept(rows)
+        at_mass, some = self.masses.hold(some), self.masses.indicated(some)
         if places is not None:
             some = some + np.where(self.whole, places[:, self.kept], 0.0)
         found = self._standardised(some)
@@ -122,7 +128,7 @@ class Transform(NamedTuple):
         massive = self.massive
         if not (self.whole | massive).any():
             return None
-        some = rows[:, self.kept]
+        some = self._kept(rows)
         at_mass, some = self.masses.hold(some), self.masses.indicated(some)
         half, narrow = np.where(self.whole, 0.5, 0.0), np.where(self.whole, 0.0, np.where(massive, NARROW, np.nan))
         low, high = self._standardised(some - half) - narrow, self._standardised(some + half) + narrow
@@ -142,7 +148,8 @@ class Transform(NamedTuple):
 
     def log_slopes(self, rows: Array) -> Array:
         """The same at each of some rows (n, s); of whole numbers, the volume of their cells; of a point mass, 1."""
-        slopes = np.array([warp.log_slope(rows[:, k]) for k, warp in zip(self.kept, self.warps, strict=True)]).T
+        some = self._kept(rows)
+        slopes = np.array([warp.log_slope(column) for column, warp in zip(some.T, self.warps, strict=True)]).T
         slopes, cells = slopes.reshape(len(rows), -1) - np.log(self.spread), self.cells(rows)
         if cells is not None:
             # A cell without an end is a probability, as those of whole numbers are.
@@ -157,19 +164,22 @@ class Transform(NamedTuple):
         Neither have point masses columns of their own, nor has any other summary one.
         """
         own = np.broadcast_to(np.isnan(self.masses.value), self.kept.shape)
-        kept, whole = self.kept[own], self.whole[own]
+        kept, whole, units = self.kept[own], self.whole[own], np.broadcast_to(self.units, self.kept.shape)[own]
+        if np.ptp(units) > 0:
+            return None
         if whole.any() != whole.all() or (self.massive[own] & ~whole).any():
             return None
-        some, whole_ones = rows[:, kept], bool(whole.all())
-        low = min(float(some.min()), float(observed[kept].min()))
+        some, whole_ones = in_units(rows[:, kept], units), bool(whole.all())
+        of_data = in_units(observed[None, kept], units)
+        low = min(float(some.min()), float(of_data.min()))
         kinds = [warp.kind for warp, one in zip(self.warps, own, strict=True) if one]
         offered = {warp.kind: warp for warp in _warps(some.ravel(), low, whole_ones)}
         warp = offered.get(max(kinds, key=kinds.count), Warp())
         warped = warp(some)
         same = np.ones(len(kinds))
         spread = (float(warped.std()) or 1.0) * same
-        ends = self.ends if own.all() else open_ends(some, observed[None, kept])
-        return Transform(kept, whole, (warp,) * len(kinds), float(warped.mean()) * same, spread, ends)
+        ends = self.ends if own.all() else open_ends(some, of_data)
+        return Transform(kept, whole, (warp,) * len(kinds), float(warped.mean()) * same, spread, ends, units=units)
 
 
 def _warped(some: Array, warps: tuple[Warp, ...]) -> Array:
@@ -177,19 +187,49 @@ def _warped(some: Array, warps: tuple[Warp, ...]) -> Array:
     return np.stack(columns, axis=1) if columns else np.empty((len(some), 0))
 
 
-def varying(rows: Array, observed: Array) -> tuple[Array, Array]:
-    """The columns that vary, and which of these are whole numbers, in the data as well."""
+def varying(rows: Array, observed: Array) -> Array:
+    """The columns that vary."""
     varied = np.mean(rows != np.median(rows, axis=0), axis=0)
-    kept = np.flatnonzero((varied > LEAST_VARIED) & (rows.std(axis=0) > 0))
-    both = np.concatenate([rows[:, kept], np.atleast_2d(observed)[:, kept]])
-    return kept, np.all(both == np.rint(both), axis=0)
+    return np.flatnonzero((varied > LEAST_VARIED) & (rows.std(axis=0) > 0))
 
 
-def described(rows: Array, observed: Array) -> tuple[Array, Array]:
-    """The same without summaries that follow from others."""
-    kept, whole = varying(rows, observed)
-    own = ~redundant(rows[:, kept])
-    return kept[own], whole[own]
+def step_of(values: Array) -> float:
+    """The step of the lattice that values (n,) lie on, 1 for whole numbers; 0 if there is none that is wide enough.
+
+    >>> [round(step_of(np.array(one)), 9) for one in ([3.0, 9.0], [0.1, 0.15, 0.4, 0.95], [0.1, 0.3711])]
+    [1.0, 0.05, 0.0]
+    """
+    if np.all(values == np.rint(values)):
+        return 1.0
+    # Equal numbers may differ in their last digits.
+    largest = float(np.abs(values).max())
+    different = np.unique(np.append(np.round(values / (ROUNDED * largest)), 0.0))
+    if len(different) > MOST_STEPS:
+        return 0.0
+    steps = round(1.0 / (ROUNDED * float(np.diff(different).min())))
+    number = steps * ROUNDED * different
+    even = steps < MOST_STEPS and np.abs(number - np.rint(number)).max() < ROUNDED * MOST_STEPS
+    return largest / steps if even else 0.0
+
+
+def in_units(some: Array, units: Array | float) -> Array:
+    """Columns (n, k) divided by their units, on a lattice without rounding errors."""
+    if np.all(units == 1.0):
+        return some
+    found: Array = np.where(units == 1.0, some, np.rint(some / units))
+    return found
+
+
+def described(rows: Array, observed: Array) -> tuple[Array, Array, Array]:
+    """The columns that vary and do not follow from others, which of these are whole numbers of units, and the units."""
+    kept = varying(rows, observed)
+    kept = kept[~redundant(rows[:, kept])]
+    steps, both = (
+        np.array([step_of(column) for column in some[:, kept].T]) for some in (rows, np.concatenate([rows, observed]))
+    )
+    # Data between the steps of simulations have a density.
+    whole = (steps > 0) & np.isclose(steps, both, rtol=1e-6)
+    return kept, whole, np.where(whole, steps, 1.0)
 
 
 def choose_transform(
@@ -231,11 +271,11 @@ def _transform(
     choose: Callable[[Array, Array, list[Warp]], Warp],
 ) -> Transform:
     """With the warps that are chosen for values, the simulations (n,) that they are from, and what they allow."""
-    kept, whole = described(rows, observed)
+    kept, whole, units = described(rows, observed)
     masses = masses or no_masses(len(kept))
-    at_ends = np.repeat(masses.at_ends, masses.columns(), axis=1)
+    at_ends, units = (np.repeat(one, masses.columns(), axis=-1) for one in (masses.at_ends, units))
     kept, whole, apart = masses.split(kept, whole)
-    of_data, some = observed[:, kept], rows[:, kept]
+    of_data, some = in_units(observed[:, kept], units), in_units(rows[:, kept], units)
     counted, known = ~apart.hold(some), ~apart.hold(of_data)
     some, of_data = apart.indicated(some), apart.indicated(of_data)
     placed = some + np.where(whole, places[:, kept], 0.0)
@@ -247,7 +287,7 @@ def _transform(
         warps.append(choose(values[inside], inside, _warps(values[inside], low, bool(whole[k]))))
         warped = warps[-1](values[inside])
         mean[k], spread[k] = warped.mean(), warped.std() or 1.0
-    return Transform(kept, whole, tuple(warps), mean, spread, ends, apart)
+    return Transform(kept, whole, tuple(warps), mean, spread, ends, apart, units)
 
 
 def find_masses(
@@ -258,12 +298,14 @@ def find_masses(
     Each is tried in two ways: as an end at which the summary was cut, and apart. What predicts better from features
     (n, p) of the parameters is taken; for whole numbers, which have cells at any rate, it must do so by `LEAST_ERRORS`.
     """
-    observed, (kept, whole) = np.atleast_2d(observed), described(rows, observed)
+    observed = np.atleast_2d(observed)
+    kept, whole, units = described(rows, observed)
     if not len(kept):
         return None
+    in_steps, of_data = in_units(rows[:, kept], units), in_units(observed[:, kept], units)
     some, masses = slice(None, None, -(-len(rows) // MOST_TRIED)), no_masses(len(kept))
-    ends = ends_of(rows[some][:, kept], observed[:, kept])
-    ends = np.where(ends == ends_of(rows[:, kept], observed[:, kept]), ends, np.nan)
+    ends = ends_of(in_steps[some], of_data)
+    ends = np.where(ends == ends_of(in_steps, of_data), ends, np.nan)
     enough = "2" in sets and len(columns[some]) > PER_COLUMN * len(sets["2"])
     given, terms = predictors(columns[some], relevance[some], sets), Terms("2" if enough else "1", "", "1", cells=True)
     share = relevance[some] / relevance[some].sum()
@@ -271,7 +313,7 @@ def find_masses(
         one = [kept[k]]
         these = rows[some, one], places[some, one], observed[:, one]
         if not whole[k]:
-            if not without_density(rows[:, kept[k]], *ends[:, k]):
+            if not without_density(in_steps[:, k], *ends[:, k]):
                 continue
             masses.at_ends[:, k] = np.where(np.isnan(ends[:, k]), [-np.inf, np.inf], ends[:, k])
         elif len(np.unique(these[0])) <= FEWEST_NUMBERS:
