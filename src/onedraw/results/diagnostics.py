@@ -71,6 +71,34 @@ def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
+REDUCED = (
+    "There are too many summaries for a likelihood of all of them, so fewer were learnt from them by regression. The "
+    "posterior is that given the learnt ones: what they lose makes it wider, and no stated error shows this."
+)
+"""What is said if a likelihood is that of learnt summaries."""
+
+
+REDUCED = (
+    "There are too many summaries for a likelihood of all of them, so fewer were learnt from them by regression. The "
+    "posterior is that given the learnt ones: what they lose makes it wider, and no stated error shows this."
+)
+"""What is said if a likelihood is that of learnt summaries."""
+
+
+REDUCED = (
+    "There are too many summaries for a likelihood of all of them, so fewer were learnt from them by regression. The "
+    "posterior is that given the learnt ones: what they lose makes it wider, and no stated error shows this."
+)
+"""What is said if a likelihood is that of learnt summaries."""
+
+
+REDUCED = (
+    "There are too many summaries for a likelihood of all of them, so fewer were learnt from them by regression. The "
+    "posterior is that given the learnt ones: what they lose makes it wider, and no stated error shows this."
+)
+"""What is said if a likelihood is that of learnt summaries."""
+
+
 def notes(
     found: Assessment,
     proposals: int,
@@ -161,12 +189,27 @@ def learnt_notes(
 ) -> list[str]:
     """What was done and how far to trust it, in plain words, if the estimate is a learnt likelihood."""
     gain, error = found.gain
-    what = f"one of {learnt.rows:,} independent rows" if learnt.rows else "the summaries"
+    form, width = learnt.surrogate.form, learnt.observed.shape[-1]
+    what = "the summaries"
+    if learnt.rows:
+        what = f"one of {learnt.rows:,} independent rows"
+    elif learnt.learnt_summary:
+        what = "a learnt summary" if width == 1 else f"{width} learnt summaries"
+    elif form.long:
+        what = f"a time series of {width:,} values"
     told = [
         f"Method: {_method(proposals)}; the likelihood of {what} was learnt from {simulations:,} of them.",
         f"Effective sample size: about {effective:.0f}, from how much the posterior means change when a part of the "
         "simulations is left out.",
     ]
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
     if not math.isnan(gain):
         told.append(
             f"Held-out score: {gain:+.2f} ± {error:.2f} relative to draws {found.method.words()} (mean log density of "
