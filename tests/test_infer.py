@@ -4,6 +4,7 @@ import math
 import pickle
 import re
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -796,3 +797,49 @@ def test_what_takes_too_long_is_given_up_and_made_when_the_run_goes_on(given_up,
     assert np.isfinite(post.draws["theta"]).all()
     again = od.infer(model, budget=300, draws=100, seed=1, store=tmp_path / "run.db")
     assert again.status.reason == "budget" and again.draws["theta"].tobytes() == whole.draws["theta"].tobytes()
+
+
+def _normal(rng, n, *shape):
+    return rng.standard_normal((n, *shape))
+
+
+UNUSUAL = {
+    "far from zero": (
+        lambda rng, a, b: np.column_stack([1e12 + a, 1e9 * b]) + [1.0, 1e9] * _normal(rng, len(a), 2),
+        [1e12, 1e9],
+    ),
+    "tiny": (lambda rng, a, b: 1e-15 * (np.column_stack([a, b]) + _normal(rng, len(a), 2)), [1e-15, 1e-15]),
+    "enormous tails": (lambda rng, a, b: (a + b * rng.standard_cauchy(len(a))) ** 5, [3.0]),
+    "repeated": (lambda rng, a, b: np.repeat(a[:, None] + _normal(rng, len(a), 1), 4, axis=1), [0.3] * 4),
+    "repeated, unlike the data": (
+        lambda rng, a, b: np.repeat(a[:, None] + _normal(rng, len(a), 1), 3, axis=1),
+        [0.3, 0.31, 0.29],
+    ),
+    "almost without noise": (lambda rng, a, b: np.column_stack([a, b + 0 * rng.random(len(a))]), [0.3, 1.0]),
+    "impossible": (lambda rng, a, b: np.column_stack([a, b]) + _normal(rng, len(a), 2), [1e6, 1.0]),
+    "yes and no": (lambda rng, a, b: np.column_stack([a, b]) + _normal(rng, len(a), 2) > 0.5, [1.0, 0.0]),
+    "rounded": (lambda rng, a, b: np.round(a[:, None] + 0.3 * _normal(rng, len(a), 3), 2), [0.31, 0.22, 0.44]),
+    "at a limit": (lambda rng, a, b: np.minimum(np.exp(a + _normal(rng, len(a))), 1.0), [1.0]),
+    "hardly ever not zero": (
+        lambda rng, a, b: (
+            np.column_stack([(rng.random(len(a)) < 0.03) * np.exp(b), a]) + [0, 1] * _normal(rng, len(a), 2)
+        ),
+        [2.0, 0.1],
+    ),
+    "of all sizes": (
+        lambda rng, a, b: np.column_stack([np.exp(5 * a), -np.exp(8 * b)]) * np.exp(_normal(rng, len(a), 2)),
+        [2.0, -3000.0],
+    ),
+}
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_summaries_end_no_run(name):
+    """Draws are inside the prior, and nothing divides by zero."""
+    simulate, observed = UNUSUAL[name]
+    prior = od.Prior(a=stats.norm(0, 1), b=stats.uniform(0, 2))
+    with np.errstate(divide="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        post = od.infer(od.Model(prior, od.batched(simulate), observed), budget=120, seed=1, draws=200)
+    assert np.isfinite(post.draws["a"]).all() and np.all((post.draws["b"] >= 0) & (post.draws["b"] <= 2))

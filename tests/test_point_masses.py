@@ -192,6 +192,7 @@ class TestLattices:
         rng = np.random.default_rng(14)
         assert not any(step_of(rng.normal(size=n)) for n in (20, 50, 150, 500) for _ in range(50))
         assert step_of(np.append(0.1 * np.arange(5), 0.1234567)) == 0.0
+        assert step_of(1e12 + rng.normal(size=300)) == step_of(0.05 + 0.1 * rng.poisson(3, 300)) == 0.0
 
     def test_shares_are_whole_numbers_of_their_steps(self):
         rng = np.random.default_rng(15)

@@ -99,6 +99,90 @@ REDUCED = (
 """What is said if a likelihood is that of learnt summaries."""
 
 
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
+REDUCED = (
+    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
+    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+)
+"""What is said if summaries were learnt."""
+
+
 def notes(
     found: Assessment,
     proposals: int,
@@ -113,6 +197,7 @@ def notes(
         f"Method: {_method(proposals)}; the nearest {count:,} of {simulations:,} by {name} are used.",
         f"Tolerance: {eps:.4g}. Effective sample size: about {effective:.0f}.",
         f"The draws are {found.trial.words()}.",
+        *([REDUCED] if found.method.summary else []),
         *warnings(effective, found.trial, before),
     ]
     if found.left_out:
@@ -202,6 +287,30 @@ def learnt_notes(
         f"Effective sample size: about {effective:.0f}, from how much the posterior means change when a part of the "
         "simulations is left out.",
     ]
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
+    if learnt.learnt_summary:
+        told.append(REDUCED)
     if learnt.learnt_summary:
         told.append(REDUCED)
     if learnt.learnt_summary:

@@ -402,7 +402,7 @@ def choose_terms(
     """
     sets, share = given.sets, given.weights / given.weights.sum()
     of_cells = None if response is None else response.cells
-    number = effective(given.weights if of_cells is None else given.weights[known(of_cells)])
+    number = max(effective(given.weights if of_cells is None else given.weights[known(of_cells)]), 1.0)
     most, errors = number / PER_COEFFICIENT, LEAST_ERRORS * min(1.0, FEW / number)
     tried: dict[Terms, Fit | LeftOut] = {}
 

@@ -201,15 +201,17 @@ def step_of(values: Array) -> float:
     """
     if np.all(values == np.rint(values)):
         return 1.0
-    # Equal numbers may differ in their last digits.
-    largest = float(np.abs(values).max())
-    different = np.unique(np.append(np.round(values / (ROUNDED * largest)), 0.0))
-    if len(different) > MOST_STEPS:
+    lowest, width = float(values.min()), float(np.ptp(values))
+    if not width > 0:
         return 0.0
-    steps = round(1.0 / (ROUNDED * float(np.diff(different).min())))
-    number = steps * ROUNDED * different
-    even = steps < MOST_STEPS and np.abs(number - np.rint(number)).max() < ROUNDED * MOST_STEPS
-    return largest / steps if even else 0.0
+    # Equal numbers may differ in their last digits.
+    different = np.unique(np.round((values - lowest) / (ROUNDED * width)))
+    if not 1 < len(different) <= MOST_STEPS:
+        return 0.0
+    step = width / round(1.0 / (ROUNDED * float(np.diff(different).min())))
+    number = np.append(ROUNDED * width * different, values) / step
+    even = np.abs(values).max() < MOST_STEPS * step and np.abs(number - np.rint(number)).max() < ROUNDED * MOST_STEPS
+    return step if even else 0.0
 
 
 def in_units(some: Array, units: Array | float) -> Array:
