@@ -102,19 +102,22 @@ class Leverages(NamedTuple):
         The residuals of the earlier summaries are independent of each other and of the features: each of their
         coefficients adds its own variance. These residuals are fitted ones, which are smaller than they would be.
         """
-        if (self.earlier < 0).all():
+        # Of the first factors alone, if others have no earlier summaries.
+        number = int(np.flatnonzero((self.earlier >= 0) & (self.begin < np.arange(len(residuals)))).max(initial=-1)) + 1
+        if number == 0:
             return there.mean
-        squares = np.empty(residuals.shape)
+        squares = np.empty((number, residuals.shape[1]))
         squares[0] = 0.0
-        np.square(residuals[:-1], out=squares[1:])
+        np.square(residuals[: number - 1], out=squares[1:])
         # Sums over earlier summaries: np.cumsum takes ten times as long along the first axis.
         for before, here in itertools.pairwise(squares[1:]):
             here += before
         if self.begin.any():
-            squares -= squares[self.begin]
-        squares *= there.earlier
-        squares += there.mean
-        return squares
+            squares -= squares[self.begin[:number]]
+        squares *= there.earlier[:number]
+        variances = there.mean.copy()
+        variances[:number] += squares
+        return variances
 
 
 class There(NamedTuple):
