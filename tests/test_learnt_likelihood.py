@@ -493,6 +493,16 @@ def test_a_series_of_more_values_than_can_have_laws_of_their_own(monkeypatch):
     assert abs(row.mean - mean) < 0.35 * sd and abs(np.log(row.sd / sd)) < 0.25
 
 
+@pytest.mark.parametrize("number", [0, 1, 7, 8, 9])
+def test_a_learnt_summary_of_many_rows_is_computed_in_pieces(monkeypatch, number):
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(60, 3))
+    learnt = learn(rows @ rng.normal(size=(3, 2)), rows, np.ones(60), "products")
+    each = [learnt(one[None])[0] for one in rows[:number]]
+    monkeypatch.setattr("onedraw.results.learned_summary.AT_ONCE", 4 * len(learnt.coefficients))
+    assert learnt(rows[:number]) == pytest.approx(np.array(each).reshape(number, 2), rel=1e-12)
+
+
 def test_the_error_of_a_learnt_summary_is_that_of_simulations_left_out():
     """The formula for ridge regression against a fit without each simulation."""
     rng = np.random.default_rng(3)

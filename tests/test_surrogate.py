@@ -787,6 +787,31 @@ class TestSurrogate:
         poorer = fit_factor(predictors(columns, weights, sets), rows, 1, terms._replace(mean="1"))
         assert weights @ fit.bounded > weights @ poorer.bounded
 
+    def test_a_constant_scale_promises_one_unit_for_each_coefficient(self):
+        """The statistic of a score test, but for squares that are cut; if the scale varies it is far larger."""
+        found = []
+        for seed in range(300):
+            columns, rows, sets, rng = regression(300, seed)
+            given = predictors(columns, np.ones(300), sets)
+            of_scale = given.of_scale(rows, 0, Terms("1", "", "1", TINY))
+            some = [fit_factor(given, one, 0, Terms("1", "", "0", TINY)).residuals
+                    for one in (rows, rows + np.exp(0.5 * columns[:, [1]]) * rng.normal(size=rows.shape))]  # fmt: skip
+            found.append([of_scale.promise(given.weights, one) for one in some])
+        cut = stats.norm.expect(lambda r: (min(r * r, likelihood.LARGEST_SQUARE) - 1.0) ** 2) / 2.0
+        constant, varying = np.array(found).T
+        assert constant.mean() == pytest.approx(cut, abs=4 * constant.std() / math.sqrt(300) + 0.02)
+        assert np.mean(varying > 1.0) > 0.95
+
+    def test_a_scale_that_promises_nothing_is_not_tried(self, monkeypatch):
+        columns, rows, sets, _ = regression(400, 3)
+        tried, real = [], choice.fit_factor
+        monkeypatch.setattr(choice, "fit_factor", lambda *given: tried.append(given[3].scale) or real(*given))
+        for promise, expected in ((0.99, {"0"}), (1.01, {"0", "1", "2"})):
+            tried.clear()
+            monkeypatch.setattr(likelihood.OfScale, "promise", lambda *_, promise=promise: promise)
+            choose_terms(predictors(columns, np.ones(400), sets), rows, 0)
+            assert set(tried) == expected
+
     @pytest.mark.parametrize("scale", ["0", "1", "2"])
     def test_summaries_fitted_at_once_are_those_fitted_alone(self, scale):
         columns, rows, sets, rng = regression(200, 15, summaries=4)

@@ -174,6 +174,15 @@ def spread_around(points: Array, centre: Array, share: Array) -> Array:
     return found
 
 
+def _spreads(points: Array, centres: Array, share: Array) -> Array:
+    """The same (m, dim, dim) of several sets of points (m, n, dim)."""
+    look()
+    away = points - centres[:, None]
+    away *= np.sqrt(share)[:, :, None]
+    found: Array = np.swapaxes(away, 1, 2) @ away
+    return found
+
+
 def local_mixture(
     points: Array,
     weights: Array,
@@ -216,8 +225,9 @@ def local_roots(
     whole, floor = covariance_of_all(points, weights)
     close = neighbours(points, centres, whole + floor, min(count, len(points)))
     share = weights[close] / np.maximum(weights[close].sum(axis=1), 1e-300)[:, None]
-    around = zip((points[some] for some in close), centres, share, strict=True)
-    local = np.array([spread_around(*one) for one in around])
+    parts = -(-close.size * points.shape[1] // CHUNK)
+    each = (np.array_split(one, parts) for one in (close, centres, share))
+    local = np.concatenate([_spreads(points[some], *rest) for some, *rest in zip(*each, strict=True)])
     if shrink:
         # Correlations of few neighbours are mostly noise.
         few = points.shape[1] / (1.0 / np.square(share).sum(axis=1) + points.shape[1])

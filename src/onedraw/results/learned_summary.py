@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.linalg.blas import dtrsm
+from scipy.linalg.lapack import dpotrf, dpotrs
 
 from onedraw.cost import Cost
 from onedraw.engines.arrays import Array
+from onedraw.engines.clock import look
 from onedraw.engines.numba import Compiled
 from onedraw.estimators.weights import effective
 from onedraw.model.layout import Layout
@@ -29,6 +32,8 @@ LEAST_EXPLAINED = 0.02
 """Share of a parameter's variance that a column must explain to be kept."""
 FEW_EACH, PENALTIES = 10, (RIDGE, 0.01, 0.1, 1.0)
 """Simulations per coefficient below which one of these penalties is chosen."""
+AT_ONCE = 2**18
+"""Numbers that the columns of a regression hold at once when a summary is computed, few enough for the cache."""
 FEWEST_EACH = 5
 """Simulations per coefficient from which squares and products are used unless asked for."""
 
@@ -45,7 +50,11 @@ class LearnedSummary:
 
     def __call__(self, rows: Array) -> Array:
         """Rows of data (n, s) to rows of the summary (n, columns)."""
-        return design((rows - self.centre) / self.scale, self.terms) @ self.coefficients
+        size = max(1, AT_ONCE // len(self.coefficients))
+        pieces = (rows[top : top + size] for top in range(0, max(len(rows), 1), size))
+        return np.concatenate(
+            [design((some - self.centre) / self.scale, self.terms) @ self.coefficients for some in pieces]
+        )
 
 
 def terms_for(width: int, simulations: int) -> str:
@@ -138,10 +147,15 @@ def _penalised(columns: Array, targets: Array, share: Array, ridge: float) -> tu
     """Coefficients of a ridge regression, and residuals (n, targets) of simulations left out."""
     penalty = np.full(columns.shape[1], ridge)
     penalty[0] = 1e-10
-    weighted = columns * share[:, None]
-    gram = weighted.T @ columns + np.diag(penalty)
-    coefficients = np.linalg.solve(gram, weighted.T @ targets)
-    leverage = np.einsum("ij,ji->i", weighted, np.linalg.solve(gram, columns.T))
+    look()
+    weighted = columns * np.sqrt(share)[:, None]
+    # Regressions with hundreds of columns take seconds: products of a matrix with itself, and triangles, take half.
+    root, failed = dpotrf(weighted.T @ weighted + np.diag(penalty), lower=True)
+    if failed:
+        return np.full((len(penalty), targets.shape[1]), np.nan), np.full(targets.shape, np.nan)
+    coefficients, _ = dpotrs(root, columns.T @ (share[:, None] * targets), lower=True)
+    spread = dtrsm(1.0, root, weighted.T, lower=True, overwrite_b=True)
+    leverage = np.einsum("ij,ij->j", spread, spread)
     left_out = (targets - columns @ coefficients) / np.maximum(1.0 - leverage, 0.05)[:, None]
     return coefficients, left_out
 

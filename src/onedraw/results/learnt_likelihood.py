@@ -29,7 +29,7 @@ from onedraw.surrogate.validation import (
 
 MOST_FITTED, EARLIER = 20_000, 0.5
 """Simulations that a surrogate is fitted to, and the share of them that is not of the latest."""
-FREE, FREE_BRIEFLY = 4000, 2000
+FREE, FREE_BRIEFLY = 4000, 1000
 """Draws over which posteriors of held-out simulations are normalised."""
 FEWEST_FREE, MOST_ROWS_TRIED = 500, 20_000_000
 """The fewest of these, and how many rows of data sets or steps of series, times draws, are tried if there are many."""

@@ -1,6 +1,7 @@
 """The simulations of `infer` with the proposals they came from, and their weights."""
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -122,11 +123,17 @@ class Bank(NamedTuple):
 
     def simulations(self) -> SimulatedPairs:
         """As their assessment needs them."""
-        theta, rows = self.good()
-        failed = np.ascontiguousarray(self.theta[np.isnan(self.rows[:, 0])])
+        (good, rows), failed = self.good(), np.ascontiguousarray(self.theta[np.isnan(self.rows[:, 0])])
+        theta = self.support.unbounded(good)
+        of_all = cache(lambda: self.log_weights(theta))
+
+        def log_weights(points: Array) -> Array:
+            """Those of all simulations are often asked for."""
+            return of_all().copy() if np.array_equal(points, theta) else self.log_weights(points)
+
         return SimulatedPairs(
-            self.support, self.support.unbounded(theta), rows, self.support.unbounded(failed),
-            np.asarray(self.prior.discrete), self.log_weights, self.log_prior, self.aimed, self.sample,
+            self.support, theta, rows, self.support.unbounded(failed),
+            np.asarray(self.prior.discrete), log_weights, self.log_prior, self.aimed, self.sample,
             lambda rng, n: self.support.unbounded(self.prior.sample(rng, n)), self._unweighted(),
             self.reused > 0,
         )  # fmt: skip

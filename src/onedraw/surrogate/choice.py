@@ -70,6 +70,9 @@ LEAST_ERRORS, FEW = 1.0, 100.0
 """Gain in the mean log score, in its standard errors, for which a factor has richer features if there are only so many
 simulations: many are tried, and the best by chance are too sure. It falls as their number grows: then features that are
 missing make a bias that no refit shows."""
+LEAST_PROMISE = 1.0
+"""Of a score test, per coefficient, from which it is tried whether a scale varies: 1 is what a constant one has on average,
+and simulations left out lose by fits that promise less than 2."""
 FEWEST_IN_SERIES, LONGEST, SEARCHED = 6, 8, 12_000
 """Summaries that may be a series, most values that a step of it depends on, and steps from which terms are chosen."""
 CLEARLY_WORSE = 0.1
@@ -424,9 +427,18 @@ def choose_terms(
 
     def preferred(terms: Terms, over: Terms) -> bool:
         """Whether other terms are better: the simpler of two unless the richer gains."""
+        if varies(terms, over):
+            promise = given.of_scale(rows, k, terms).promise(given.weights, fitted(over).residuals)
+            if promise < LEAST_PROMISE:
+                return False
         if _richness(terms, k, sets) > _richness(over, k, sets):
             return better(scores(terms), scores(over), share, errors)
         return not better(scores(over), scores(terms), share, errors)
+
+    def varies(terms: Terms, over: Terms) -> bool:
+        """Whether the one thing that is new is that the scale of a density varies."""
+        new = terms.scale != over.scale == "0" and terms == over._replace(scale=terms.scale)
+        return new and not (terms.cells or terms.volatility)
 
     starts = [*filter(allowed, before)] or [*filter(allowed, (Terms(), Terms("1", "", "0")))][:1]
     start, *others = starts or [Terms("0", "", "0")]

@@ -211,6 +211,14 @@ class OfScale(NamedTuple):
     leverages: Array
     """(n,) how far each log scale follows its own datum."""
 
+    def promise(self, weights: Array, residuals: Array) -> float:
+        """A score test of a constant log scale by its standardised residuals (n,): 1 per coefficient if it is constant.
+
+        Half of it is about what a fit of these features would gain, which for simulations left out is one unit less.
+        """
+        gradient = self.z.T @ (weights * (np.minimum(np.square(residuals), LARGEST_SQUARE) - 1.0))
+        return float(gradient @ self.inverse @ gradient) / max(float(self.leverages.sum()) - 1.0, 1e-6)
+
 
 @dataclass(frozen=True, eq=False)
 class OfMean:

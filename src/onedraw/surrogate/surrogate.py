@@ -102,19 +102,22 @@ class Leverages(NamedTuple):
         The residuals of the earlier summaries are independent of each other and of the features: each of their
         coefficients adds its own variance. These residuals are fitted ones, which are smaller than they would be.
         """
-        if (self.earlier < 0).all():
+        # Of the first factors alone, if others have no earlier summaries.
+        number = int(np.flatnonzero((self.earlier >= 0) & (self.begin < np.arange(len(residuals)))).max(initial=-1)) + 1
+        if number == 0:
             return there.mean
-        squares = np.empty(residuals.shape)
+        squares = np.empty((number, residuals.shape[1]))
         squares[0] = 0.0
-        np.square(residuals[:-1], out=squares[1:])
+        np.square(residuals[: number - 1], out=squares[1:])
         # Sums over earlier summaries: np.cumsum takes ten times as long along the first axis.
         for before, here in itertools.pairwise(squares[1:]):
             here += before
         if self.begin.any():
-            squares -= squares[self.begin]
-        squares *= there.earlier
-        squares += there.mean
-        return squares
+            squares -= squares[self.begin[:number]]
+        squares *= there.earlier[:number]
+        variances = there.mean.copy()
+        variances[:number] += squares
+        return variances
 
 
 class There(NamedTuple):
@@ -156,13 +159,16 @@ class Surrogate(NamedTuple):
         if rows.ndim == 3:
             each = transformed.reshape(*shape, -1)
             return [Coefficients(one, mean, None, None, mine) for one, mine in zip(each, cells, strict=True)]
-        lags = self.form.common
-        parts = [one.given(transformed[:, None, :k]) for k, one in enumerate(self.factors[:lags])]
-        if lags < len(self.form.terms):
+        terms, lags = self.form.terms, self.form.common
+        vary = any(one.volatility for one in terms)
+        means = np.repeat(mean[None], len(rows), axis=0)
+        scales = np.repeat(self.of_each([factor.scale for factor in self.factors])[None], len(rows), axis=0)
+        for k, factor in enumerate(self.factors[:lags]):
+            if terms[k].begin(k) < k:
+                means[:, k], scales[:, k] = factor.given(transformed[:, :k])
+        if lags < len(terms):
             before = np.lib.stride_tricks.sliding_window_view(transformed, lags, axis=1)[:, :-1]
-            parts.append(self.factors[-1].given(before))
-        means, scales = (np.concatenate(some, axis=1) for some in zip(*parts, strict=True))
-        vary = any(one.volatility for one in self.form.terms)
+            means[:, lags:], scales[:, lags:] = self.factors[-1].given(before)
         return [
             Coefficients(one, whole, whole - mean, scale if vary else None, mine)
             for one, whole, scale, mine in zip(transformed, means, scales, cells, strict=True)
