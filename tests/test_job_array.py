@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import math
 import os
 import random
 import re
@@ -12,6 +13,7 @@ import socket
 import time
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -19,11 +21,12 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.cli.main import main
+from onedraw.cli.shards import _copy
 from onedraw.run import job_array, shard_files
-from onedraw.run.shard_files import Lease, newest_round, read_lease, write_json, write_lease
+from onedraw.run.shard_files import Lease, newest_round, read_json, read_lease, write_json, write_lease
 from onedraw.run.shard_progress import look_at
 from onedraw.run.shard_work import work
-from onedraw.run.store import Store
+from onedraw.run.store import JOURNAL_MAGIC, Store
 from tests import stored_run
 from tests.stored_run import Child, Test, told
 
@@ -209,7 +212,7 @@ def test_what_is_not_used_is_surplus_and_the_budget_holds(draws, tmp_path):
     )
     post, here = driven(tmp_path, make, shards=2), make()
     assert told(post) == told(here)
-    closed = json.loads((tmp_path / "closed.json").read_text())
+    closed = read_json(tmp_path / "closed.json")
     made = sum(one["simulations"] for one in closed)
     assert post.cost.surplus > 0 and post.cost.simulations + post.cost.surplus == made <= 1500
 
@@ -226,7 +229,7 @@ def test_a_budget_alone_is_one_round(tmp_path):
     model = od.Model(od.Prior(a=stats.norm(0, 1)), normal, 2.0)
     post = driven(tmp_path, functools.partial(od.rejection, model, od.uniform(0.5), budget=640, seed=1))
     assert post.cost.surplus == 0
-    assert [one["round"] for one in json.loads((tmp_path / "closed.json").read_text())] == [1]
+    assert [one["round"] for one in read_json(tmp_path / "closed.json")] == [1]
 
 
 def test_a_round_of_few_blocks_is_shared_by_all_shards(tmp_path):
@@ -366,9 +369,13 @@ def planned(tmp_path):
     return tmp_path, make
 
 
-def lease(folder, shard, *, host, pid, age=0.0, attempts=0):
+def lease(folder, shard, *, host, pid, age=0.0, attempts=0, place=None):
     path = newest_round(folder).lease_name(shard)
-    write_lease(path, Lease(host, pid, 0, attempts, 0, 1.0, 0, 0, 0))
+    if place is None:
+        place = shard_files.process_place() if host == socket.gethostname() else "elsewhere"
+    write_lease(
+        path, Lease("token", host, pid, place, shard_files.process_start(pid) or 1, 0, attempts, 0, 1.0, 0, 0, 0)
+    )
     then = time.time() - age
     os.utime(path, (then, then))
 
@@ -390,6 +397,38 @@ def test_a_shard_whose_process_has_left_is_stale_and_taken_over(planned):
     assert "shard 1 is taken over: process" in "\n".join(said)
     assert work(folder, 3, tell=said.append) == "done"
     assert "shard 3 is also worked on by process 1 on elsewhere" in said
+
+
+def test_hosts_of_the_same_name_leave_each_others_shards_alone(planned):
+    """Containers often have the same name, and each its own numbers of processes: 1 is in all of them."""
+    folder, _ = planned
+    gone, name, mine = Child(lambda: None), socket.gethostname(), shard_files.process_place()
+    gone.wait()
+    boot = mine.split()[1]
+    lease(folder, 1, host=name, pid=gone.pid, place=mine.replace(boot, "another-start"))
+    lease(folder, 2, host=name, pid=gone.pid, place=mine.replace("pid:[", "pid:[1"))
+    lease(folder, 3, host=name, pid=gone.pid, place="")
+    lease(folder, 4, host=name, pid=gone.pid)
+    assert [one.state for one in look_at(folder).shards] == ["running", "running", "running", "stale"]
+    assert work(folder) == "left"
+    assert [one.state for one in look_at(folder).shards] == ["running", "running", "running", "done"]
+    for shard in (1, 2, 3):
+        path = newest_round(folder).lease_name(shard)
+        then = path.stat().st_mtime - shard_files.STALE - 10
+        os.utime(path, (then, then))
+    assert work(folder) == "done"
+
+
+def test_a_process_with_the_number_of_one_that_is_gone_is_another(planned):
+    """A container that is started again has the same numbers, so that its deaths would never be counted."""
+    folder, _ = planned
+    lease(folder, 1, host=socket.gethostname(), pid=os.getpid(), attempts=1)
+    path = newest_round(folder).lease_name(1)
+    write_lease(path, read_lease(path)[0]._replace(start=7))
+    assert look_at(folder).shards[0].state == "stale"
+    said = []
+    assert work(folder, 1, tell=said.append) == "done"
+    assert "shard 1 is taken over" in said[0]
 
 
 @pytest.mark.parametrize(("host", "blamed"), [(socket.gethostname(), False), ("elsewhere", True)])
@@ -782,18 +821,58 @@ def test_a_damaged_part_is_made_again_by_its_shard(planned):
 
 
 @pytest.mark.parametrize("name", ["run.json", "closed.json", "seen.json"])
-@pytest.mark.parametrize("content", ["", "{", "3", '{"specification": 3}', '[{"round": "x"}]'])
+@pytest.mark.parametrize("content", ["", "{", "3", '{"crc": 3, "value": 3}', "[" * 100_000, b"\xff\xfe"])
 def test_notes_that_cannot_be_read_are_named(name, content, planned):
     folder, make = planned
-    (folder / name).write_text(content)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     if name == "closed.json":
         work(folder)
-    if name == "seen.json" and content not in ("", "{"):
-        # It says only whether anything has moved.
-        assert stepped(folder, make)[1] == (1, 2, 3, 4)
-        return
-    with pytest.raises(od.StoreError, match=name):
+    with pytest.raises(od.StoreError, match=f"{name} cannot be read .*: remove it"):
         stepped(folder, make)
+
+
+@pytest.mark.parametrize("name", ["run.json", "closed.json", "seen.json"])
+@pytest.mark.parametrize("value", [3, {"specification": 3}, [{"round": "x"}], None, math.nan])
+def test_notes_of_another_kind_are_named(name, value, planned):
+    folder, make = planned
+    write_json(folder / name, value)
+    if name == "closed.json":
+        work(folder)
+    if name == "seen.json" or value is None:
+        # It says only whether anything has moved; and what holds nothing is as good as none.
+        assert stepped(folder, make)[1] in ((1, 2, 3, 4), ())
+        return
+    with pytest.raises(od.StoreError, match=f"{name} .*: remove it"):
+        stepped(folder, make)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "run.json", "closed.json", "seen.json"])
+def test_every_changed_byte_of_a_note_is_found_or_means_the_same(name, commands):
+    """A flipped digit of a budget is a valid budget, which would be spent."""
+    plan = ("plan", "model.py", "--budget", "640", "--eps", "1", "--seed", "1", "--shards", "2", "--out", "run")
+    onedraw(*plan)
+    onedraw("work", "run")
+    onedraw("step", "run")
+    path = Path("run") / name
+    before, value = path.read_bytes(), read_json(path)
+    for k in range(len(before)):
+        for bits in (1, 2, 32):
+            path.write_bytes(before[:k] + bytes([before[k] ^ bits]) + before[k + 1 :])
+            assert read_or_refused(path) in (value, f"run/{name} cannot be read")
+    if name == "plan.json":
+        path.write_bytes(before.replace(b'"budget": 640', b'"budget": 740'))
+        for command in (("step", "run"), ("collect", "run"), plan):
+            said = onedraw(*command, status=1)
+            assert "its checksum does not fit" in said and "give onedraw plan again, with the same options" in said
+        path.unlink()
+        assert "640 simulations" in onedraw(*plan)
+
+
+def read_or_refused(path):
+    try:
+        return read_json(path)
+    except od.StoreError as error:
+        return str(error).partition(" (")[0]
 
 
 def test_a_lease_that_cannot_be_read_is_none(planned):
@@ -901,12 +980,13 @@ def test_a_process_that_leaves_keeps_the_lease_of_another(planned, monkeypatch):
     path = newest_round(folder).lease_name(1)
 
     def overtaken(*_):
-        lease(folder, 1, host="elsewhere", pid=7)
+        lease(folder, 1, host=socket.gethostname(), pid=os.getpid())
         return "terminated"
 
     monkeypatch.setattr(shard_work, "_worked", overtaken)
     assert work(folder, 1) == "terminated"
-    assert read_lease(path)[0].pid == 7
+    # Of the same name and number, as in two containers.
+    assert read_lease(path)[0].token == "token"
 
 
 def test_a_process_of_a_removed_round_writes_nothing_into_the_next_of_its_name(planned, monkeypatch):
@@ -939,7 +1019,7 @@ def test_notes_that_a_killed_step_has_not_renamed_are_removed(planned):
 
 def test_a_folder_of_another_version_says_which(planned):
     folder, make = planned
-    known = json.loads((folder / "run.json").read_text())
+    known = read_json(folder / "run.json")
     write_json(folder / "run.json", {**known, "versions": {**known["versions"], "onedraw": "99.0"}})
     with pytest.raises(od.StoreError, match=r"run.json was written by onedraw 99.0, .*: use the same version"):
         stepped(folder, make)
@@ -1098,10 +1178,28 @@ def test_collect_copies_a_file_that_is_whole_or_none(commands):
     with Store("run/run.db", write=True):
         assert "is being written by" in onedraw("collect", "run", "-o", "copy.db", status=1)
         assert not Path("copy.db").exists()
-    assert "is the file of the run itself" in onedraw("collect", "run", "-o", "run/run.db", status=1)
+    Path("link.db").symlink_to("run/run.db")
+    for name in ("run/run.db", "run/run.db.lock", "run/run.db-journal", "link.db"):
+        assert "is the run itself" in onedraw("collect", "run", "-o", name, status=1)
+    assert "is no plain file" in onedraw("collect", "run", "-o", "/dev/null", status=1)
     assert "no/copy.db could not be written" in onedraw("collect", "run", "-o", "no/copy.db", status=1)
-    onedraw("collect", "run", "-o", "copy.db")
-    assert told(od.load("copy.db")) == told(od.load("run/run.db"))
+    for _ in range(2):
+        onedraw("collect", "run", "-o", "copy.db")
+        assert told(od.load("copy.db")) == told(od.load("run/run.db"))
+
+
+def test_collect_does_not_play_a_journal_that_names_another_file(commands):
+    """SQLite deletes the file that such a journal names."""
+    onedraw("plan", "model.py", "--budget", "64", "--eps", "1", "--shards", "2", "--out", "run")
+    onedraw("work", "run")
+    onedraw("step", "run")
+    Path("victim").write_text("")
+    name = str(Path("victim").resolve()).encode()
+    journal = JOURNAL_MAGIC + bytes(504) + name + len(name).to_bytes(4, "big") + sum(name).to_bytes(4, "big")
+    Path("run/run.db-journal").write_bytes(journal + JOURNAL_MAGIC)
+    with pytest.raises(click.ClickException, match="names another file, which SQLite would delete"):
+        _copy("run/run.db", Path("copy.db"))
+    assert Path("victim").exists() and not Path("copy.db").exists()
 
 
 @pytest.mark.parametrize(
@@ -1126,17 +1224,76 @@ def test_a_plan_looks_at_the_model_first(commands):
     assert not Path("run").exists()
 
 
-def test_a_plan_that_is_none_is_refused(commands):
-    Path("run").mkdir()
-    for content in ("", "3", '{"model": 3}'):
-        Path("run/plan.json").write_text(content)
-        assert "plan" in onedraw("step", "run", status=1)
+HOSTILE = {
+    "nothing": lambda plan: None,
+    "a number": lambda plan: 3,
+    "a list": lambda plan: [plan],
+    "no options": lambda plan: {**plan, "options": None},
+    "a missing option": lambda plan: {**plan, "options": {k: v for k, v in plan["options"].items() if k != "seed"}},
+    "an unknown option": lambda plan: {**plan, "options": {**plan["options"], "segment": 3}},
+    "another key": lambda plan: {**plan, "executor": 3},
+    "shards that are none": lambda plan: {**plan, "shards": None},
+    "shards that are text": lambda plan: {**plan, "shards": "2"},
+    "shards that are too many": lambda plan: {**plan, "shards": 10**400},
+    "a bank that is text": lambda plan: {**plan, "bank": "model.py"},
+    "a model that is a number": lambda plan: {**plan, "model": 3},
+    "a model that is a folder": lambda plan: {**plan, "model": "."},
+    **{
+        f"{name} = {str(value)[:20]}": (
+            lambda plan, name=name, value=value: {**plan, "options": {**plan["options"], name: value}}
+        )
+        for name, value in [
+            ("budget", True), ("budget", "64"), ("budget", 64.0), ("budget", -64), ("budget", 0), ("budget", [64]),
+            ("budget", math.nan), ("budget", {}), ("seed", 2**63), ("seed", -1), ("seed", "x"), ("seed", 1.0),
+            ("eps", math.nan), ("eps", math.inf), ("eps", 0), ("eps", "1"), ("eps", []), ("kernel", "exec"),
+            ("kernel", 3), ("algorithm", "__init__"), ("algorithm", 3), ("engine", ""), ("timeout", math.nan),
+            ("draws", True), ("chains", 10**400), ("on_error", None.__class__.__name__), ("keep", ["all"]),
+        ]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_plan_that_nobody_has_made_is_refused_in_words(name, commands):
+    """With a checksum that fits: by a program, or by another version."""
+    onedraw("plan", "model.py", "--budget", "64", "--eps", "1", "--seed", "1", "--shards", "2", "--out", "run")
+    write_json(Path("run/plan.json"), HOSTILE[name](read_json(Path("run/plan.json"))))
+    found = CliRunner().invoke(main, ["step", "run"])
+    assert found.exit_code in (1, 2) and isinstance(found.exception, SystemExit), found.exception
+    assert "Error: " in found.output and "Traceback" not in found.output
+    # Nothing was written for it.
+    assert newest_round(Path("run")).number == 1 and newest_round(Path("run")).shards == 2
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "endless", "a link to nothing", "a link to another file"])
+def test_a_plan_that_is_no_plain_file_is_refused(kind, commands):
+    onedraw("plan", "model.py", "--budget", "64", "--eps", "1", "--seed", "1", "--shards", "2", "--out", "run")
+    path = Path("run/plan.json")
+    path.unlink()
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        targets = {"endless": "/dev/zero", "a link to nothing": "nowhere"}
+        path.symlink_to(Path(targets.get(kind, "model.py")).absolute())
+    said = onedraw("step", "run", status=1)
+    assert "plan.json" in said or "holds no plan" in said
+
+
+def test_a_huge_budget_is_planned_a_million_blocks_at_a_time(planned, monkeypatch):
+    """Of all blocks at once there would be no end."""
+    folder = planned[0] / "more"
+    make = functools.partial(planned[1], budget=640)
+    monkeypatch.setattr(job_array, "MOST_ITEMS", 15)
+    assert told(driven(folder, make)) == told(make())
+    assert [one["simulations"] for one in read_json(folder / "closed.json")] == [240, 240, 160]
 
 
 def test_watch_shows_the_pace_of_a_shard_and_what_is_next(planned):
     folder, _ = planned
     found = newest_round(folder)
-    write_lease(found.lease_name(1), Lease("elsewhere", 12, 0, 0, 0, 4.0, 2, 8, 3))
+    write_lease(found.lease_name(1), Lease("token", "elsewhere", 12, "", 0, 0, 0, 0, 4.0, 2, 8, 3))
     said = onedraw("watch", folder, "--once")
     assert "shard 1: running, 25 % done, 8 simulations, 3 failed, 2/s, process 12 on elsewhere" in said
     assert "Next" not in said

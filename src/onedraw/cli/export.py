@@ -216,9 +216,14 @@ def new(file: str) -> None:
 
 def _refuse_same(file: str, target: Path) -> None:
     """No output takes the place of the run that it comes from, of what lies beside that, or of another run."""
+    refuse_own(file, target)
+    if is_database(target):
+        raise click.ClickException(f"{target} is a database, perhaps another run: give another name with -o")
+
+
+def refuse_own(file: str, target: Path) -> None:
+    """No output takes the place of the run that it comes from, or of what lies beside that."""
     run = Path(file).resolve()
     own = {run.with_name(run.name + end) for end in BESIDE}
     if target.resolve() in own or (target.exists() and target.samefile(run)):
         raise click.ClickException(f"{target} is the run itself: give another name with -o")
-    if is_database(target):
-        raise click.ClickException(f"{target} is a database, perhaps another run: give another name with -o")

@@ -1,11 +1,13 @@
 """Commands for the queue of a cluster: `onedraw plan`, `work`, `step` and `collect`."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from onedraw.cli.export import refuse_own
 from onedraw.cli.inspect import STANDS
 from onedraw.cli.models import split
 from onedraw.cli.options import (
@@ -150,25 +152,24 @@ def collect(folder: str, out: str | None, json_wanted: bool, **options: Any) -> 
         _step(folder, json_wanted, whole=True, **options)
     except SystemExit:
         if out is not None:
-            _copy(Path(folder) / "run.db", Path(out))
+            _copy(str(Path(folder) / "run.db"), Path(out))
         raise
 
 
-def _copy(file: Path, out: Path) -> None:
+def _copy(file: str, out: Path) -> None:
     """A copy of a run's file, under its name when it is whole."""
-    import sqlite3
-    from contextlib import closing
-
     from onedraw.report.pages import replacing
+    from onedraw.run.record import StoreError
+    from onedraw.run.store import Store
 
     real = out.resolve()
-    if real.exists() and (not real.is_file() or real.samefile(file)):
-        raise click.ClickException(f"{out} is the file of the run itself, or no plain file: give another name")
+    refuse_own(file, real)
+    if real.exists() and not real.is_file():
+        raise click.ClickException(f"{out} is no plain file: give another name with -o")
     try:
-        # Not byte by byte: another step may begin to write meanwhile.
-        with replacing(real) as fresh, closing(sqlite3.connect(file)) as there, closing(sqlite3.connect(fresh)) as here:
-            there.backup(here)
-    except (OSError, sqlite3.Error) as error:
+        with replacing(real) as fresh, Store(file) as run:
+            run.copy(fresh)
+    except (OSError, StoreError) as error:
         raise click.ClickException(
             f"{out} could not be written ({error}): make room, or give another name. The run itself is in {file}"
         ) from error
@@ -185,10 +186,29 @@ def _planned(folder: Path) -> dict[str, Any]:
         raise click.ClickException(str(error)) from error
     if known is None:
         raise click.ClickException(f"{folder} holds no plan: onedraw plan makes one")
-    kinds = {"model": str, "shards": int, "bank": list, "options": dict}
-    if not isinstance(known, dict) or not all(isinstance(known.get(name), kind) for name, kind in kinds.items()):
-        raise click.ClickException(f"{folder / PLAN} is not a plan of onedraw: {REMEDIES[PLAN]}")
-    return known
+    wrong = _not_of_a_plan(known)
+    if wrong is not None:
+        raise click.ClickException(f"{folder / PLAN} is not a plan of this onedraw ({wrong}): {REMEDIES[PLAN]}")
+    return dict(known)
+
+
+def _not_of_a_plan(known: Any) -> str | None:
+    """The first value that `onedraw plan` would not have made of its words; None if there is none."""
+    options = known.get("options") if isinstance(known, dict) else None
+    if not isinstance(options, dict):
+        return "no options"
+    taken = {one.name: one for one in plan.params if one.name not in ("out", "json_wanted")}
+    given, context = {**known, **options}, click.Context(plan)
+    for name in dict.fromkeys((*taken, *(one for one in given if one != "options"))):
+        try:
+            value, option = given[name], taken[name]
+            made = value if value is None and not option.required else option.type_cast_value(context, value)
+        except (KeyError, ValueError, TypeError, OverflowError, click.ClickException):
+            return str(name)
+        # A list of files is a tuple there.
+        if json.dumps(made) != json.dumps(value):
+            return str(name)
+    return None
 
 
 def _check_plan(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -218,10 +238,7 @@ def _step(folder: str, json_wanted: bool, *, whole: bool, wait: float | None = N
             f"the model file {path} of {Path(folder) / PLAN} is not there: put it back, or give its new place to "
             f"onedraw plan, with the same options and --out {folder}"
         )
-    try:
-        value, _, sampler, given = asked_for(planned["model"], **planned["options"])
-    except TypeError as error:
-        raise click.ClickException(f"{Path(folder) / PLAN} has other options than this onedraw: {error}") from error
+    value, _, sampler, given = asked_for(planned["model"], **planned["options"])
     given |= banks(tuple(planned["bank"]), value, sampler)
     given |= {key: one for key, one in session.items() if one is not None}
     given["executor"] = od.job_array(folder, planned["shards"], wait)

@@ -28,9 +28,10 @@ GROWTH = 4
 """How many times as long as the last a segment may be."""
 FIRST_ROOM = 2**30
 """Bytes of draws for which there is room from the first; twice as much whenever that is full."""
-LOOK_SECONDS, SHORTEST = 0.5, 0.2
-"""About how often a run looks at the clock and at Ctrl-C, and shows progress; the same on a device, where longer
-segments were slower, and at most if a run is to save more often."""
+LOOK_SECONDS, LEAST_LOOK_SECONDS = 0.5, 0.2
+"""About how often a run looks at the clock and at Ctrl-C, and shows progress; and at most, if it is to save often."""
+DEVICE_SECONDS = 0.2
+"""About how long a segment takes on a device, where longer ones were slower."""
 
 
 class ChainDraws(NamedTuple):
@@ -122,7 +123,7 @@ class Advancing:
         self.driver, self.request, self.number = driver, request, number
         self.task, self.thin = request.task, request.task.thin
         self.pool = driver.pool
-        self._look = min(LOOK_SECONDS, max(SHORTEST, driver.saver.segment))
+        self._look = min(LOOK_SECONDS, max(LEAST_LOOK_SECONDS, driver.saver.segment))
         if request.in_process:
             self.task, self.pool = _sharing_draws(request.task, driver.pool), InProcess()
         self._most = request.steps // self.thin
@@ -145,8 +146,8 @@ class Advancing:
             # A segment must be worth a call to the device, and the first may well be the last. Starting points are
             # found by short calls, so the pace there is mostly that of the calls.
             step_seconds = driver.pace * request.chains * request.worst
-            self._growth, self._look = 64, SHORTEST
-            self._length = int(np.clip(5 * SHORTEST / (step_seconds * self.thin), 8, 64)) * self.thin
+            self._growth, self._look = 64, DEVICE_SECONDS
+            self._length = int(np.clip(5 * DEVICE_SECONDS / (step_seconds * self.thin), 8, 64)) * self.thin
         elif self.pool.remote and self.pool.each is not None:
             # Short segments of many chains are many pieces of work. The starts have shown how long a simulation takes.
             step_seconds = max(self.pool.each * request.worst * request.blocks[0].size, 1e-9)

@@ -46,6 +46,8 @@ from onedraw.run.shard_files import (
 from onedraw.run.signals import Stopped, current_guard
 
 MOST_SHARDS = 100_000
+MOST_ITEMS = 1_000_000
+"""In a round of shards: what is left is one more round."""
 GUESS = 10
 """Proposals per acceptance that are assumed before anything is known."""
 FASTEST = 10
@@ -225,8 +227,8 @@ class JobArray:
                 self._close(found, 0)
                 found = None
             if found is None:
-                number = None if pace is None else items_wanted(pace(), ahead.size, self.shards)
-                found = self._written(here, "items", task, list(islice(items(), number)), first, parts)
+                number = MOST_ITEMS if pace is None else items_wanted(pace(), ahead.size, self.shards)
+                found = self._written(here, "items", task, list(islice(items(), min(number, MOST_ITEMS))), first, parts)
             taking = parts.taking(take) if parts is not None and found.header["part"] else take
             try:
                 enough, unused = self._taken(found, coming(found), taking, passed)

@@ -28,6 +28,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -35,10 +36,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from onedraw.run.record import StoreError
+from onedraw.run.record import StoreError, is_table
 from onedraw.run.saving import versions
 
-MAGIC = b"onedraw job array 1\n"
+MAGIC = b"onedraw job array 2\n"
 STALE = 180.0
 """Seconds without a sign of life after which a shard counts as left by its process: more than network disks delay."""
 BEATS = (0.5, 20.0)
@@ -103,8 +104,14 @@ class ShardPart(NamedTuple):
 class Lease(NamedTuple):
     """Who works on a shard, and how far it is."""
 
+    token: str
+    """Drawn for the lease: neither host names nor numbers of processes are unique."""
     host: str
     pid: int
+    place: str
+    """Where this number means this process (`process_place`); empty where nobody can tell."""
+    start: int
+    """When it was started, by the clock of its system."""
     at: int
     """What was done of the shard when it began."""
     attempts: int
@@ -121,16 +128,40 @@ class Lease(NamedTuple):
 def write_whole(path: Path, header: Mapping[str, Any], body: bytes = b"") -> None:
     """A file with a checksum and a line of JSON, and a body, renamed into place."""
     digest = hashlib.blake2b(body, digest_size=16).hexdigest()
-    line = json.dumps({**header, "bytes": len(body), "digest": digest}).encode()
+    line = checked({**header, "bytes": len(body), "digest": digest}).encode()
     with _renamed(path) as hidden, hidden.open("wb") as file:
-        file.write(MAGIC + _crc(line) + b" " + line + b"\n")
+        file.write(MAGIC + line + b"\n")
         file.write(body)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _crc(line: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(line)
+def checked(value: Any, indent: int | None = None) -> str:
+    """Plain values as JSON, with a checksum.
+
+    >>> checked({"budget": 3})
+    '{"crc": 3926048392, "value": {"budget": 3}}'
+    >>> unchecked('{"crc": 3926048392, "value": {"budget": 2}}')
+    Traceback (most recent call last):
+    ...
+    ValueError: its checksum does not fit
+    """
+    return json.dumps({"crc": _crc(value), "value": value}, indent=indent)
+
+
+def unchecked(text: str | bytes) -> Any:
+    """The values of such a text; a ValueError if they are not those that were written."""
+    try:
+        found = json.loads(text)
+        if not is_table(found) or set(found) != {"crc", "value"} or found["crc"] != _crc(found["value"]):
+            raise ValueError("its checksum does not fit")
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return found["value"]
+
+
+def _crc(value: Any) -> int:
+    return zlib.crc32(json.dumps(value).encode())
 
 
 @contextmanager
@@ -169,7 +200,9 @@ def header_of(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> Iterator[BinaryIO]:
     """A file to read from; a FileNotFoundError if there is none, and a StoreError if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_opened) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is no plain file")
             yield file
     except OSError as error:
         if _gone(error):
@@ -179,21 +212,27 @@ def _read(path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
+def _opened(path: str, flags: int) -> int:
+    """A pipe of this name is not waited for: nothing is in it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def _header(path: Path, file: BinaryIO) -> dict[str, Any]:
     if file.read(len(MAGIC)) != MAGIC:
         raise Damaged(f"{path} is no file of a job array of this version of onedraw: {_remedy(path)}")
-    crc, _, line = file.readline().rstrip(b"\n").partition(b" ")
     try:
-        found = json.loads(line)
-        if crc != _crc(line) or not isinstance(found, dict):
+        found = unchecked(file.readline())
+        if not is_table(found):
             raise ValueError("no header")
     except ValueError as error:
         raise Damaged(f"{path} is damaged: its first lines cannot be read; {_remedy(path)}") from error
-    return found
+    return dict(found)
 
 
 def _remedy(path: Path) -> str:
-    """What to do about a file of a round that cannot be used."""
+    """What to do about a file that cannot be used."""
+    if path.name in REMEDIES:
+        return REMEDIES[path.name]
     if PART.fullmatch(path.name):
         return "remove it, and start the work on that shard again"
     return f"remove the folder {path.parent}, and the next step writes this round again"
@@ -221,22 +260,20 @@ def unpickled(path: Path, body: bytes) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A small file of plain values, renamed into place."""
+    """A small file of plain values, with a checksum, renamed into place."""
     with _renamed(path) as hidden:
-        hidden.write_text(json.dumps(value, indent=1) + "\n")
+        hidden.write_text(checked(value, indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:
     """The values in it; None if there is no such file."""
     try:
-        return json.loads(path.read_text())
+        with _read(path) as file:
+            return unchecked(file.read())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        remedy = REMEDIES[path.name]
-        if isinstance(error, OSError):
-            remedy = f"make it readable, and give the same command again; or {remedy}"
-        raise StoreError(f"{path} cannot be read ({error}): {remedy}") from error
+    except ValueError as error:
+        raise Damaged(f"{path} cannot be read ({error}): {_remedy(path)}") from error
 
 
 def listed(folder: Path) -> list[str]:
@@ -493,25 +530,54 @@ def write_lease(path: Path, lease: Lease) -> None:
 def read_lease(path: Path) -> tuple[Lease, float] | None:
     """The lease of a shard and when it was renewed; None if there is none that can be read."""
     try:
-        changed = path.stat().st_mtime
-        value = json.loads(path.read_text())
-        if set(value) != set(Lease._fields):
-            return None
-        kinds = (str, int, int, int, int, float, int, int, int)
+        with _read(path) as file:
+            value, changed = unchecked(file.read()), os.fstat(file.fileno()).st_mtime
         known = Lease(**value)
+        kinds = (str, str, int, str, int, int, int, int, float, int, int, int)
         return (known, changed) if all(map(isinstance, known, kinds)) else None
-    except (OSError, ValueError, TypeError):
+    except (OSError, StoreError, ValueError, TypeError):
         return None
 
 
+def process_place() -> str:
+    """Where numbers of processes mean what they mean here: the start of this system, and its space of processes.
+
+    Hosts may have the same name, and containers on one host each their own processes. Empty where it is not known.
+    """
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return ""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def process_start(pid: int) -> int:
+    """When a process of this place was started; 0 where that is not known."""
+    try:
+        # Its name, in parentheses, may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def is_gone(lease: Lease) -> bool:
+    """Whether it is known for certain that the process of a lease is not there any more."""
+    if not lease.place or lease.place != process_place():
+        return False
+    try:
+        os.kill(lease.pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass
+    # Its number may be that of another one by now: in a container that was started again it often is.
+    start = process_start(lease.pid)
+    return 0 not in (start, lease.start) and start != lease.start
+
+
 def is_alive(lease: Lease, changed: float, now: float) -> bool:
-    """Whether somebody still works on a shard: on this host by its process, elsewhere by its last sign of life."""
-    if lease.host == socket.gethostname() and os.name == "posix":
-        try:
-            os.kill(lease.pid, 0)
-        except ProcessLookupError:
-            return False
-        except (OSError, OverflowError):
-            pass
+    """Whether somebody still works on a shard: at the same place by its process, elsewhere by its last sign of life."""
     # A sign of life far in the future is of a clock that was set back since.
-    return abs(now - changed) < STALE
+    return not is_gone(lease) and abs(now - changed) < STALE

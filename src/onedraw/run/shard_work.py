@@ -8,6 +8,7 @@ times without a step forward is run in child processes, as in the workers of a r
 import os
 import pickle
 import random
+import secrets
 import socket
 import threading
 import time
@@ -42,6 +43,8 @@ from onedraw.run.shard_files import (
     disk_time,
     is_alive,
     newest_round,
+    process_place,
+    process_start,
     read_json,
     read_lease,
     write_lease,
@@ -184,20 +187,20 @@ class Shard:
                 part.path.unlink(missing_ok=True)
 
     def _taken_lease(self, now: float) -> Lease:
-        path, host = self.round.lease_name(self.number), socket.gethostname()
-        known, attempts = read_lease(path), 0
+        known, attempts, place = read_lease(self.round.lease_name(self.number)), 0, process_place()
         if known is not None:
             before, changed = known
             attempts = before.attempts if before.at == self.done else 0
             if is_alive(before, changed, now):
-                # Of a process of this host it is known for certain: it has not died of its simulations.
-                attempts = max(0, attempts - (before.host == host))
+                # Of a process at this place it is known for certain: it has not died of its simulations.
+                attempts = max(0, attempts - (before.place == place != ""))
                 self.how.tell(f"shard {self.number} is also worked on by process {before.pid} on {before.host}")
             else:
                 left = f"process {before.pid} on {before.host} has left it"
                 self.how.tell(f"shard {self.number} is taken over: {left}")
+        process = (secrets.token_hex(8), socket.gethostname(), os.getpid(), place, process_start(os.getpid()))
         counts = (self.simulations, 0.0, self.done, self.simulations, self.failed)
-        return Lease(host, os.getpid(), self.done, attempts, *counts)
+        return Lease(*process, self.done, attempts, *counts)
 
     @property
     def alone(self) -> bool:
@@ -275,7 +278,7 @@ class Shard:
         """Say that this process works on it no more; the lease of another one stays."""
         path = self.round.lease_name(self.number)
         known = read_lease(path)
-        if known is None or (known[0].host, known[0].pid) == (self.lease.host, self.lease.pid):
+        if known is None or known[0].token == self.lease.token:
             with suppress(OSError):
                 path.unlink()
 

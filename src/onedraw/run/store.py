@@ -65,6 +65,8 @@ LONGEST_CUT = 2**36
 """Bytes that a file may have lost: what says that it lost more is no run."""
 LARGEST_COPY = 2**30
 """Bytes of a damaged file that are copied to see what of it is good."""
+COPIED = 2**26
+"""Bytes of records that a copy commits together."""
 TYPES = re.compile(r"<[iuf][248]|\|[iub]1")
 """Array types that may be stored: plain numbers."""
 SCHEMA = """
@@ -404,6 +406,26 @@ class Store:
                 good = record.sequence + record.more
                 where = f" ({record.name}, {float(record.scalars.get('seconds', 0)):.1f} s into the run)"
         return good, count, where
+
+    def copy(self, path: Path, good: int | None = None) -> None:
+        """Write a new file with what this one holds, each record checked; or with its records up to number `good`."""
+        some: list[tuple[str, Mapping[str, Any], Mapping[str, Array]]] = []
+        size = 0
+        try:
+            with Store(path, write=True) as fresh:
+                fresh.set_meta({key: self.meta(key) for key in ("specification", "sessions")})
+                for sequence in range(1, (self.count() if good is None else good) + 1):
+                    record = self._record(sequence, None)
+                    if record is None:
+                        continue
+                    some.append((record.name, record.scalars, record.arrays))
+                    size += sum(array.nbytes for array in record.arrays.values())
+                    if size >= COPIED:
+                        fresh.put(*some)
+                        some, size = [], 0
+                fresh.put(*some)
+        except sqlite3.Error as error:
+            raise StoreError(f"{path} cannot be written: {error}") from error
 
     def drop_after(self, good: int) -> None:
         """Remove the records after number `good`."""
@@ -747,15 +769,9 @@ def mend(path: str | os.PathLike[str]) -> tuple[int, int] | None:
             good, count, _ = cut.good()
             if not good or count is None:
                 return None
-            kept = {key: cut.meta(key) for key in ("specification", "sessions")}
             with tempfile.TemporaryDirectory(prefix=".onedraw-", dir=real.parent) as folder:
                 fresh = Path(folder) / "mended.db"
-                with Store(fresh, write=True) as whole:
-                    whole.set_meta(kept)
-                    for sequence in range(1, good + 1):
-                        record = cut._read(sequence)
-                        if record is not None:
-                            whole.put((record.name, record.scalars, record.arrays))
+                cut.copy(fresh, good)
                 shutil.copymode(real, fresh)
                 os.replace(fresh, real)
             return good, count
