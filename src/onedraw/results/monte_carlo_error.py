@@ -9,7 +9,10 @@ estimate is a mean of the influences of its draws, so that all that is needed is
   however short the chains are, since chains start stationary.
 - Few chains: autocovariances within the chains, summed up to a lag L, with the weight 1 - k/n that lag k has in the
   mean of n draws. With L = n - 1 this is again sd(chain means)/sqrt(chains), the fallback if no shorter L will do.
-  Such an error is known from few degrees of freedom, and widened for that.
+
+Every such error is itself an estimate, and widened for that: by Student's t for its degrees of freedom, and for the
+skewness of what the units add (draws, groups, chains, or segments of few chains), since a run whose estimate is off
+then states too small an error.
 
 `variances` gives v(f), the variance of f under the target, v(f, Q) = lim n Var(mean of f over n steps), and
 kappa = v(f, Q)/v(f), each with its error: what chains of any length would give, beyond the run at hand.
@@ -22,7 +25,8 @@ How the cut was chosen: on four exact chains (kappa 8 to 25; 1024 x 200, 256 x 3
 100 runs each) cuts at 2, 3 and 4 kappa had a mean bias of -2.5, -0.4 and 0 %, and stated 95 % intervals held the
 truth in 84, 94 and 95 % of runs; Geyer's initial positive sequence, whose cut is itself noisy, had +1.3 % and 91 %.
 Chains with sticky states (rare, long stays; kappa 35, 200 runs) are the hard case: 84 to 96 % by layout, and 89 to
-98 % once errors are widened for skewness (SKEW), the least at 4 x 6,000 draws.
+98 % once errors are widened for skewness (SKEW), the least at 4 x 6,000 draws. A widening by the squared skewness, as
+that of means, covers as often with a factor of 3 (4 x 6,000 to 1024 x 200, 60 to 150 runs).
 """
 
 import math
@@ -52,9 +56,9 @@ SEGMENT = 4
 SHARE = 0.75
 """The longest lag, as a share of a chain's length, beyond which too few pairs are left."""
 SKEW = 0.5
-"""How much errors are widened for the skewness of what they are estimated from, over the root of the units."""
-HEAVY = 4.0
-"""How much squared errors of weighted draws are widened for the squared skewness of what units add, over the units."""
+"""How much errors of v(f, Q) are widened for the skewness of the sums, over the root of the units."""
+RARE = 1.8
+"""The skewness of what units add, over that in a sample, which hardly has the rare large ones; 1 for two values."""
 LARGEST_TAIL = 0.25
 """The largest extrapolated share of v(f, Q) that is believed."""
 EQUAL_UNITS = "all chains have the same mean: the error is unknown"
@@ -146,10 +150,10 @@ class Draws(NamedTuple):
 def monte_carlo(values: Array, draws: Draws | None = None, of: str | float = "mean") -> MonteCarlo:
     """The mean or the sd of values (chains, n), or the quantile of a probability, with its Monte Carlo error.
 
-    >>> monte_carlo(np.array([[0.0, 0.0, 1.0, 1.0]]), Draws(independent=True))[:3]
-    (0.5, 0.2886..., 4.0)
+    >>> monte_carlo(np.array([[0.0, 0.0, 1.0, 1.0]]), Draws(independent=True))[:3]  # of 3 degrees of freedom
+    (0.5, 0.5, 4.0)
     >>> monte_carlo(np.array([[0.0, 0.0, 1.0, 1.0]]), Draws(groups=np.array([[0, 0, 1, 1]])))[:2]
-    (0.5, 0.5)
+    (0.5, 0.8660...)
     """
     draws, values = draws or Draws(), np.asarray(values, dtype=float)
     if not values.size:
@@ -157,17 +161,17 @@ def monte_carlo(values: Array, draws: Draws | None = None, of: str | float = "me
     weights = _weights(values, draws)
     if of not in ("mean", "sd"):
         return _quantile(values, weights, draws, checked_probability(of))
-    mean, of_mean = _mean(values, weights, draws), _of_mean(values, weights, draws)
-    if of == "mean":
-        return _limited(mean, of_mean, _behind(values, draws))
-    return _sd(values, weights, draws, mean, of_mean)
+    of_mean = _of_mean(values, weights, draws)
+    mean = _limited(_mean(values, weights, draws), of_mean, _behind(values, draws))
+    return mean if of == "mean" else _sd(values, weights, draws, mean, of_mean)
 
 
 def mean_and_sd(values: Array, draws: Draws) -> tuple[MonteCarlo, MonteCarlo]:
     """What `monte_carlo` gives of both; the error of the mean, which both need, is computed once."""
     weights = _weights(values, draws)
-    mean, of_mean = _mean(values, weights, draws), _of_mean(values, weights, draws)
-    return _limited(mean, of_mean, _behind(values, draws)), _sd(values, weights, draws, mean, of_mean)
+    of_mean = _of_mean(values, weights, draws)
+    mean = _limited(_mean(values, weights, draws), of_mean, _behind(values, draws))
+    return mean, _sd(values, weights, draws, mean, of_mean)
 
 
 def _weights(values: Array, draws: Draws) -> Array:
@@ -195,7 +199,8 @@ def _quantile(values: Array, weights: Array, draws: Draws, probability: float) -
 
     value = quantile(probability)
     below = (values <= value).astype(float)
-    found = _limited(value, _of_mean(below, weights, draws), _behind(below, draws))
+    # The share below the estimate is what was asked for, however the draws fall.
+    found = _limited(value, _of_mean(below, weights, draws), _behind(below, draws), skewed=False)
     if found.reason:
         return found
     for errors in (2, 1):
@@ -217,7 +222,9 @@ class OfMean(NamedTuple):
     degrees: float = 0.0
     reason: str = ""
     widened: float = 1.0
-    """The factor of the squared error that is stated, since it is itself an estimate."""
+    """The factor of the squared error for the skewness of what it is estimated from."""
+    counted: bool = False
+    """Whether `ess` counts independent draws, which are that many however much their error is widened."""
 
     @property
     def squared_error(self) -> float:
@@ -225,10 +232,10 @@ class OfMean(NamedTuple):
         return self.variance / self.ess
 
 
-def _worth(spread: float, squared_error: float, degrees: float) -> OfMean:
+def _worth(spread: float, squared_error: float, degrees: float, widened: float) -> OfMean:
     """From the mean square around the estimated mean, which is too small by the squared error of that mean."""
     variance = spread + squared_error
-    return OfMean(variance, variance / squared_error, degrees)
+    return OfMean(variance, variance / squared_error, degrees, widened=widened)
 
 
 class Behind(NamedTuple):
@@ -236,18 +243,23 @@ class Behind(NamedTuple):
 
     effective: float
     degrees: float
+    widened: float = 1.0
+    """As that of a mean."""
 
 
-def _limited(value: float, of_mean: OfMean, behind: Behind | None) -> MonteCarlo:
-    """With at most as many independent draws as there are behind it."""
-    variance, ess, degrees, reason, widened = of_mean
-    ess = ess / widened
+def _limited(value: float, of_mean: OfMean, behind: Behind | None, skewed: bool = True) -> MonteCarlo:
+    """With at most as many independent draws as there are behind it; `skewed` if its error varies with the estimate."""
+    variance, ess, degrees, reason, widened, counted = of_mean
+    stated = ess / _student(degrees) / (widened if skewed else 1.0)
+    if not counted:
+        ess = stated
     if not reason and behind is not None and behind.effective < ess:
         few = f"the estimate rests on {behind.effective:.2g} effective simulations"
-        ess, degrees, reason = *behind, few if behind.effective < 2 else ""
+        ess, degrees, reason = behind.effective, behind.degrees, few if behind.effective < 2 else ""
+        stated = ess / (behind.widened if skewed else 1.0)
     if reason:
         return MonteCarlo(value, ess=ess, reason=reason)
-    return MonteCarlo(value, math.sqrt(variance / ess), ess, degrees)
+    return MonteCarlo(value, math.sqrt(variance / stated), ess, degrees)
 
 
 def some_of(draws: int, refits: Array) -> Array:
@@ -259,7 +271,7 @@ def some_of(draws: int, refits: Array) -> Array:
     return np.arange(0, draws, -(-draws // refits.shape[1]))
 
 
-def _behind(values: Array, draws: Draws) -> Behind | None:
+def _behind(values: Array, draws: Draws, around: Array | None = None) -> Behind | None:
     """What the simulations behind smoothed draws are worth for the mean of these values; None for other draws.
 
     Of a learnt likelihood, the draws that the fits are compared by count as independent: the others come from the same
@@ -271,7 +283,11 @@ def _behind(values: Array, draws: Draws) -> Behind | None:
     (3.85208, 3)
     """
     if draws.refits is None:
-        return None if draws.effective is None else Behind(draws.effective, draws.effective)
+        number, size = draws.effective, values.size
+        if number is None:
+            return None
+        beside = None if around is None else around / size
+        return Behind(number, number, _widened((values - values.mean()) / size, beside, number))
     some = values.reshape(-1)[some_of(values.size, draws.refits)]
     away = some - some.mean()
     variance, moved, degrees = float(away @ away) / some.size, draws.refits @ away, len(draws.refits) - 1
@@ -291,25 +307,22 @@ def effective_on_average(theta: Array, refits: Array) -> float:
     return 1 / float(np.mean(shares)) if shares else 1.0
 
 
-def _sd(values: Array, weights: Array, draws: Draws, mean: float, of_mean: OfMean) -> MonteCarlo:
-    spread = (values - mean) ** 2
+def _sd(values: Array, weights: Array, draws: Draws, mean: MonteCarlo, of_mean: OfMean) -> MonteCarlo:
+    around = values - mean.value
+    spread = around**2
     variance = float((weights * spread).sum())
     if draws.weights is None and not of_mean.reason:
         # The mean of the draws lies nearer to them than the mean of the target; for independent draws this is n - 1.
         variance += of_mean.squared_error
-    found = _limited(math.sqrt(max(variance, 0.0)), _of_mean(spread, weights, draws), _behind(spread, draws))
-    if found.reason:
-        return found
-    away = spread - (weights * spread).sum()
-    skewness = float((weights * away**3).sum() / (weights * away**2).sum() ** 1.5)
-    widened = found.mcse * (1 + SKEW * max(skewness, 0.0) / math.sqrt(found.ess))
-    return found._replace(mcse=widened / (2 * found.value))
+    of_spread, behind = _of_mean(spread, weights, draws, around), _behind(spread, draws, around)
+    found = _limited(math.sqrt(max(variance, 0.0)), of_spread, behind)
+    return found if found.reason else found._replace(mcse=found.mcse / (2 * found.value))
 
 
-def _of_mean(values: Array, weights: Array, draws: Draws) -> OfMean:
-    """Of sum w f, f the values, to first order."""
+def _of_mean(values: Array, weights: Array, draws: Draws, around: Array | None = None) -> OfMean:
+    """Of sum w f, f the values, to first order; `around` for the squares of these, x less its estimated mean."""
     away = values - (values.mean() if draws.weights is None else (weights * values).sum())
-    influence = weights * away
+    influence, beside = weights * away, None if around is None else weights * around
     if np.count_nonzero(influence) < 2:
         equal = "all draws are equal" if np.count_nonzero(weights) > 1 else "one draw has all the weight"
         return OfMean(reason=f"{equal}: the error is unknown")
@@ -318,71 +331,87 @@ def _of_mean(values: Array, weights: Array, draws: Draws) -> OfMean:
     if spread <= 0:
         return OfMean(reason="negative weights outweigh the others, so the error is unknown: run longer")
     if draws.groups is not None:
-        return _over_units(spread, influence, weights, draws.groups, draws.weights is not None)
+        return _over_units(spread, influence, weights, draws.groups, beside)
     if draws.independent and draws.weights is None:
-        return OfMean(spread * size / (size - 1), float(size), size - 1)
+        widened = _widened(influence, beside)
+        return OfMean(spread * size / (size - 1), float(size), size - 1, widened=widened, counted=True)
     if draws.independent:
-        return _over_units(spread, influence, weights, np.arange(size), True)
-    within = None if chains >= MANY else _within_chains(spread, influence * size)
+        return _over_units(spread, influence, weights, np.arange(size), beside)
+    within = None if chains >= MANY else _within_chains(spread, influence, beside)
     if within is not None:
-        return _known_from_few(within)
+        return within
     if chains < FEWEST_CHAINS:
         few = f"{chains} x {n} draws are too few to know their error: they are correlated over most of a chain"
         return OfMean(spread, reason=few)
-    units = _over_units(spread, influence, weights, np.repeat(np.arange(chains), n), draws.weights is not None)
-    return units if chains >= MANY else _known_from_few(units)
-
-
-def _known_from_few(found: OfMean) -> OfMean:
-    """Widened so that the mean of z² is 1: with nu degrees of freedom it would be nu/(nu - 2), that of Student's law.
-
-    >>> _known_from_few(OfMean(1.0, 100.0, 6.0)).widened, _known_from_few(OfMean(1.0, 5.0, 2.0)).widened
-    (1.5, 3.0)
-    """
-    return found if found.reason else found._replace(widened=_student(found.degrees))
+    return _over_units(spread, influence, weights, np.repeat(np.arange(chains), n), beside)
 
 
 def _student(degrees: float) -> float:
-    """The mean square of Student's law; of fewer than three degrees of freedom, that of three."""
+    """The mean square of Student's law, that of z if its error is known so well; never above that of three degrees.
+
+    >>> _student(6.0), _student(2.0)
+    (1.5, 3.0)
+    """
     return max(degrees, 3.0) / (max(degrees, 3.0) - 2.0)
 
 
-def _over_units(spread: float, influence: Array, weights: Array, units: Array, unequal: bool) -> OfMean:
+def _over_units(spread: float, influence: Array, weights: Array, units: Array, beside: Array | None) -> OfMean:
     """The jackknife: without unit u the mean differs by the sum of its influences over the weight of the others."""
     _, member = np.unique(units, return_inverse=True)
     member = member.reshape(-1)
     weight = np.bincount(member, weights.reshape(-1))
-    moved, weight = np.bincount(member, influence.reshape(-1))[weight != 0], weight[weight != 0]
-    size = weight.size
+    some = weight != 0
+    size = int(np.count_nonzero(some))
     if size < 2:
         return OfMean(spread, reason="all draws belong to one group: their error is unknown")
-    without = moved / np.maximum(1 - weight, 1 / size)
-    squares = float((without**2).sum()) * (size - 1) / size
+    others = np.maximum(1 - weight[some], 1 / size)
+
+    def without(one: Array) -> Array:
+        return np.asarray(np.bincount(member, one.reshape(-1))[some] / others)
+
+    moved = without(influence)
+    squares = float((moved**2).sum()) * (size - 1) / size
     if not squares > 0:
         return OfMean(spread, reason=EQUAL_UNITS)
-    return _worth(spread, squares * _widened(without) if unequal else squares, size - 1)
+    widened = _widened(moved, None if beside is None else without(beside))
+    return _worth(spread, squares, size - 1, widened)
 
 
-def _widened(added: Array) -> float:
-    """The factor of a squared error if few units add much to it: runs without such a unit state too small an error.
+def _widened(added: Array, beside: Array | None = None, number: float | None = None) -> float:
+    """The factor of a squared error that is too small in runs whose estimate is off (docs/theory.md).
 
-    With skewness g of what n units add, the mean of z² exceeds 1 by a multiple of g²/n. 1 + 4 g²/n was chosen
-    among five on runs of smc and importance (120 each on up to four problems), since g is underestimated there too.
+    With skewness g of what U units add, the mean of z² is 1 + 2 g²/U to first order. In a sample g² is 6/U even if g is
+    0. Of squares around a mean, `beside` has what the units add to that mean, which also moves the squares. `number` is
+    that of the units behind draws from a smoothed estimate.
 
     >>> round(_widened(np.array([-1.0, 1.0])), 3), round(_widened(np.append(np.full(100, -0.01), 1.0)), 2)
-    (1.0, 4.88)
+    (1.0, 2.94)
+    >>> round(_widened(np.append(np.linspace(-0.02, 0.0, 100), 1.0)), 2)
+    7.22
     """
-    return 1 + HEAVY * float((added**3).sum()) ** 2 / float((added**2).sum()) ** 3
+    squares, units = float((added**2).sum()), added.size
+    if not squares > 0:
+        return 1.0
+    rare = 1.0 if ((added == added.min()) | (added == added.max())).all() else RARE
+    cubes = rare * float((added**3).sum()) - (0.0 if beside is None else 4 * float((added * beside).sum()) ** 2)
+    skewness = math.sqrt(units) * cubes / squares**1.5
+    return 1 + 2 * max(skewness**2 - 6 * rare**2 / units, 0.0) / (number or units)
 
 
-def _within_chains(spread: float, centred: Array) -> OfMean | None:
+def _within_chains(spread: float, influence: Array, beside: Array | None) -> OfMean | None:
     """By autocovariances, of a series (chains, n) whose overall mean is 0; None if the chains are too short."""
+    (chains, n), centred = influence.shape, influence * influence.size
     pooled = _pooled(centred)
-    window = _window(pooled, len(centred))
+    window = _window(pooled, chains)
     if window is None or window.tail or FEWEST_WINDOWS * window.longest > centred.size:
         return None
-    squares, lags = _summed(pooled, len(centred), window.longest)
-    return _worth(spread, squares, centred.size / lags) if squares > 0 else None
+    squares, lags = _summed(pooled, chains, window.longest)
+    if not squares > 0:
+        return None
+    # Half of the longest lag is twice kappa: such segments hardly go together.
+    pieces = n // max(window.longest // 2, 1)
+    by_mean = None if beside is None else _cut(beside, pieces).sum(axis=1)
+    return _worth(spread, squares, centred.size / lags, _widened(_cut(influence, pieces).sum(axis=1), by_mean))
 
 
 def _summed(pooled: Array, chains: int, longest: int) -> tuple[float, float]:
