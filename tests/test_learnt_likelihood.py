@@ -138,7 +138,7 @@ def test_many_outputs_of_which_summaries_are_learnt(quick):
     post = od.infer(od.Model(prior, simulate, observed), budget=2500, seed=1, draws=2000)
     assert post.method == "learnt likelihood" and post.settings["summary"] == "learnt summaries"
     assert "the likelihood of 3 learnt summaries was learnt from" in str(post.summary())
-    assert "what they lose makes it wider" in str(post.summary())
+    assert "what they lose of the data makes it wider" in str(post.summary())
     draws = np.column_stack([values[0] for values in post.draws.values()])
     # Coefficients of 120 outputs are known from some 1,200 simulations: a third of a posterior deviation is lost.
     assert np.sqrt(np.mean(np.square((draws.mean(axis=0) - mean) / sd))) < 1.0

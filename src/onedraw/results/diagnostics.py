@@ -72,113 +72,8 @@ def _or_none(value: float) -> float | None:
 
 
 REDUCED = (
-    "There are too many summaries for a likelihood of all of them, so fewer were learnt from them by regression. The "
-    "posterior is that given the learnt ones: what they lose makes it wider, and no stated error shows this."
-)
-"""What is said if a likelihood is that of learnt summaries."""
-
-
-REDUCED = (
-    "There are too many summaries for a likelihood of all of them, so fewer were learnt from them by regression. The "
-    "posterior is that given the learnt ones: what they lose makes it wider, and no stated error shows this."
-)
-"""What is said if a likelihood is that of learnt summaries."""
-
-
-REDUCED = (
-    "There are too many summaries for a likelihood of all of them, so fewer were learnt from them by regression. The "
-    "posterior is that given the learnt ones: what they lose makes it wider, and no stated error shows this."
-)
-"""What is said if a likelihood is that of learnt summaries."""
-
-
-REDUCED = (
-    "There are too many summaries for a likelihood of all of them, so fewer were learnt from them by regression. The "
-    "posterior is that given the learnt ones: what they lose makes it wider, and no stated error shows this."
-)
-"""What is said if a likelihood is that of learnt summaries."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
-)
-"""What is said if summaries were learnt."""
-
-
-REDUCED = (
-    "The summaries given were too many, so fewer were learnt from them by regression. The posterior is that given the "
-    "learnt ones: what they lose of the data makes it wider, and no stated error shows this."
+    "Fewer summaries were learnt from those given, by regression. The posterior is conditional on these: what they "
+    "lose of the data makes it wider, and no stated error shows this."
 )
 """What is said if summaries were learnt."""
 
@@ -287,36 +182,6 @@ def learnt_notes(
         f"Effective sample size: about {effective:.0f}, from how much the posterior means change when a part of the "
         "simulations is left out.",
     ]
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
-    if learnt.learnt_summary:
-        told.append(REDUCED)
     if learnt.learnt_summary:
         told.append(REDUCED)
     if not math.isnan(gain):

@@ -71,8 +71,8 @@ LEAST_ERRORS, FEW = 1.0, 100.0
 simulations: many are tried, and the best by chance are too sure. It falls as their number grows: then features that are
 missing make a bias that no refit shows."""
 LEAST_PROMISE = 1.0
-"""Of a score test, per coefficient, from which it is tried whether a scale varies: 1 is what a constant one has on average,
-and simulations left out lose by fits that promise less than 2."""
+"""Of a score test, per coefficient, from which it is tried whether a scale varies: 1 is what a constant one
+has on average, and simulations left out lose by fits that promise less than 2."""
 FEWEST_IN_SERIES, LONGEST, SEARCHED = 6, 8, 12_000
 """Summaries that may be a series, most values that a step of it depends on, and steps from which terms are chosen."""
 CLEARLY_WORSE = 0.1
