@@ -22,7 +22,9 @@ def test_summary_of_independent_draws(post):
     assert (row.hdi_low, row.hdi_high) == (low, high)
     assert row.ess == 2000
     assert row.ess == pytest.approx(float(array_stats.ess(draws, chain_axis=0, draw_axis=1)), rel=0.1)
-    assert row.mcse == pytest.approx(draws.std(ddof=1) / np.sqrt(2000), rel=1e-12)
+    plain = draws.std(ddof=1) / np.sqrt(2000)
+    # Widened a little for the skewness of the draws.
+    assert plain <= row.mcse == pytest.approx(plain, rel=2e-3)
     assert "hdi 80% low" in str(post.summary(hdi_prob=0.8))
 
 

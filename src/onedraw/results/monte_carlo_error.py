@@ -214,7 +214,7 @@ def _quantile(values: Array, weights: Array, draws: Draws, probability: float) -
     return MonteCarlo(value, ess=found.ess, degrees=found.degrees, reason=few)
 
 
-class OfMean(NamedTuple):
+class Worth(NamedTuple):
     """What a mean of draws is worth: the variance of one draw, and how many independent ones it equals."""
 
     variance: float = math.nan
@@ -232,10 +232,10 @@ class OfMean(NamedTuple):
         return self.variance / self.ess
 
 
-def _worth(spread: float, squared_error: float, degrees: float, widened: float) -> OfMean:
+def _worth(spread: float, squared_error: float, degrees: float, widened: float) -> Worth:
     """From the mean square around the estimated mean, which is too small by the squared error of that mean."""
     variance = spread + squared_error
-    return OfMean(variance, variance / squared_error, degrees, widened=widened)
+    return Worth(variance, variance / squared_error, degrees, widened=widened)
 
 
 class Behind(NamedTuple):
@@ -247,7 +247,7 @@ class Behind(NamedTuple):
     """As that of a mean."""
 
 
-def _limited(value: float, of_mean: OfMean, behind: Behind | None, skewed: bool = True) -> MonteCarlo:
+def _limited(value: float, of_mean: Worth, behind: Behind | None, skewed: bool = True) -> MonteCarlo:
     """With at most as many independent draws as there are behind it; `skewed` if its error varies with the estimate."""
     variance, ess, degrees, reason, widened, counted = of_mean
     stated = ess / _student(degrees) / (widened if skewed else 1.0)
@@ -307,7 +307,7 @@ def effective_on_average(theta: Array, refits: Array) -> float:
     return 1 / float(np.mean(shares)) if shares else 1.0
 
 
-def _sd(values: Array, weights: Array, draws: Draws, mean: MonteCarlo, of_mean: OfMean) -> MonteCarlo:
+def _sd(values: Array, weights: Array, draws: Draws, mean: MonteCarlo, of_mean: Worth) -> MonteCarlo:
     around = values - mean.value
     spread = around**2
     variance = float((weights * spread).sum())
@@ -319,22 +319,22 @@ def _sd(values: Array, weights: Array, draws: Draws, mean: MonteCarlo, of_mean: 
     return found if found.reason else found._replace(mcse=found.mcse / (2 * found.value))
 
 
-def _of_mean(values: Array, weights: Array, draws: Draws, around: Array | None = None) -> OfMean:
+def _of_mean(values: Array, weights: Array, draws: Draws, around: Array | None = None) -> Worth:
     """Of sum w f, f the values, to first order; `around` for the squares of these, x less its estimated mean."""
     away = values - (values.mean() if draws.weights is None else (weights * values).sum())
     influence, beside = weights * away, None if around is None else weights * around
     if np.count_nonzero(influence) < 2:
         equal = "all draws are equal" if np.count_nonzero(weights) > 1 else "one draw has all the weight"
-        return OfMean(reason=f"{equal}: the error is unknown")
+        return Worth(reason=f"{equal}: the error is unknown")
     (chains, n), size = values.shape, values.size
     spread = float((influence * away).sum())
     if spread <= 0:
-        return OfMean(reason="negative weights outweigh the others, so the error is unknown: run longer")
+        return Worth(reason="negative weights outweigh the others, so the error is unknown: run longer")
     if draws.groups is not None:
         return _over_units(spread, influence, weights, draws.groups, beside)
     if draws.independent and draws.weights is None:
         widened = _widened(influence, beside)
-        return OfMean(spread * size / (size - 1), float(size), size - 1, widened=widened, counted=True)
+        return Worth(spread * size / (size - 1), float(size), size - 1, widened=widened, counted=True)
     if draws.independent:
         return _over_units(spread, influence, weights, np.arange(size), beside)
     within = None if chains >= MANY else _within_chains(spread, influence, beside)
@@ -342,7 +342,7 @@ def _of_mean(values: Array, weights: Array, draws: Draws, around: Array | None =
         return within
     if chains < FEWEST_CHAINS:
         few = f"{chains} x {n} draws are too few to know their error: they are correlated over most of a chain"
-        return OfMean(spread, reason=few)
+        return Worth(spread, reason=few)
     return _over_units(spread, influence, weights, np.repeat(np.arange(chains), n), beside)
 
 
@@ -355,7 +355,7 @@ def _student(degrees: float) -> float:
     return max(degrees, 3.0) / (max(degrees, 3.0) - 2.0)
 
 
-def _over_units(spread: float, influence: Array, weights: Array, units: Array, beside: Array | None) -> OfMean:
+def _over_units(spread: float, influence: Array, weights: Array, units: Array, beside: Array | None) -> Worth:
     """The jackknife: without unit u the mean differs by the sum of its influences over the weight of the others."""
     _, member = np.unique(units, return_inverse=True)
     member = member.reshape(-1)
@@ -363,7 +363,7 @@ def _over_units(spread: float, influence: Array, weights: Array, units: Array, b
     some = weight != 0
     size = int(np.count_nonzero(some))
     if size < 2:
-        return OfMean(spread, reason="all draws belong to one group: their error is unknown")
+        return Worth(spread, reason="all draws belong to one group: their error is unknown")
     others = np.maximum(1 - weight[some], 1 / size)
 
     def without(one: Array) -> Array:
@@ -372,7 +372,7 @@ def _over_units(spread: float, influence: Array, weights: Array, units: Array, b
     moved = without(influence)
     squares = float((moved**2).sum()) * (size - 1) / size
     if not squares > 0:
-        return OfMean(spread, reason=EQUAL_UNITS)
+        return Worth(spread, reason=EQUAL_UNITS)
     widened = _widened(moved, None if beside is None else without(beside))
     return _worth(spread, squares, size - 1, widened)
 
@@ -398,7 +398,7 @@ def _widened(added: Array, beside: Array | None = None, number: float | None = N
     return 1 + 2 * max(skewness**2 - 6 * rare**2 / units, 0.0) / (number or units)
 
 
-def _within_chains(spread: float, influence: Array, beside: Array | None) -> OfMean | None:
+def _within_chains(spread: float, influence: Array, beside: Array | None) -> Worth | None:
     """By autocovariances, of a series (chains, n) whose overall mean is 0; None if the chains are too short."""
     (chains, n), centred = influence.shape, influence * influence.size
     pooled = _pooled(centred)
