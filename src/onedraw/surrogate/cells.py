@@ -105,6 +105,10 @@ class Slopes(NamedTuple):
     """By the log scale; the squared residual less 1 for a density."""
     log_mass: Array
     """Itself."""
+    mixed: Array
+    """Negative second derivative by both, the mean in standard deviations; twice the residual for a density."""
+    of_scale: Array
+    """Negative second derivative by the log scale; twice the squared residual for a density."""
 
 
 def log_mass(low: Array, high: Array) -> Array:
@@ -120,16 +124,21 @@ def log_mass(low: Array, high: Array) -> Array:
 def slopes(low: Array, high: Array) -> Slopes:
     """Derivatives of the log mass between low and high.
 
-    >>> [one.round(3).tolist() for one in slopes(np.array([0.0, 1.99]), np.array([np.inf, 2.01]))]
-    [[0.798, 2.0], [0.637, 1.0], [0.0, 3.0], [-0.693, -6.831]]
+    >>> found = slopes(np.array([0.0, 1.99]), np.array([np.inf, 2.01]))
+    >>> [one.round(2).tolist() for one in found]
+    [[0.8, 2.0], [0.64, 1.0], [0.0, 3.0], [-0.69, -6.83], [0.8, 4.0], [0.0, 8.0]]
     """
     low, high = _near(low, high)
     mass = _mass(low, high)
-    at_low, at_high = (np.exp(-0.5 * np.square(one)) / mass for one in (low, high))
-    mean = (at_low - at_high) / ROOT_2PI
+    at_low, at_high = (np.exp(-0.5 * np.square(one)) / (ROOT_2PI * mass) for one in (low, high))
+    mean = at_low - at_high
     # A bound beyond which densities are zero stands for infinity, so that the product is zero.
-    scale = (np.maximum(low, -NO_DENSITY) * at_low - np.minimum(high, NO_DENSITY) * at_high) / ROOT_2PI
-    return Slopes(mean, np.maximum(np.square(mean) - scale, LEAST_CURVATURE), scale, np.log(mass))
+    low, high = np.maximum(low, -NO_DENSITY), np.minimum(high, NO_DENSITY)
+    scale = low * at_low - high * at_high
+    # By the log scale, the densities at the bounds change by these.
+    by_low, by_high = (one * (np.square(end) - scale) for one, end in ((at_low, low), (at_high, high)))
+    curvature = np.maximum(np.square(mean) - scale, LEAST_CURVATURE)
+    return Slopes(mean, curvature, scale, np.log(mass), mean - by_low + by_high, scale - low * by_low + high * by_high)
 
 
 def _near(low: Array, high: Array) -> tuple[Array, Array]:

@@ -70,6 +70,8 @@ LEAST_ERRORS, FEW = 1.0, 100.0
 """Gain in the mean log score, in its standard errors, for which a factor has richer features if there are only so many
 simulations: many are tried, and the best by chance are too sure. It falls as their number grows: then features that are
 missing make a bias that no refit shows."""
+BRIEF = 3
+"""Steps of a fit to cells from the fit of other terms on, after which it is clear whether it is worth any more."""
 LEAST_PROMISE = 1.0
 """Of a score test, per coefficient, from which it is tried whether a scale varies: 1 is what a constant one
 has on average, and simulations left out lose by fits that promise less than 2."""
@@ -408,22 +410,27 @@ def choose_terms(
     number = max(effective(given.weights if of_cells is None else given.weights[known(of_cells)]), 1.0)
     most, errors = number / PER_COEFFICIENT, LEAST_ERRORS * min(1.0, FEW / number)
     tried: dict[Terms, Fit | LeftOut] = {}
+    unfinished: set[Terms] = set()
 
     def allowed(terms: Terms) -> bool:
         there = all(name in sets for name in terms.names())
         shorter = terms.lags == ALL or 0 < terms.begin(k) < k
         return there and shorter and coefficient_count(terms, k, sets) <= most
 
-    def fitted(terms: Terms) -> Fit | LeftOut:
+    def fitted(terms: Terms, near: Terms | None = None) -> Fit | LeftOut:
         if terms not in tried:
-            if alike is None or terms.earlier or terms.volatility or terms.cells:
+            other = tried[near] if near in tried and terms.cells else None
+            if isinstance(other, Fit):
+                tried[terms] = fit_factor(given, rows, k, terms, response, other.factor, BRIEF)
+                unfinished.add(terms)
+            elif alike is None or terms.earlier or terms.volatility or terms.cells:
                 tried[terms] = fit_factor(given, rows, k, terms, response)
             else:
                 tried[terms] = alike(k, terms)
         return tried[terms]
 
-    def scores(terms: Terms) -> Array:
-        return fitted(terms).bounded
+    def scores(terms: Terms, near: Terms | None = None) -> Array:
+        return fitted(terms, near).bounded
 
     def preferred(terms: Terms, over: Terms) -> bool:
         """Whether other terms are better: the simpler of two unless the richer gains."""
@@ -432,13 +439,23 @@ def choose_terms(
             if promise < LEAST_PROMISE:
                 return False
         if _richness(terms, k, sets) > _richness(over, k, sets):
-            return better(scores(terms), scores(over), share, errors)
-        return not better(scores(over), scores(terms), share, errors)
+            return better(scores(terms, over), scores(over), share, errors)
+        return not better(scores(over), scores(terms, over), share, errors)
 
     def varies(terms: Terms, over: Terms) -> bool:
         """Whether the one thing that is new is that the scale of a density varies."""
         new = terms.scale != over.scale == "0" and terms == over._replace(scale=terms.scale)
         return new and not (terms.cells or terms.volatility)
+
+    def taken(terms: Terms, over: Terms) -> bool:
+        """Whether they are preferred, and then their fit is completed."""
+        found = preferred(terms, over)
+        if found and terms in unfinished:
+            own = tried[terms]
+            assert isinstance(own, Fit)
+            tried[terms] = fit_factor(given, rows, k, terms, response, own.factor)
+            unfinished.discard(terms)
+        return found
 
     starts = [*filter(allowed, before)] or [*filter(allowed, (Terms(), Terms("1", "", "0")))][:1]
     start, *others = starts or [Terms("0", "", "0")]
@@ -448,7 +465,7 @@ def choose_terms(
         typical = float(fit_factor(given, rows, k, start, response).factor.scale[0])
         start = start._replace(cells=response.massive or coarse(of_cells, given.weights, typical))
     axes = {axis: tried for axis, tried in beside.items() if k or axis != "earlier"}
-    found = _climb(start, allowed, preferred, axes)
+    found = _climb(start, allowed, taken, axes)
     return found, fitted(found)
 
 

@@ -51,9 +51,11 @@ ROOM = 4.0
 """Range of log scales around their mean, in their standard deviations."""
 BROAD, BREADTH = 0.01, 5.0
 """Share and width of the wide law that bounds a score."""
-CELL_ITERATIONS, HALVINGS, LEAST_GAIN_OF_CELLS = 12, 6, 1e-4
-"""Most steps of the mean and of the log scale of a whole number's cells, how often one is halved, and the gain in mean
-log probability below which no other follows."""
+CELL_ITERATIONS, LEAST_GAIN_OF_CELLS, LARGEST_STEP_IN_CELLS = 12, 1e-4, 4.0
+"""Most steps of the fit to the cells of a whole number, the gain in mean log probability below which no other follows,
+and the largest step of a log scale."""
+NEWTON = (1.0, 2), (0.5, 2), (0.0, 6)
+"""How much of the likelihood's own curvature a step goes by, and how often it is halved before the next is tried."""
 
 ALL = 10**6
 """More summaries than there are."""
@@ -314,20 +316,33 @@ def predictors(columns: Array, weights: Array, sets: Sets) -> Predictors:
     return Predictors(columns, weights, sets, {}, {}, {})
 
 
-def fit_factor(given: Predictors, rows: Array, k: int, terms: Terms, response: Response | None = None) -> Fit:
+def fit_factor(
+    given: Predictors,
+    rows: Array,
+    k: int,
+    terms: Terms,
+    response: Response | None = None,
+    near: Factor | None = None,
+    steps: int = CELL_ITERATIONS,
+) -> Fit:
     """The factor of summary k, from features and standardised summaries (n, s) of simulations.
 
-    The summary itself is the response if there is one; otherwise it is among the summaries.
+    The summary itself is the response if there is one; otherwise it is among the summaries. Fits to cells begin at a
+    factor `near` by, of other terms, or at a fit to places.
     """
     shared, response = given.regression(rows, k, terms), response or Response(rows[:, k])
-    fits, scale, log_scale = _fitted(shared, response.values[None])
-    coefficients, information = fits.coefficients, 1.0
+    if terms.cells and near is not None:
+        coefficients, scale = (one[None] for one in coefficients_of(near, terms, given.sets))
+    else:
+        fits, scale, log_scale = _fitted(shared, response.values[None])
+        coefficients = fits.coefficients
+    information = 1.0
     if terms.cells:
         assert response.cells is not None
         of_mean, of_scale = shared.of_mean, shared.of_scale
         cells = fit_cells(
             of_mean.x, of_scale.z, (of_mean.penalty, of_scale.penalty), of_mean.weights[None], response.cells,
-            coefficients, scale,
+            coefficients, scale, steps,
         )  # fmt: skip
         coefficients, scale, log_scale = cells.coefficients, cells.scale, cells.log_scale
         information = float(cells.information[0])
@@ -399,74 +414,99 @@ class CellFits(NamedTuple):
 
 
 def fit_cells(
-    x: Array, z: Array, penalties: tuple[Array, Array], weights: Array, cells: Cells, coefficients: Array, scale: Array
+    x: Array,
+    z: Array,
+    penalties: tuple[Array, Array],
+    weights: Array,
+    cells: Cells,
+    coefficients: Array,
+    scale: Array,
+    steps: int = CELL_ITERATIONS,
 ) -> CellFits:
     """Means and log scales by maximum likelihood, from features (n, q) and (n, r) with weights (m, n).
 
     `penalties` are those of both. The fits begin at `coefficients` (m, q) of the mean and `scale` (m, r) of the log
-    scale, from places in the cells. Both take steps together, which are halved if the likelihood falls. How much a cell
-    says of the log scale differs from cell to cell: squared slopes have its mean.
+    scale.
     """
-    total, counted, fixed = weights.sum(axis=1), weights > 0, only_two(cells)
-    if fixed:
-        # Two numbers do not tell a scale from a mean. Summaries are standardised: the ridge is that of this scale.
-        scale = np.zeros(scale.shape)
-
-    def at(coefficients: Array, scale: Array) -> tuple[Array, Array, Slopes, Array]:
-        mean, log_scale = coefficients @ x.T, limited(scale @ z.T, weights)
-        found = slopes(*cells.standardised(mean, log_scale))
-        penalised = np.square(coefficients) @ penalties[0] + np.square(scale) @ penalties[1]
-        return mean, log_scale, found, (weights * found.log_mass).sum(axis=1) - 0.5 * penalised
-
-    mean, log_scale, found, value = at(coefficients, scale)
-    on_the_way = np.ones(len(weights), dtype=bool)
-    for _ in range(CELL_ITERATIONS):
-        precise = weights * found.curvature * np.exp(-2.0 * log_scale)
-        gradient = (weights * found.mean * np.exp(-log_scale)) @ x - penalties[0] * coefficients
-        step = _steps(x, precise, penalties[0], gradient)
-        scale_step = np.zeros(scale.shape)
-        if not fixed:
-            gradient = (weights * found.scale) @ z - penalties[1] * scale
-            points = 2.0 * weights * found.curvature
-            share = (weights * np.square(found.scale)).sum(axis=1) / points.sum(axis=1)
-            scale_step = _steps(z, np.clip(share, LEAST_INFORMATION, 1.0)[:, None] * points, penalties[1], gradient)
-            largest = np.max(np.abs(scale_step @ z.T), axis=1, where=counted, initial=0.0)
-            scale_step *= np.minimum(1.0, LARGEST_STEP / (largest + 1e-12))[:, None]
-        length = on_the_way[:, None].astype(float)
-        for _ in range(HALVINGS):
-            tried = at(coefficients + length * step, scale + length * scale_step)
-            worse = ~(tried[3] >= value)
-            if not worse.any():
-                break
-            length[worse] *= 0.5
-        else:
-            length[worse] = 0.0
-            tried = at(coefficients + length * step, scale + length * scale_step)
-        on_the_way &= (tried[3] - value) / total > LEAST_GAIN_OF_CELLS
-        coefficients, scale = coefficients + length * step, scale + length * scale_step
-        mean, log_scale, found, value = tried
-        if not on_the_way.any():
-            break
-    last = mean + found.mean / found.curvature * np.exp(log_scale)
-    of_scale = np.maximum((weights * np.square(found.scale)).sum(axis=1) / total, LEAST_INFORMATION)
-    if not np.isfinite(coefficients).all():
-        raise np.linalg.LinAlgError("the features of a regression are not finite")
+    # Two numbers do not tell a scale from a mean. Summaries are standardised: the ridge is that of this scale.
+    fixed, found = only_two(cells), list[Array]()
+    for own, at_mean, at_scale in zip(weights, coefficients, np.zeros(scale.shape) if fixed else scale, strict=True):
+        # All begin where the first one ended: it is nearly the same.
+        start = found[0] if found else np.concatenate([at_mean, at_scale])
+        found.append(_most_likely(x, z, penalties, own, cells, start, fixed, steps))
+    coefficients, scale = np.split(np.array(found), [x.shape[1]], axis=1)
+    total, mean, log_scale = weights.sum(axis=1), coefficients @ x.T, limited(scale @ z.T, weights)
+    there = slopes(*cells.standardised(mean, log_scale))
+    last = mean + there.mean / there.curvature * np.exp(log_scale)
+    of_scale = np.maximum((weights * np.square(there.scale)).sum(axis=1) / total, LEAST_INFORMATION)
     # Cells say least where features are extreme: it is the mean variances of fitted values that are compared.
     points, in_cells = (
-        np.array([gram(x, root) for root in np.sqrt(some)]) for some in (weights, weights * found.curvature)
+        np.array([gram(x, root) for root in np.sqrt(some)]) for some in (weights, weights * there.curvature)
     )
     variance, wider = (
         np.trace(np.linalg.solve(some + np.diag(penalties[0]), points), axis1=1, axis2=2) for some in (points, in_cells)
     )
     information = variance / wider
-    return CellFits(coefficients, mean, scale, log_scale, last, found.curvature, information, of_scale)
+    return CellFits(coefficients, mean, scale, log_scale, last, there.curvature, information, of_scale)
 
 
-def _steps(x: Array, weights: Array, on: Array, gradient: Array) -> Array:
-    """Steps (m, q) along gradients, by sums of products of features (n, q) with weights (m, n) and a penalty (q,)."""
-    sums = np.array([gram(x, root) for root in np.sqrt(weights)]) + np.diag(on)
-    found: Array = np.linalg.solve(sums, gradient[:, :, None])[:, :, 0]
-    return found
+def _most_likely(
+    x: Array,
+    z: Array,
+    penalties: tuple[Array, Array],
+    weights: Array,
+    cells: Cells,
+    start: Array,
+    fixed: bool,
+    steps: int,
+) -> Array:
+    """Coefficients (q + r,) of mean and log scale, that of the latter as it is if it is fixed, from a start.
+
+    Newton's steps, halved if the likelihood falls. Far from the optimum it may curve the wrong way: then between both
+    ways, or instead, an information counts that is always positive. How much a cell says of the log scale differs from
+    cell to cell: squared slopes have its mean.
+    """
+    q, counted, on = x.shape[1], weights > 0, np.concatenate(penalties)
+
+    def at(both: Array) -> tuple[Array, Slopes, float]:
+        log_scale = limited(z @ both[q:], weights)
+        found = slopes(*cells.standardised(x @ both[:q], log_scale))
+        return log_scale, found, float(weights @ found.log_mass - 0.5 * on @ np.square(both))
+
+    both, (log_scale, found, value) = start, at(start)
+    total, little = float(weights.sum()), 0
+    for _ in range(steps):
+        look()
+        precision = np.exp(-log_scale)
+        gradient = np.concatenate([(weights * found.mean * precision) @ x, (weights * found.scale) @ z]) - on * both
+        of_mean, points = gram(x, np.sqrt(weights * found.curvature) * precision), weights * found.curvature
+        mixed, of_scale = (x.T * (weights * found.mixed * precision)) @ z, (z.T * (weights * found.of_scale)) @ z
+        share = float(np.clip(weights @ np.square(found.scale) / (2.0 * points.sum()), LEAST_INFORMATION, 1.0))
+        positive, before, full = gram(z, np.sqrt(2.0 * share * points)), value, False
+        for newton, halvings in NEWTON[-1:] if fixed else NEWTON:
+            own = newton * of_scale + (1.0 - newton) * positive
+            information = np.block([[of_mean, newton * mixed], [newton * mixed.T, own]]) + np.diag(on)
+            root, failed = dpotrf(information, lower=True)
+            if failed:
+                continue
+            step = dpotrs(root, gradient, lower=True)[0]
+            if fixed:
+                step[q:] = 0.0
+            most = min(1.0, LARGEST_STEP_IN_CELLS / (float(np.abs(z[counted] @ step[q:]).max()) + 1e-12))
+            lengths = [most * 0.5**k for k in range(halvings + 1)]
+            tried = ((length, one, at(one)) for length in lengths for one in [both + length * step])
+            taken = next((one for one in tried if one[2][2] >= value), None)
+            if taken is not None:
+                length, both, (log_scale, found, value) = taken
+                full = length == 1.0 and (fixed or newton == 1.0)
+                break
+        # A short step may gain little far from the optimum, two in a row hardly do.
+        little = little + 1 + full if value - before <= LEAST_GAIN_OF_CELLS * total else 0
+        if little >= 2:
+            break
+    if not np.isfinite(both).all():
+        raise np.linalg.LinAlgError("the features of a regression are not finite")
+    return both
 
 
 def limited(log_scale: Array, weights: Array) -> Array:
@@ -623,6 +663,22 @@ def factor_of(
             mine, rest[kind] = np.split(rest[kind], [math.prod(shape)])
             found[..., begin:, sets[name]] = mine.reshape(shape)
     return Factor(mean, earlier, curves, own, volatility, low, high, information)
+
+
+def coefficients_of(factor: Factor, terms: Terms, sets: Sets) -> tuple[Array, Array]:
+    """Coefficients of the mean and of the log scale that a factor of other terms has for these."""
+    k = len(factor.earlier)
+    begin = terms.begin(k)
+    parts = (
+        ("mean", factor.earlier, terms.earlier),
+        ("mean", factor.curves, terms.curves),
+        ("scale", factor.volatility, terms.volatility),
+    )
+    found = {"mean": [factor.mean[sets[terms.mean]]], "scale": [factor.scale[sets[terms.scale]]]}
+    for kind, of, name in parts if begin < k else ():
+        if name:
+            found[kind].append(of[..., begin:, sets[name]].ravel())
+    return np.concatenate(found["mean"]), np.concatenate(found["scale"])
 
 
 def _left_out(of_scale: OfScale, fit: MeanFits, log_scale: Array) -> LeftOut:
