@@ -214,15 +214,21 @@ class TestFits:
                 np.testing.assert_array_equal(one, expected)
 
     def test_the_fit_that_is_chosen_is_completed(self, monkeypatch):
-        monkeypatch.setattr(choice, "BRIEF", 1)
+        whole, real = [], choice.fit_factor
+
+        def recorded(*given):
+            found = real(*given)
+            if len(given) < 7:
+                whole.append(found)
+            return found
+
+        monkeypatch.setattr(choice, "fit_factor", recorded)
         columns, sets, response, _ = ordered(600, 9, scale=lambda x: np.exp(0.6 * x))
         given = predictors(columns, np.ones(600), sets)
         terms, fit = choice.choose_terms(given, np.empty((600, 0)), 0, response=response)
         assert terms.cells
         assert terms.scale != "0"
-        assert fit.scores.sum() == pytest.approx(
-            fit_factor(given, np.empty((600, 0)), 0, terms, response).scores.sum(), abs=0.01
-        )
+        assert any(fit is one for one in whole)
 
     def test_wide_cells_have_probabilities_and_narrow_ones_densities(self):
         rng = np.random.default_rng(6)
