@@ -428,7 +428,7 @@ class TestLearntNear:
         theta = rng.standard_normal((800, 1))
         rows = theta @ rng.standard_normal((1, 20)) + 3.0 * rng.standard_normal((800, 20))
         everywhere, near = np.ones(800, dtype=bool), np.abs(theta[:, 0]) < 0.5
-        found = learn_near(theta, rows, everywhere, near)
+        _, found = learn_near(theta, [rows], everywhere, near)
         assert found.coefficients.tolist() == learn(theta, rows, np.ones(800), "linear").coefficients.tolist()
 
     def test_another_summary_near_the_data(self):
@@ -438,7 +438,7 @@ class TestLearntNear:
         near = np.abs(theta[:, 0]) < 0.7
         rows = np.where(near[:, None] == [True, False], theta, 3.0 * rng.standard_normal((800, 2)))
         rows += 0.1 * rng.standard_normal((800, 2))
-        found = learn_near(theta, rows, np.ones(800, dtype=bool), near)
+        _, found = learn_near(theta, [rows], np.ones(800, dtype=bool), near)
         slopes = learn(theta, rows, near.astype(float), "linear").coefficients
         assert found.terms == "linear" and found.coefficients == pytest.approx(slopes)
 
@@ -446,12 +446,12 @@ class TestLearntNear:
         rng = np.random.default_rng(6)
         rows = rng.standard_normal((300, 30))
         theta, near = np.square(rows[:, :1]) + 0.3 * rng.standard_normal((300, 1)), np.arange(300) % 3 == 0
-        assert learn_near(theta, rows, np.ones(300, dtype=bool), near).terms == "squares"
+        assert learn_near(theta, [rows], np.ones(300, dtype=bool), near)[1].terms == "squares"
 
     def test_nothing_is_learnt_from_noise(self):
         rng = np.random.default_rng(7)
         theta, rows = rng.standard_normal((2000, 1)), rng.standard_normal((2000, 3))
-        assert learn_near(theta, rows, np.ones(2000, dtype=bool), np.arange(2000) % 3 == 0) is None
+        assert learn_near(theta, [rows], np.ones(2000, dtype=bool), np.arange(2000) % 3 == 0) is None
 
 
 def autoregression(rng, slope, length=60):
