@@ -392,9 +392,9 @@ class TestChoice:
         assert _better(None, by_row, none) is by_row and _better(whole, None, none) is whole
         assert _better(None, None, none) is None
 
-    @pytest.mark.parametrize(("gain", "series"), [(0.25, True), (0.15, False), (-0.5, False)])
+    @pytest.mark.parametrize(("gain", "series"), [(0.15, True), (0.05, False), (-0.5, False)])
     def test_learnt_summaries_or_one_series(self, gain, series):
-        """The standard error of the gain is .1: the series must be ahead by two of them, whatever the scores say."""
+        """The standard error of the gain is .1: the series must be ahead by that, whatever the scores say."""
         whole, other = (self.assessment(some, 0.0, 500).learnt for some in (0.0, -gain))
         whole, other = whole._replace(gains=np.zeros(100)), other._replace(gains=gain + np.array([1.0, -1.0] * 50))
         assert (_likelier(whole, other) is other) == series
@@ -475,7 +475,7 @@ def test_a_series_of_more_values_than_can_have_laws_of_their_own(monkeypatch):
 
     monkeypatch.setattr("onedraw.surrogate.validation.choose_form", not_asked)
     monkeypatch.setattr(assessment, "learn_likelihood", learnt)
-    observed = autoregression(np.random.default_rng(1), np.array([0.4]))[0]
+    observed = autoregression(np.random.default_rng(2), np.array([0.4]))[0]
     model = od.Model(od.Prior(slope=stats.uniform(-0.9, 1.8)), od.batched(autoregression), observed)
     post = od.infer(model, budget=400, seed=1, draws=1000)
     assert post.settings["summary"] == "summaries as given" and len(post.settings["terms"]) == 2
@@ -489,7 +489,7 @@ def test_a_series_of_more_values_than_can_have_laws_of_their_own(monkeypatch):
     # Both likelihoods are tried at the same simulations.
     assert [len(set(one)) for one in asked.values()] == [1] * len(asked)
     assert max(map(len, asked.values())) == 2
-    # With learnt summaries the mean is off by more than one standard deviation.
+    # With summaries learnt from the values themselves the mean is off by more than one standard deviation.
     assert abs(row.mean - mean) < 0.35 * sd and abs(np.log(row.sd / sd)) < 0.25
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.linalg import toeplitz
 
 import onedraw as od
 from onedraw.report.verdict import judge
@@ -13,7 +14,7 @@ from onedraw.results.diagnostics import LITTLE, LOST
 from onedraw.results.learned_summary import _regressed, learn_near
 from onedraw.results.series_moments import BAND, LAGS, LEAST_SIZE, moments_of
 
-WIDTH = 26
+WIDTH = 30
 """Moments of one series."""
 
 
@@ -21,7 +22,14 @@ def of(series):
     """Of one series, by name."""
     moments = moments_of(series[None], [series.shape])._replace(units=(2.0,))
     (found,) = moments.of(series[None])
-    names = ["mean by unit", "mean by spread", "log spread", *(f"value {k}" for k in range(LAGS + 1))]
+    names = [
+        "mean by unit",
+        "mean by spread",
+        "log spread",
+        *(f"value {k}" for k in range(LAGS + 1)),
+        *(f"partial {k}" for k in range(2, LAGS + 1)),
+        "open",
+    ]
     for one in ("size", "log"):
         names += [f"mean {one}", f"spread {one}", *(f"{one} {k}" for k in range(LAGS + 1))]
     names += ["cube", "later squared", "before squared", "fourth"]
@@ -49,6 +57,16 @@ class TestMoments:
             right = [sum(z[t + k] * z[t] for t in range(60 - k)) / sum(z**2) for k in range(1, BAND + 1)]
             got = [self.found[f"{name} {k}"] for k in range(LAGS + 1)]
             assert got == pytest.approx([*right[:LAGS], np.mean(right[LAGS:])])
+
+    def test_partial_autocorrelations(self):
+        """By regressions with the same autocorrelations."""
+        z = self.u
+        r = [sum(z[t + k] * z[t] for t in range(60 - k)) / 60 for k in range(BAND + 1)]
+        slopes = [np.linalg.solve(toeplitz(r[:k]), r[1 : k + 1]) for k in range(1, BAND + 1)]
+        assert [self.found[f"partial {k}"] for k in range(2, LAGS + 1)] == pytest.approx(
+            [s[-1] for s in slopes[1:LAGS]]
+        )
+        assert self.found["open"] == pytest.approx(np.log(1.0 - slopes[-1] @ r[1:]))
 
     def test_shape_and_direction(self):
         later, before = self.u[1:], self.u[:-1]

@@ -15,6 +15,7 @@ from onedraw.model.model import Model
 from onedraw.results.learned_summary import learn_near
 from onedraw.results.learnt_likelihood import (
     CLEARLY,
+    LIKELY_ERRORS,
     MOST_LEARNT,
     DescribedRows,
     LearntLikelihood,
@@ -216,15 +217,16 @@ def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None, sha
 
 
 def _likelier(whole: LearntLikelihood | None, series: LearntLikelihood | None) -> LearntLikelihood | None:
-    """The likelihood of learnt summaries, or that of one series if it is clearly ahead.
+    """The likelihood of learnt summaries, or that of one series if it is ahead by a standard error.
 
-    They are compared at the same simulations, proposed near the posterior: those near the data by a distance of many
-    summaries are few that count, and not near it.
+    One loses what the summaries do not show, and the other what values long before say of a hidden state. They are
+    compared at the same simulations, proposed near the posterior: those near the data by a distance of many summaries
+    are few that count, and not near it.
     """
     if whole is None or series is None:
         return series or whole
     share = np.full(len(series.gains), 1.0 / max(len(series.gains), 1))
-    return series if better(series.gains, whole.gains, share, CLEARLY) else whole
+    return series if better(series.gains, whole.gains, share, LIKELY_ERRORS) else whole
 
 
 def gain_of(scores: Array, others: Array, share: Array, errors: float = 1.0) -> tuple[float, float]:

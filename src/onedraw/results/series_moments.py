@@ -7,6 +7,8 @@ values u = (y - m) / s, are
 
 - m, in units of the usual s and of its own; log s;
 - autocorrelations at lags 1 to 4, and their mean at lags 5 to 8, of u, of |u| and of log(|u| + .02);
+- partial autocorrelations of u at lags 2 to 4, and the log of the share of its variance that the last eight values
+  leave open: of moving averages, and of states with noise, these show more than autocorrelations do;
 - mean and log standard deviation of |u| and of log(|u| + .02);
 - means of u^3 and u^4, and of products of a square and a neighbour, which say whether it looks the same upside down
   and backwards.
@@ -25,6 +27,8 @@ LAGS, BAND = 4, 8
 """Lags with an autocorrelation each, and the last of the further ones that have one mean together."""
 LEAST_SIZE = 0.02
 """In standard deviations, added to sizes before logarithms are taken: zeros have none."""
+LEAST_OPEN = 1e-9
+"""Share of the variance of a value that the values before it leave open at least."""
 LONG, MOST_SERIES = 40, 4
 """Values that a long series has more of, and series up to which each array is described by moments."""
 
@@ -54,7 +58,7 @@ def moments_of(rows: Array, shapes: Sequence[tuple[int, ...]]) -> SeriesMoments 
     """The moments of data that are arrays of these shapes, end to end, learnt from rows (n, s); None if none is long.
 
     >>> moments_of(np.ones((3, 104)), [(100,), (4,)]).width, moments_of(np.ones((3, 40)), [(40,)])
-    (30, None)
+    (34, None)
     >>> [len(one) for one in moments_of(np.ones((3, 150)), [(50, 3)]).places]
     [50, 50, 50]
     >>> moments_of(np.ones((3, 4100)), [(41, 100)]) is None
@@ -84,9 +88,10 @@ def _moments(series: Array, unit: float) -> Array:
     mean, spread = series.mean(axis=1, keepdims=True), _spread(series)
     u = (series - mean) / spread
     size = np.abs(u)
-    found = [np.arcsinh(mean / unit), np.arcsinh(mean / spread), np.log(spread), _autocorrelations(u)]
+    at_lags = _autocorrelations(u)
+    found = [np.arcsinh(mean / unit), np.arcsinh(mean / spread), np.log(spread), _banded(at_lags), _partial(at_lags)]
     for one in (size, np.log(size + LEAST_SIZE)):
-        found += [one.mean(axis=1, keepdims=True), np.log(_spread(one)), _autocorrelations(one)]
+        found += [one.mean(axis=1, keepdims=True), np.log(_spread(one)), _banded(_autocorrelations(one))]
     later, before = u[:, 1:], u[:, :-1]
     cubes = (u**3, np.square(later) * before, later * np.square(before))
     found += [np.arcsinh(one.mean(axis=1, keepdims=True)) for one in cubes]
@@ -94,8 +99,27 @@ def _moments(series: Array, unit: float) -> Array:
 
 
 def _autocorrelations(values: Array) -> Array:
-    """(n, LAGS + 1) of values (n, length): one for each of the first lags, and the mean of the next few."""
+    """(n, BAND) of values (n, length), at lags 1 to BAND."""
     length = values.shape[1]
     z = (values - values.mean(axis=1, keepdims=True)) / _spread(values)
-    each = np.stack([np.einsum("ij,ij->i", z[:, k:], z[:, : length - k]) / length for k in range(1, BAND + 1)], axis=1)
-    return np.column_stack([each[:, :LAGS], each[:, LAGS:].mean(axis=1)])
+    return np.stack([np.einsum("ij,ij->i", z[:, k:], z[:, : length - k]) / length for k in range(1, BAND + 1)], axis=1)
+
+
+def _banded(at_lags: Array) -> Array:
+    """(n, LAGS + 1): one for each of the first lags, and the mean of the others."""
+    return np.column_stack([at_lags[:, :LAGS], at_lags[:, LAGS:].mean(axis=1)])
+
+
+def _partial(at_lags: Array) -> Array:
+    """(n, LAGS): partial autocorrelations at lags 2 to LAGS, and the log of the share of the variance left open.
+
+    By the recursion of Levinson and Durbin. Autocorrelations that are sums over pairs, divided by the length of the
+    series, are those of some process, so that no share falls to zero but by rounding.
+    """
+    (n, lags), left = at_lags.shape, np.ones(len(at_lags))
+    slopes, partial = np.zeros((n, 0)), np.empty((n, lags))
+    for k in range(lags):
+        last = (at_lags[:, k] - np.einsum("ij,ij->i", slopes, at_lags[:, :k][:, ::-1])) / left
+        slopes = np.column_stack([slopes - last[:, None] * slopes[:, ::-1], last])
+        partial[:, k], left = last, np.maximum(left * (1.0 - np.square(last)), LEAST_OPEN)
+    return np.column_stack([partial[:, 1:LAGS], np.log(left)])
