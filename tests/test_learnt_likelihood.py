@@ -475,7 +475,9 @@ def test_a_series_of_more_values_than_can_have_laws_of_their_own(monkeypatch):
 
     monkeypatch.setattr("onedraw.surrogate.validation.choose_form", not_asked)
     monkeypatch.setattr(assessment, "learn_likelihood", learnt)
-    observed = autoregression(np.random.default_rng(2), np.array([0.4]))[0]
+    # Moments of the series are as good here: either may be ahead.
+    monkeypatch.setattr(assessment, "moments_of", lambda *_: None)
+    observed = autoregression(np.random.default_rng(1), np.array([0.4]))[0]
     model = od.Model(od.Prior(slope=stats.uniform(-0.9, 1.8)), od.batched(autoregression), observed)
     post = od.infer(model, budget=400, seed=1, draws=1000)
     assert post.settings["summary"] == "summaries as given" and len(post.settings["terms"]) == 2
