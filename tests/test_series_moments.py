@@ -176,6 +176,17 @@ def test_parameters_of_which_learnt_summaries_say_nothing():
     assert [one.level for one in judge(without).findings if one.name == "Summaries"] == ["green"]
 
 
+@pytest.mark.parametrize("number", [1, 0])
+def test_a_parameter_that_is_not_seen_is_not_predicted(number):
+    """Without a simulation the mean of the others is a little lower if its parameter is high."""
+    rng = np.random.default_rng(8)
+    theta = rng.standard_normal((600, 5))
+    all_seen = theta + rng.standard_normal((600, 5))
+    one_seen = theta[:, :1] + rng.standard_normal((600, 3))
+    every, described = np.ones(600, dtype=bool), [one_seen, all_seen]
+    assert learn_near(theta, described if number else described[::-1], every, every)[0] == number
+
+
 def test_no_fit_through_all_simulations_seems_to_predict_them():
     """With squares there are more columns than simulations; none of them says anything."""
     rng = np.random.default_rng(7)

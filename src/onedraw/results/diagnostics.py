@@ -84,7 +84,7 @@ OF_SERIES = (
     "Summaries of your own may show more of a series. If a hidden state is behind it, and the probability of a value "
     "given the state is known, od.particle_filter makes the posterior exact.",
 )
-HARDLY_ANY = 0.9
+HARDLY_ANY = 0.95
 """Posterior over prior standard deviation of a parameter, in unbounded coordinates, from which learnt summaries say
 hardly anything of it."""
 
@@ -99,9 +99,9 @@ def little_learnt(draws: Array, prior_draws: Array, names: Sequence[str]) -> lis
     """That learnt summaries say hardly anything of some parameters, of which these are draws (n, dim), in plain words.
 
     >>> prior = np.random.default_rng(1).standard_normal((500, 2))
-    >>> [note[:52] for note in little_learnt(prior * [0.95, 0.5], prior, ["mu", "phi"])]
+    >>> [note[:52] for note in little_learnt(prior * [0.97, 0.5], prior, ["mu", "phi"])]
     ['warning: learnt summaries say hardly anything of mu']
-    >>> little_learnt(prior * [0.8, 0.5], prior, ["mu", "phi"])
+    >>> little_learnt(prior * [0.9, 0.5], prior, ["mu", "phi"])
     []
     """
     unknown = draws.std(axis=0) >= HARDLY_ANY * prior_draws.std(axis=0)

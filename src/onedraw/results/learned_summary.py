@@ -118,6 +118,8 @@ def _log_explained(theta: Array, predicted: Array) -> Array:
 def _regressed(theta: Array, rows: Array, weights: Array, terms: str) -> tuple[LearnedSummary | None, Array]:
     """The summary of a regression, and the residuals (n, dim) of parameters, each left out of its own fit.
 
+    Parameters that are not seen have their mean as prediction.
+
     With few simulations per coefficient the penalty is the one that predicts simulations left out best.
     """
     share = weights / weights.sum()
@@ -145,6 +147,9 @@ def _regressed(theta: Array, rows: Array, weights: Array, terms: str) -> tuple[L
     of_theta = left_out[:, :dim] * unit
     # The size of a parameter that is seen itself says little more, and the two are nearly functions of each other.
     keep[dim:] &= r_squared[dim:] > r_squared[:dim]
+    # Left out, a parameter that is not seen is predicted by the mean of the others, which falls as it rises: a line in
+    # that would seem to predict it exactly.
+    of_theta[:, ~keep[:dim]] = theta[:, ~keep[:dim]] - middle[~keep[:dim]]
     if not keep.any():
         return None, of_theta
     coefficients = coefficients[:, keep] / np.sqrt(np.maximum(residual[keep], 1e-12))
