@@ -99,7 +99,7 @@ def little_learnt(draws: Array, prior_draws: Array, names: Sequence[str]) -> lis
     """That learnt summaries say hardly anything of some parameters, of which these are draws (n, dim), in plain words.
 
     >>> prior = np.random.default_rng(1).standard_normal((500, 2))
-    >>> [note[:52] for note in little_learnt(prior * [0.97, 0.5], prior, ["mu", "phi"])]
+    >>> [note[:51] for note in little_learnt(prior * [0.97, 0.5], prior, ["mu", "phi"])]
     ['warning: learnt summaries say hardly anything of mu']
     >>> little_learnt(prior * [0.9, 0.5], prior, ["mu", "phi"])
     []
