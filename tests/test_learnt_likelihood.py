@@ -392,9 +392,9 @@ class TestChoice:
         assert _better(None, by_row, none) is by_row and _better(whole, None, none) is whole
         assert _better(None, None, none) is None
 
-    @pytest.mark.parametrize(("gain", "series"), [(0.25, True), (0.15, False), (-0.5, False)])
+    @pytest.mark.parametrize(("gain", "series"), [(0.15, True), (0.05, False), (-0.5, False)])
     def test_learnt_summaries_or_one_series(self, gain, series):
-        """The standard error of the gain is .1: the series must be ahead by two of them, whatever the scores say."""
+        """The standard error of the gain is .1: the series must be ahead by that, whatever the scores say."""
         whole, other = (self.assessment(some, 0.0, 500).learnt for some in (0.0, -gain))
         whole, other = whole._replace(gains=np.zeros(100)), other._replace(gains=gain + np.array([1.0, -1.0] * 50))
         assert (_likelier(whole, other) is other) == series
@@ -428,7 +428,7 @@ class TestLearntNear:
         theta = rng.standard_normal((800, 1))
         rows = theta @ rng.standard_normal((1, 20)) + 3.0 * rng.standard_normal((800, 20))
         everywhere, near = np.ones(800, dtype=bool), np.abs(theta[:, 0]) < 0.5
-        found = learn_near(theta, rows, everywhere, near)
+        _, found = learn_near(theta, [rows], everywhere, near)
         assert found.coefficients.tolist() == learn(theta, rows, np.ones(800), "linear").coefficients.tolist()
 
     def test_another_summary_near_the_data(self):
@@ -438,7 +438,7 @@ class TestLearntNear:
         near = np.abs(theta[:, 0]) < 0.7
         rows = np.where(near[:, None] == [True, False], theta, 3.0 * rng.standard_normal((800, 2)))
         rows += 0.1 * rng.standard_normal((800, 2))
-        found = learn_near(theta, rows, np.ones(800, dtype=bool), near)
+        _, found = learn_near(theta, [rows], np.ones(800, dtype=bool), near)
         slopes = learn(theta, rows, near.astype(float), "linear").coefficients
         assert found.terms == "linear" and found.coefficients == pytest.approx(slopes)
 
@@ -446,12 +446,12 @@ class TestLearntNear:
         rng = np.random.default_rng(6)
         rows = rng.standard_normal((300, 30))
         theta, near = np.square(rows[:, :1]) + 0.3 * rng.standard_normal((300, 1)), np.arange(300) % 3 == 0
-        assert learn_near(theta, rows, np.ones(300, dtype=bool), near).terms == "squares"
+        assert learn_near(theta, [rows], np.ones(300, dtype=bool), near)[1].terms == "squares"
 
     def test_nothing_is_learnt_from_noise(self):
         rng = np.random.default_rng(7)
         theta, rows = rng.standard_normal((2000, 1)), rng.standard_normal((2000, 3))
-        assert learn_near(theta, rows, np.ones(2000, dtype=bool), np.arange(2000) % 3 == 0) is None
+        assert learn_near(theta, [rows], np.ones(2000, dtype=bool), np.arange(2000) % 3 == 0) is None
 
 
 def autoregression(rng, slope, length=60):
@@ -475,6 +475,8 @@ def test_a_series_of_more_values_than_can_have_laws_of_their_own(monkeypatch):
 
     monkeypatch.setattr("onedraw.surrogate.validation.choose_form", not_asked)
     monkeypatch.setattr(assessment, "learn_likelihood", learnt)
+    # Moments of the series are as good here: either may be ahead.
+    monkeypatch.setattr(assessment, "moments_of", lambda *_: None)
     observed = autoregression(np.random.default_rng(1), np.array([0.4]))[0]
     model = od.Model(od.Prior(slope=stats.uniform(-0.9, 1.8)), od.batched(autoregression), observed)
     post = od.infer(model, budget=400, seed=1, draws=1000)
@@ -489,7 +491,7 @@ def test_a_series_of_more_values_than_can_have_laws_of_their_own(monkeypatch):
     # Both likelihoods are tried at the same simulations.
     assert [len(set(one)) for one in asked.values()] == [1] * len(asked)
     assert max(map(len, asked.values())) == 2
-    # With learnt summaries the mean is off by more than one standard deviation.
+    # With summaries learnt from the values themselves the mean is off by more than one standard deviation.
     assert abs(row.mean - mean) < 0.35 * sd and abs(np.log(row.sd / sd)) < 0.25
 
 

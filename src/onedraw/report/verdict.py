@@ -22,6 +22,8 @@ from onedraw.results.diagnostics import (
     FEW,
     FEW_EFFECTIVE,
     FEWEST_PLACED,
+    LITTLE,
+    LOST,
     MISFIT,
     NARROW,
     enough_for,
@@ -101,11 +103,11 @@ def judge(post: Posterior, positions: Sequence[SliderPosition] = (), misfit: Mis
     findings = [*([wrong] if wrong else []), _end(post)]
     if rows:
         findings += [*_agreement(post, rows), _effective_draws(post, rows)]
-    findings += [*_acceptance(post), *_calibration(post), _failures(post)]
+    findings += [*_acceptance(post), *_calibration(post), *_summaries(post), _failures(post)]
     if rows and positions:
         findings += _tolerance(post, positions)
     warned = ("this run was continued with force", "warning")
-    told = (MISFIT, FEW, NARROW) if "calibration" in post.settings else (MISFIT, FEW)
+    told = (MISFIT, FEW, LITTLE, *([NARROW] if "calibration" in post.settings else []))
     notes = [note for note in post.notes if note.startswith(warned) or "conditional on" in note]
     notes = [note for note in notes if not note.startswith(told)]
     findings += [Finding(AMBER, "Note", "", f"{note}.") for note in notes]
@@ -245,6 +247,20 @@ def _calibration(post: Posterior) -> Iterator[Finding]:
     narrow = too_narrow(covered[name], number, len(covered))
     todo = f"The intervals of {name} are too narrow or biased: raise the budget." if narrow else ""
     yield Finding(AMBER if narrow else GREEN, "Intervals", f"{100 * covered[name]:.0f} %", text, todo)
+
+
+def _summaries(post: Posterior) -> Iterator[Finding]:
+    """What learnt summaries lose; how much, only if it is nearly all."""
+    if not any(note.startswith(LOST) for note in post.notes):
+        return
+    little = [note.removeprefix("warning: ") for note in post.notes if note.startswith(LITTLE)]
+    text = (
+        "the posterior is that given these. It is wider than the exact one by what they lose of the data; the number "
+        "of effective draws does not show how much that is."
+    )
+    text += "".join(f" But {note}." for note in little)
+    todo = "Compare summaries of your own that depend on these parameters." if little else ""
+    yield Finding(AMBER if little else GREEN, "Summaries", "learnt", text, todo)
 
 
 def _failures(post: Posterior) -> Finding:

@@ -15,6 +15,7 @@ from onedraw.model.model import Model
 from onedraw.results.learned_summary import learn_near
 from onedraw.results.learnt_likelihood import (
     CLEARLY,
+    LIKELY_ERRORS,
     MOST_LEARNT,
     DescribedRows,
     LearntLikelihood,
@@ -23,6 +24,7 @@ from onedraw.results.learnt_likelihood import (
     learning_work,
 )
 from onedraw.results.regression import AdjustedDraws, Method, Neighbourhood, distances_from, estimate, with_clusters
+from onedraw.results.series_moments import SeriesMoments, moments_of
 from onedraw.results.trial import TrialResult, choose_method, held_out_count, near_data, standardising
 from onedraw.surrogate.choice import MOST_COLUMNS
 from onedraw.surrogate.likelihood import better, mean_gain
@@ -47,6 +49,9 @@ FEWEST_LEARNT = 20
 """Simulations below which no likelihood is learnt."""
 HELD_OUT_OF_OWN = 12
 """Simulations that are taken as data if the distance is the user's own, which may be slow."""
+
+LEARNT, FROM_MOMENTS = "learnt summaries", "summaries learnt from moments of the series"
+"""What learnt summaries are called, by what they are learnt from."""
 
 Rows = Callable[[Array], Array]
 
@@ -146,12 +151,14 @@ def assess(
     name, scale = scaled_summary(model, rows[:pilot])
     maps, names = [scale], [name]
     order = [np.argsort(_distances(scale, own, model)(rows), kind="stable")]
-    if own is None and len(rows) >= FEWEST_PER_SUMMARY * (rows.shape[1] + 1):
-        learnt = _learned(theta, rows, scale, order[0])
+    if own is None:
+        # Rows that the user says are independent are no series.
+        moments = None if model.replicates is not None else moments_of(rows[:pilot], model.recipe.layout.shapes)
+        learnt = _learned(theta, rows, scale, moments, order[0])
         if learnt is not None:
-            maps.append(learnt)
-            names.append("learnt summaries")
-            order.append(np.argsort(_distances(learnt, None, model)(rows), kind="stable"))
+            names.append(learnt[0])
+            maps.append(learnt[1])
+            order.append(np.argsort(_distances(maps[1], None, model)(rows), kind="stable"))
     index = np.unique(np.concatenate([some[:NEAREST] for some in order]))
     weights, observed = simulations.log_weights(theta[index]), tuple(one(model.observed_row[None])[0] for one in maps)
     neighbourhoods = []
@@ -210,15 +217,16 @@ def _better(whole: LearntLikelihood | None, by_row: LearntLikelihood | None, sha
 
 
 def _likelier(whole: LearntLikelihood | None, series: LearntLikelihood | None) -> LearntLikelihood | None:
-    """The likelihood of learnt summaries, or that of one series if it is clearly ahead.
+    """The likelihood of learnt summaries, or that of one series if it is ahead by a standard error.
 
-    They are compared at the same simulations, proposed near the posterior: those near the data by a distance of many
-    summaries are few that count, and not near it.
+    One loses what the summaries do not show, and the other what values long before say of a hidden state. They are
+    compared at the same simulations, proposed near the posterior: those near the data by a distance of many summaries
+    are few that count, and not near it.
     """
     if whole is None or series is None:
         return series or whole
     share = np.full(len(series.gains), 1.0 / max(len(series.gains), 1))
-    return series if better(series.gains, whole.gains, share, CLEARLY) else whole
+    return series if better(series.gains, whole.gains, share, LIKELY_ERRORS) else whole
 
 
 def gain_of(scores: Array, others: Array, share: Array, errors: float = 1.0) -> tuple[float, float]:
@@ -279,19 +287,30 @@ def _described(maps: list[Rows], rows: Array, observed: Array) -> DescribedRows 
     return DescribedRows(maps[1](rows), there, learnt=True) if len(there) <= MOST_LEARNT else None
 
 
-def _learned(theta: Array, rows: Array, scale: Rows, order: Array) -> Rows | None:
-    """A summary learnt from simulations with even numbers: the odd ones validate it.
+def _learned(
+    theta: Array, rows: Array, scale: Rows, moments: SeriesMoments | None, order: Array
+) -> tuple[str, Rows] | None:
+    """A summary learnt from simulations with even numbers, and its name: the odd ones validate it.
 
     They count without weights: the posterior mean given the proposals as a prior is as good a summary, and leans on
-    more of them.
+    more of them. It is learnt from the summaries, or from moments of the series among them if these predict better.
     """
+    maps = {LEARNT: scale} if len(rows) >= FEWEST_PER_SUMMARY * (rows.shape[1] + 1) else {}
+    if moments is not None and len(rows) >= FEWEST_PER_SUMMARY * (moments.width + 1):
+        maps[FROM_MOMENTS] = moments.of
+    if not maps:
+        return None
     close = order[: max(int(LEARN_SHARE * len(rows)), min(len(rows), 1000), PER_SUMMARY * rows.shape[1])]
     everywhere, near = (
         one[:: max(1, math.ceil(len(one) / LEARN_FROM))] for one in (np.arange(0, len(rows), 2), close[close % 2 == 0])
     )
     both = np.union1d(everywhere, near)
-    learnt = learn_near(theta[both], scale(rows[both]), np.isin(both, everywhere), np.isin(both, near))
-    return None if learnt is None else lambda raw: learnt(scale(raw))
+    described = [one(rows[both]) for one in maps.values()]
+    found = learn_near(theta[both], described, np.isin(both, everywhere), np.isin(both, near))
+    if found is None:
+        return None
+    (name, first), learnt = list(maps.items())[found[0]], found[1]
+    return name, lambda raw: learnt(first(raw))
 
 
 def _distances(summary: Rows, own: Callable[[Array, Array], Array] | None, model: Model) -> Rows:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onedraw.engines.arrays import Array
-from onedraw.results.assessment import Assessment
+from onedraw.results.assessment import FROM_MOMENTS, Assessment
 from onedraw.results.learnt_likelihood import LearntLikelihood
 from onedraw.results.misfit import SURE, AmongSimulations, compare
 from onedraw.results.trial import TrialResult
@@ -39,9 +39,11 @@ case of 21."""
 
 
 NARROW = "warning: 90 % intervals"
+LITTLE = "warning: learnt summaries say hardly anything of"
+LOST = "Fewer summaries were learnt from those given, by regression"
 MISFIT = "warning: the model may not be able to produce these data"
 FEW = "warning: the effective sample size is only about"
-"""How notes begin that say what the findings "Intervals", "Misfit" and "Effective draws" of a verdict say."""
+"""How notes begin that say what findings of a verdict say: "Intervals", "Summaries", "Misfit" and "Effective draws"."""
 
 
 def tolerance_path(distances: Array, ends: tuple[int, ...], nearest: int) -> list[list[float]]:
@@ -72,10 +74,45 @@ def _or_none(value: float) -> float | None:
 
 
 REDUCED = (
-    "Fewer summaries were learnt from those given, by regression. The posterior is conditional on these: what they "
-    "lose of the data makes it wider, and no stated error shows this."
+    LOST + "{}. The posterior is that given these: what they lose "
+    "of the data makes it wider than the exact one, and neither the effective sample size nor any other stated error "
+    "shows this."
 )
-"""What is said if summaries were learnt."""
+"""What is said if summaries were learnt, and from what."""
+OF_SERIES = (
+    " on moments of the series (level, size, and how values depend on earlier ones)",
+    "Summaries of your own may show more of a series. If a hidden state is behind it, and the probability of a value "
+    "given the state is known, od.particle_filter makes the posterior exact.",
+)
+HARDLY_ANY = 0.95
+"""Posterior over prior standard deviation of a parameter, in unbounded coordinates, from which learnt summaries say
+hardly anything of it."""
+
+
+def reduced(learnt_from: str) -> list[str]:
+    """What is said if summaries were learnt, by what these are called."""
+    series = learnt_from == FROM_MOMENTS
+    return [REDUCED.format(OF_SERIES[0]), OF_SERIES[1]] if series else [REDUCED.format("")]
+
+
+def little_learnt(draws: Array, prior_draws: Array, names: Sequence[str]) -> list[str]:
+    """That learnt summaries say hardly anything of some parameters, of which these are draws (n, dim), in plain words.
+
+    >>> prior = np.random.default_rng(1).standard_normal((500, 2))
+    >>> [note[:51] for note in little_learnt(prior * [0.97, 0.5], prior, ["mu", "phi"])]
+    ['warning: learnt summaries say hardly anything of mu']
+    >>> little_learnt(prior * [0.9, 0.5], prior, ["mu", "phi"])
+    []
+    """
+    unknown = draws.std(axis=0) >= HARDLY_ANY * prior_draws.std(axis=0)
+    if not unknown.any():
+        return []
+    named = [name for name, one in zip(names, unknown, strict=True) if one]
+    whose = "its posterior is" if len(named) == 1 else "their posteriors are"
+    return [
+        f"{LITTLE} {', '.join(named)}: {whose} nearly as wide as the prior. The data themselves may say more; give "
+        "summaries of your own that depend on it"
+    ]
 
 
 def notes(
@@ -92,7 +129,7 @@ def notes(
         f"Method: {_method(proposals)}; the nearest {count:,} of {simulations:,} by {name} are used.",
         f"Tolerance: {eps:.4g}. Effective sample size: about {effective:.0f}.",
         f"The draws are {found.trial.words()}.",
-        *([REDUCED] if found.method.summary else []),
+        *(reduced(name) if found.method.summary else []),
         *warnings(effective, found.trial, before),
     ]
     if found.left_out:
@@ -183,7 +220,7 @@ def learnt_notes(
         "simulations is left out.",
     ]
     if learnt.learnt_summary:
-        told.append(REDUCED)
+        told += reduced(found.names[-1])
     if not math.isnan(gain):
         told.append(
             f"Held-out score: {gain:+.2f} ± {error:.2f} relative to draws {found.method.words()} (mean log density of "

@@ -8,7 +8,7 @@ by the standard deviation of the residuals, which puts distances in units of wha
 Reference: Fearnhead and Prangle (2012).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,6 +34,9 @@ FEW_EACH, PENALTIES = 10, (RIDGE, 0.01, 0.1, 1.0)
 """Simulations per coefficient below which one of these penalties is chosen."""
 AT_ONCE = 2**18
 """Numbers that the columns of a regression hold at once when a summary is computed, few enough for the cache."""
+LEAST_LEFT = 1e-6
+"""Of one minus the leverage of a simulation, which rounding could make zero. With more columns than simulations it is
+nearly as small: were it taken for larger, a fit that goes through all simulations would seem to predict them."""
 FEWEST_EACH = 5
 """Simulations per coefficient from which squares and products are used unless asked for."""
 
@@ -73,23 +76,28 @@ def learn(theta: Array, rows: Array, weights: Array, terms: str) -> LearnedSumma
     return _regressed(theta, rows, weights, terms)[0]
 
 
-def learn_near(theta: Array, rows: Array, everywhere: Array, near: Array) -> LearnedSummary | None:
-    """The summary from a line through simulations everywhere (n,), unless another predicts those near the data better.
+def learn_near(
+    theta: Array, described: Sequence[Array], everywhere: Array, near: Array
+) -> tuple[int, LearnedSummary] | None:
+    """The summary from a line through all simulations, unless another predicts those near the data better.
 
-    Others are learnt from those near (n,) alone, or have squares or products: fewer simulations per coefficient. They
-    must be ahead by two standard errors in the log density of the parameters of simulations left out.
+    `described` are the same data (n, s) in one or several descriptions: the first counts unless another is better; the
+    number of the description comes with the summary. Others are learnt from those near (n,) alone, or have squares or
+    products: fewer simulations per coefficient. They must be ahead by two standard errors in the log density of the
+    parameters of simulations left out.
     """
-    share, tried = near / near.sum(), dict.fromkeys(("linear", "squares", terms_for(rows.shape[1], int(near.sum()))))
+    share = near / near.sum()
     found, best = None, np.empty(0)
-    for terms in tried:
-        for some in (everywhere, near):
-            learnt, left_out = _regressed(theta, rows, some.astype(float), terms)
-            if learnt is None:
-                continue
-            scores = np.zeros(len(theta))
-            scores[near] = _log_explained(theta[near], theta[near] - left_out[near])
-            if found is None or better(scores, best, share, CLEARLY):
-                found, best = learnt, scores
+    for number, rows in enumerate(described):
+        for terms in dict.fromkeys(("linear", "squares", terms_for(rows.shape[1], int(near.sum())))):
+            for some in (everywhere, near):
+                learnt, left_out = _regressed(theta, rows, some.astype(float), terms)
+                if learnt is None:
+                    continue
+                scores = np.zeros(len(theta))
+                scores[near] = _log_explained(theta[near], theta[near] - left_out[near])
+                if found is None or better(scores, best, share, CLEARLY):
+                    found, best = (number, learnt), scores
     return found
 
 
@@ -109,6 +117,8 @@ def _log_explained(theta: Array, predicted: Array) -> Array:
 
 def _regressed(theta: Array, rows: Array, weights: Array, terms: str) -> tuple[LearnedSummary | None, Array]:
     """The summary of a regression, and the residuals (n, dim) of parameters, each left out of its own fit.
+
+    Parameters that are not seen have their mean as prediction.
 
     With few simulations per coefficient the penalty is the one that predicts simulations left out best.
     """
@@ -137,6 +147,9 @@ def _regressed(theta: Array, rows: Array, weights: Array, terms: str) -> tuple[L
     of_theta = left_out[:, :dim] * unit
     # The size of a parameter that is seen itself says little more, and the two are nearly functions of each other.
     keep[dim:] &= r_squared[dim:] > r_squared[:dim]
+    # Left out, a parameter that is not seen is predicted by the mean of the others, which falls as it rises: a line in
+    # that would seem to predict it exactly.
+    of_theta[:, ~keep[:dim]] = theta[:, ~keep[:dim]] - middle[~keep[:dim]]
     if not keep.any():
         return None, of_theta
     coefficients = coefficients[:, keep] / np.sqrt(np.maximum(residual[keep], 1e-12))
@@ -156,7 +169,7 @@ def _penalised(columns: Array, targets: Array, share: Array, ridge: float) -> tu
     coefficients, _ = dpotrs(root, columns.T @ (share[:, None] * targets), lower=True)
     spread = dtrsm(1.0, root, weighted.T, lower=True, overwrite_b=True)
     leverage = np.einsum("ij,ij->j", spread, spread)
-    left_out = (targets - columns @ coefficients) / np.maximum(1.0 - leverage, 0.05)[:, None]
+    left_out = (targets - columns @ coefficients) / np.maximum(1.0 - leverage, LEAST_LEFT)[:, None]
     return coefficients, left_out
 
 

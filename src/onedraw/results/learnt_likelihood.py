@@ -75,7 +75,7 @@ PASSES, LIKELY_FROM, BEYOND_EDGE, DECAY = 2, 2500.0, 0.05, 0.3
 needed; the share of the posterior that is less likely than those that count in full; and the power of the likelihood
 with which others count."""
 LIKELY_ERRORS = 1.0
-"""Standard errors of the log score by which such a fit must be ahead."""
+"""Standard errors of the log score by which such a fit must be ahead, and the law of a series of learnt summaries."""
 MOST_LEARNT = 80
 """Learnt summaries that a surrogate is fitted to at most, if there are too many others."""
 

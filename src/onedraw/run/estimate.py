@@ -13,6 +13,7 @@ from onedraw.results.diagnostics import (
     chosen_settings,
     learnt_notes,
     learnt_settings,
+    little_learnt,
     notes,
     tolerance_path,
 )
@@ -29,6 +30,8 @@ COMPONENTS, LEARNT_SCALE = 300, 0.25
 """The number of these normals, and their covariances in covariances of a draw's neighbours: they are many."""
 SPARE = 50
 """One draw in this many is spare."""
+PRIOR_DRAWS = 2000
+"""Draws of the prior with whose spread that of the posterior is compared."""
 FEWEST_DRAWS = 100
 """Draws that the sampler over a learnt likelihood needs to reach the posterior, however few are wanted of them."""
 MOST_LEFT_OUT = 0.5
@@ -72,6 +75,7 @@ def _adjusted(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.r
         len(found.draws.source),
         found.draws.eps,
     )
+    little = _little_learnt(model, bank, theta, rng) if method.summary else []
     path, before = tolerance_path(found.distances(rows), bank.ends, count), _among_prior(model, bank, rows)
     rate = count / len(rows)
     return Result(
@@ -86,7 +90,7 @@ def _adjusted(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.r
             "stages": len(bank.ends),
             "misfit": packed(before),
         },
-        notes=tuple(notes(found, len(bank.mixtures), len(rows), effective, before, unadjusted)),
+        notes=(*notes(found, len(bank.mixtures), len(rows), effective, before, unadjusted), *little),
         eps=eps,
         effective=effective,
         after=f" after {bank.cost.simulations:,} simulations",
@@ -98,6 +102,12 @@ def _adjusted(model: Model, bank: Bank, found: Assessment, draws: int, rng: np.r
 def _among_prior(model: Model, bank: Bank, rows: Array) -> AmongSimulations | None:
     """The data among the simulations of the first stage, which are from the prior."""
     return compare(rows[: bank.ends[0]], model.observed_row, model.labels())
+
+
+def _little_learnt(model: Model, bank: Bank, draws: Array, rng: np.random.Generator) -> list[str]:
+    """Of which parameters learnt summaries say hardly anything, as draws (n, dim) of the posterior show."""
+    unbounded = bank.support.unbounded
+    return little_learnt(unbounded(draws), unbounded(model.prior.sample(rng, PRIOR_DRAWS)), model.prior.labels)
 
 
 def _learnt(
@@ -119,6 +129,7 @@ def _learnt(
     refits, values = learnt.refits(theta), np.asfortranarray(bank.support.bounded(theta))
     effective = effective_on_average(values, refits)
     before = _among_prior(model, bank, simulations.rows)
+    little = _little_learnt(model, bank, values, rng) if learnt.learnt_summary else []
     number = len(simulations.together()[1])
     return Result(
         theta=values[None],
@@ -130,7 +141,7 @@ def _learnt(
             "stages": len(bank.ends),
             "misfit": packed(before),
         },
-        notes=tuple(learnt_notes(found, learnt, names, len(bank.mixtures), number, effective, before, left_out)),
+        notes=(*learnt_notes(found, learnt, names, len(bank.mixtures), number, effective, before, left_out), *little),
         effective=effective,
         refits=refits,
         after=f" after {bank.cost.simulations:,} simulations",
