@@ -28,6 +28,7 @@ from onedraw.surrogate.likelihood import (
     fit_factor,
     predictors,
 )
+from onedraw.surrogate.ordered import ways
 from onedraw.surrogate.refits import windows
 from onedraw.surrogate.residuals import ResidualLaw, choose_law, law_of_series
 from onedraw.surrogate.training import Training
@@ -53,6 +54,8 @@ BESIDE_IF_MANY = BESIDE | {
 }  # fmt: skip
 """The same from MANY effective simulations on: laws of order statistics, for example, have other spreads and curves for
 each value of the one before."""
+BESIDE_IN_STEPS = BESIDE | {"curves": BESIDE_IF_MANY["curves"]}
+"""The same of summaries in order that are taken in steps: the log of a step is a curve of the value before it."""
 MANY = 1000.0
 BESIDE_IN_SERIES = BESIDE | {
     "earlier": BESIDE["earlier"] | {"2": ("3", "1"), "3": ("2",)},
@@ -183,19 +186,37 @@ def options(support: Support) -> list[Coordinates]:
 
 
 def choose_form(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
-    """The form that describes simulations best, that of a series only if thorough; None if no summary varies."""
+    """The form that describes simulations best, that of a series only if thorough; None if no summary varies.
+
+    Summaries in order are also tried in steps, each given the values before it.
+    """
     most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
     some = training.some(slice(None, None, -(-len(training.rows) // most)))
     theta, rows, places, weights = some.single_rows(most)
-    prepared = _prepare(support, theta, rows, places, weights, observed, len(some.rows), len(training.rows), True)
+    numbers = len(some.rows), len(training.rows)
+    prepared = _prepare(support, theta, rows, places, weights, observed, *numbers, True)
     if prepared is None:
         return None
-    coordinates, features, transform, given = prepared
-    found = _choose_all(given, transform.summaries(rows, places))
-    if thorough and training.rows.ndim == 2 and len(found.terms) >= FEWEST_IN_SERIES:
+    best = prepared, _choose_all(prepared.given, prepared.transform.summaries(rows, places))
+    for steps in ways(rows, observed) if training.rows.ndim == 2 else ():
+        other = _prepare(support, theta, steps(rows), places, weights, steps(observed), *numbers, True)
+        together = None if other is None else prepared.transform.in_steps(steps, other.transform)
+        if other is not None and together is not None:
+            found = _choose_all(other.given, together.summaries(rows, places), BESIDE_IN_STEPS)
+            tried = other._replace(transform=together), found
+            if better(_totals(*tried, rows), _totals(*best, rows), weights / weights.sum(), LEAST_ERRORS):
+                best = tried
+    (coordinates, features, transform, given), found = best
+    if thorough and training.rows.ndim == 2 and transform.values is None and len(found.terms) >= FEWEST_IN_SERIES:
         transform, found = _as_series(given, rows, places, observed, transform, found)
     law = choose_law(found.residuals, weights, thorough, densities(found.terms))
     return Form(coordinates, features, transform, found.terms, law, found.common)
+
+
+def _totals(prepared: "Prepared", found: "Factors", rows: Array) -> Array:
+    """Log densities (n,) of summaries as they are, left out."""
+    totals: Array = found.scores.sum(axis=1) + prepared.transform.log_slopes(rows)
+    return totals
 
 
 def choose_series(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
@@ -314,11 +335,11 @@ class Alike(NamedTuple):
         return self.known.pop((k, terms))
 
 
-def _choose_all(given: Predictors, rows: Summaries) -> Factors:
-    """Terms of each factor, one after another."""
+def _choose_all(given: Predictors, rows: Summaries, if_few: Axes = BESIDE) -> Factors:
+    """Terms of each factor, one after another, with what is tried if simulations are few."""
     chosen: list[Terms] = []
     alike = Alike(given, rows.placed.T, Counter(), {})
-    beside = BESIDE_IF_MANY if effective(given.weights) >= MANY else BESIDE
+    beside = BESIDE_IF_MANY if effective(given.weights) >= MANY else if_few
     residuals, scores = np.empty((2, *rows.middle.shape))
     for k in range(rows.middle.shape[1]):
         # Summaries are often alike, one by one or by turns.

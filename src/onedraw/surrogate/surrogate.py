@@ -159,15 +159,16 @@ class Surrogate(NamedTuple):
         if rows.ndim == 3:
             each = transformed.reshape(*shape, -1)
             return [Coefficients(one, mean, None, None, mine) for one, mine in zip(each, cells, strict=True)]
+        earlier = transformed if self.form.transform.values is None else self.form.transform.before(every)
         terms, lags = self.form.terms, self.form.common
         vary = any(one.volatility for one in terms)
         means = np.repeat(mean[None], len(rows), axis=0)
         scales = np.repeat(self.of_each([factor.scale for factor in self.factors])[None], len(rows), axis=0)
         for k, factor in enumerate(self.factors[:lags]):
             if terms[k].begin(k) < k:
-                means[:, k], scales[:, k] = factor.given(transformed[:, :k])
+                means[:, k], scales[:, k] = factor.given(earlier[:, :k])
         if lags < len(terms):
-            before = np.lib.stride_tricks.sliding_window_view(transformed, lags, axis=1)[:, :-1]
+            before = np.lib.stride_tricks.sliding_window_view(earlier, lags, axis=1)[:, :-1]
             means[:, lags:], scales[:, lags:] = self.factors[-1].given(before)
         return [
             Coefficients(one, whole, whole - mean, scale if vary else None, mine)

@@ -15,6 +15,7 @@ from onedraw.engines.arrays import Array
 from onedraw.surrogate.cells import Cells, Summaries, open_ends
 from onedraw.surrogate.features import Sets
 from onedraw.surrogate.likelihood import Predictors, Regression, Terms, better, fit_factor, fit_scores, predictors
+from onedraw.surrogate.ordered import AS_THEY_ARE, Steps
 from onedraw.surrogate.point_masses import NO_MASSES, Masses, PointMasses, ends_of, no_masses, without_density
 from onedraw.surrogate.redundant import redundant
 
@@ -84,9 +85,36 @@ class Transform(NamedTuple):
     masses: PointMasses = NO_MASSES
     units: Array | float = 1.0
     """(k,) what summaries are divided by before everything else: those on a lattice are whole numbers of its steps."""
+    steps: Steps = AS_THEY_ARE
+    """What becomes of summaries in order first. All other fields are about what becomes of them."""
+    values: "Transform | None" = None
+    """That of summaries in order as they are, on which later steps depend."""
 
     def _kept(self, rows: Array) -> Array:
-        return in_units(rows[:, self.kept], self.units)
+        return in_units(self.steps(rows)[:, self.kept], self.units)
+
+    def in_steps(self, steps: Steps, transform: "Transform") -> "Transform | None":
+        """That of steps, beside this one of values; None if their densities are of other things.
+
+        Then a summary is left out, a step has a point mass, or one of the two is a whole number.
+        """
+        every = np.arange(len(steps.order))
+        if not (np.array_equal(self.kept, every) and np.array_equal(transform.kept, every)):
+            return None
+        order = list(steps.order)
+        units = np.broadcast_to(self.units, every.shape)[order]
+        same = np.array_equal(self.whole[order], transform.whole) and np.allclose(units, transform.units, rtol=1e-6)
+        if not same or (self.massive & ~self.whole).any() or (transform.massive & ~transform.whole).any():
+            return None
+        values = self._replace(
+            kept=self.kept[order], whole=self.whole[order], warps=tuple(self.warps[k] for k in order),
+            centre=self.centre[order], spread=self.spread[order], ends=self.ends[:, order], units=units,
+        )  # fmt: skip
+        return transform._replace(steps=steps, values=values)
+
+    def before(self, rows: Array) -> Array:
+        """What later summaries depend on: the transformed rows, those in order as they are."""
+        return self(rows) if self.values is None else self.values(rows)
 
     @property
     def massive(self) -> Array:
@@ -102,8 +130,9 @@ class Transform(NamedTuple):
         itself = np.broadcast_to(np.isnan(self.masses.value), self.kept.shape)
         low = np.where(self.whole, -np.inf, np.maximum(self.masses.low, self.ends[0]))
         high = np.where(self.whole, np.inf, np.minimum(self.masses.high, self.ends[1]))
-        each = (one[itself].tolist() for one in (self.kept, self.whole, low, high))
-        return list(zip(*each, strict=True))
+        which = np.array(self.steps.order)[self.kept] if self.steps.order else self.kept
+        each = (one[itself].tolist() for one in (which, self.whole, low, high))
+        return sorted(zip(*each, strict=True))
 
     def __call__(self, rows: Array, places: Array | None = None) -> Array:
         """The transformed rows; `places` (n, s) are added to whole numbers."""
@@ -137,9 +166,9 @@ class Transform(NamedTuple):
 
     def summaries(self, rows: Array, places: Array) -> Summaries:
         """The transformed rows, in all the forms that fits need."""
-        middle, cells = self(rows), self.cells(rows)
+        middle, cells = self.before(rows), self.cells(rows)
         if cells is None:
-            return Summaries(middle, middle, self.whole)
+            return Summaries(middle, middle if self.values is None else self(rows), self.whole)
         return Summaries(middle, self(rows, places), self.whole, cells, self.massive)
 
     def log_slope(self, row: Array) -> float:
