@@ -87,6 +87,8 @@ IN_SERIES = (
     Terms("1", "0", "1", 10.0, 1, volatility="1"),
 )  # fmt: skip
 """Where the search for the terms of a series begins: a line, a curve, a long memory, a scale that varies."""
+ANY_STEP = Terms("1", "0", "1", 10.0)
+"""By which ways to take summaries in steps are compared."""
 MOST_COLUMNS = 40
 """Summaries up to which each may have a law of its own."""
 LOOKED_AT, LAWS_FROM = 10, 20_000
@@ -198,19 +200,31 @@ def choose_form(support: Support, training: Training, observed: Array, thorough:
     if prepared is None:
         return None
     best = prepared, _choose_all(prepared.given, prepared.transform.summaries(rows, places))
-    for steps in ways(rows, observed) if training.rows.ndim == 2 else ():
-        other = _prepare(support, theta, steps(rows), places, weights, steps(observed), *numbers, True)
-        together = None if other is None else prepared.transform.in_steps(steps, other.transform)
-        if other is not None and together is not None:
-            found = _choose_all(other.given, together.summaries(rows, places), BESIDE_IN_STEPS)
-            tried = other._replace(transform=together), found
-            if better(_totals(*tried, rows), _totals(*best, rows), weights / weights.sum(), LEAST_ERRORS):
-                best = tried
+    each = [
+        (other._replace(transform=together), together.summaries(rows, places))
+        for steps in (ways(rows, observed) if training.rows.ndim == 2 else ())
+        if (other := _prepare(support, theta, steps(rows), places, weights, steps(observed), *numbers, True))
+        and (together := prepared.transform.in_steps(steps, other.transform))
+    ]
+    if each:
+        other, summaries = max(each, key=lambda one: float(weights @ _totals(one[0], _alike(*one), rows)))
+        tried = other, _choose_all(other.given, summaries, BESIDE_IN_STEPS)
+        if better(_totals(*tried, rows), _totals(*best, rows), weights / weights.sum(), LEAST_ERRORS):
+            best = tried
     (coordinates, features, transform, given), found = best
     if thorough and training.rows.ndim == 2 and transform.values is None and len(found.terms) >= FEWEST_IN_SERIES:
         transform, found = _as_series(given, rows, places, observed, transform, found)
     law = choose_law(found.residuals, weights, thorough, densities(found.terms))
     return Form(coordinates, features, transform, found.terms, law, found.common)
+
+
+def _alike(prepared: "Prepared", rows: Summaries) -> "Factors":
+    """Factors with the same terms, by which ways to take steps are told apart before terms are searched for one."""
+    fits = [fit_factor(prepared.given, rows.middle, k, ANY_STEP, rows.response(k)) for k in range(len(rows.whole))]
+    residuals, scores = (
+        np.stack(both, axis=1) for both in zip(*((one.residuals, one.bounded) for one in fits), strict=True)
+    )
+    return Factors((ANY_STEP,) * len(fits), residuals, scores)
 
 
 def _totals(prepared: "Prepared", found: "Factors", rows: Array) -> Array:
