@@ -207,7 +207,7 @@ def choose_form(support: Support, training: Training, observed: Array, thorough:
         and (together := prepared.transform.in_steps(steps, other.transform))
     ]
     if each:
-        other, summaries = max(each, key=lambda one: float(weights @ _totals(one[0], _alike(*one), rows)))
+        other, summaries = max(each, key=lambda one: float(weights @ _totals(one[0], _with_same_terms(*one), rows)))
         tried = other, _choose_all(other.given, summaries, BESIDE_IN_STEPS)
         if better(_totals(*tried, rows), _totals(*best, rows), weights / weights.sum(), LEAST_ERRORS):
             best = tried
@@ -218,7 +218,7 @@ def choose_form(support: Support, training: Training, observed: Array, thorough:
     return Form(coordinates, features, transform, found.terms, law, found.common)
 
 
-def _alike(prepared: "Prepared", rows: Summaries) -> "Factors":
+def _with_same_terms(prepared: "Prepared", rows: Summaries) -> "Factors":
     """Factors with the same terms, by which ways to take steps are told apart before terms are searched for one."""
     fits = [fit_factor(prepared.given, rows.middle, k, ANY_STEP, rows.response(k)) for k in range(len(rows.whole))]
     residuals, scores = (
@@ -343,7 +343,7 @@ class Alike(NamedTuple):
         """That of summary k."""
         if (k, terms) not in self.known:
             number = max(1, self.asked[terms])
-            found = fit_alike(self.given, self.values[k : k + number], terms)
+            found = fit_with_same_terms(self.given, self.values[k : k + number], terms)
             self.known.update(((k + j, terms), one) for j, one in enumerate(found))
         self.asked[terms] += 1
         return self.known.pop((k, terms))
