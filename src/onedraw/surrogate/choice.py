@@ -343,7 +343,7 @@ class Alike(NamedTuple):
         """That of summary k."""
         if (k, terms) not in self.known:
             number = max(1, self.asked[terms])
-            found = fit_with_same_terms(self.given, self.values[k : k + number], terms)
+            found = fit_alike(self.given, self.values[k : k + number], terms)
             self.known.update(((k + j, terms), one) for j, one in enumerate(found))
         self.asked[terms] += 1
         return self.known.pop((k, terms))
