@@ -231,7 +231,7 @@ class TestDamage:
         with connection:
             connection.execute(f"UPDATE {table} SET {column} = CAST(CAST({column} AS BLOB) || x'ff' AS TEXT)")
         connection.close()
-        with pytest.raises(StoreError, match="(?i)UTF-8"):
+        with pytest.raises(StoreError, match=r"(?i)UTF-8"):
             od.load(file)
 
     def test_a_lost_record(self, file):
