@@ -585,6 +585,19 @@ class TestTimeouts:
         wait_until(lambda: len(_helpers()) <= before)
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_simulator_that_forks_gives_one_answer(self):
+        """Both processes return from it; a second answer would be that of the next simulation."""
+
+        def forks(rng):
+            if os.fork() > 0:
+                time.sleep(0.2)
+            return rng.normal()
+
+        limited = Limited(forks, 20.0)
+        found = [limited(np.random.default_rng(seed)) for seed in range(3)]
+        assert found == [np.random.default_rng(seed).normal() for seed in range(3)]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
     def test_a_forked_process_does_not_share_children(self):
         limited = Limited(lambda rng: rng.normal(), 20.0)
         alone = [limited(np.random.default_rng(seed)) for seed in range(3)]
