@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -289,6 +289,33 @@ def test_a_simulation_that_crashes_or_leaves_is_a_failed_one():
     assert np.array_equal(post.draws["theta"], expected.draws["theta"]) and post.cost.failed == expected.cost.failed
     told = " ".join(one.message for one in post.failures)
     assert "signal SIGSEGV" in told and "exit status 0" in told
+
+
+class WorkerCrashedError(Exception):
+    """Has the name of Ray's error."""
+
+
+class Replacing(Executor):
+    """One worker after another, as in Ray: a piece of work that kills its worker is an error, and the pool goes on."""
+
+    _max_workers = 1
+
+    def submit(self, function, /, *args):
+        future = Future()
+        with ProcessPoolExecutor(1) as worker:
+            try:
+                future.set_result(worker.submit(function, *args).result())
+            except BrokenExecutor:
+                future.set_exception(WorkerCrashedError("the worker died unexpectedly"))
+        return future
+
+
+def test_a_simulation_that_kills_a_worker_of_a_pool_that_replaces_it_is_a_failed_one():
+    prior = od.Prior(theta=stats.norm())
+    expected = od.rejection(od.Model(prior, raising, 2.0), od.uniform(9.0), budget=32, seed=16)
+    post = od.rejection(od.Model(prior, deadly, 2.0), od.uniform(9.0), budget=32, seed=16, executor=Replacing())
+    assert np.array_equal(post.draws["theta"], expected.draws["theta"])
+    assert post.cost.failed == expected.cost.failed > 0
 
 
 def test_a_batched_simulator_that_kills_its_workers_is_an_error():
