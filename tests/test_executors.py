@@ -20,6 +20,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.cost import Cost
+from onedraw.engines import threads as blas
 from onedraw.engines.children import Limited
 from onedraw.engines.lifetimes import guardian
 from onedraw.run import pool as pool_module
@@ -906,6 +907,18 @@ if __name__ == "__main__":
         os._exit(0)
     os.waitpid(pid, 0)
 """
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
+    """Another thread may begin a run, and hold a lock, at the moment of the fork."""
+    with blas._lock:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            with blas.one_blas_thread():
+                os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 @pytest.mark.slow
