@@ -573,6 +573,12 @@ METHODS = {
     "to_datatree": {"weighted": False, "draws": 20, "predictive": 5, "seed": 1},
 }
 """Methods of posteriors."""
+PLOTTED = {
+    **dict.fromkeys(("marginals", "intervals", "corner", "pairs", "predictive", "predictive_band"), "accepted"),
+    **dict.fromkeys(("traces", "ranks"), "chains"), **dict.fromkeys(("coverage", "rank_histogram"), "ranks"),
+    "path": "smc", "alternatives": "inferred", "tolerances": "curve", "efficiency": "certificate", "save": "figure",
+}  # fmt: skip
+"""Functions of `od.plots`, and what each is tried with."""
 VALUES = {"Posterior", "ShardsMissing", "SimulationError", "StoreError", "WorkerError", "plots"}
 """Public names that users take from a result, and do not call."""
 
@@ -594,6 +600,7 @@ def test_every_argument_of_every_public_function_is_tried():
     }  # fmt: skip
     methods = {name for name, one in vars(od.Posterior).items() if inspect.isfunction(one) and name[0] != "_"}
     assert methods - set(METHODS) == {"moves", "kernel_for_at", "model_for"}
+    assert set(od.plots.__all__) == set(PLOTTED)
     assert set(od.__all__) - VALUES == {name for name in tried if "." not in name}
     for function, names in tried.items():
         assert taken_by(function) - {"marginals", "options"} <= set(names), function
@@ -707,6 +714,23 @@ def can(post, function) -> bool:
     return True
 
 
+def fuzz_plots(data, whole) -> None:
+    """A figure with an odd argument: an error that names it, or a figure."""
+    function = data.draw(st.sampled_from(sorted(PLOTTED)))
+    make = getattr(od.plots, function)
+    names = list(inspect.signature(make).parameters)
+    odd = odd_arguments(data, names, most=1)
+    if large(odd.get("n")) or large(odd.get("most")) or large(odd.get("dpi")) or large(odd.get("bins")):
+        return
+    given = {names[0]: whole[PLOTTED[function]]}
+    if function == "save":
+        path = odd.pop("paths", "figure.svg")
+        given, odd = {**given, **odd}, {**odd, "paths": None}
+        refused(lambda: make(given["figure"], path, **{"dpi": given.get("dpi", 30)}), odd)
+    else:
+        refused(lambda: make(**{**given, **({"n": 5} if "n" in names else {}), **odd}), odd)
+
+
 class Beyond(RuntimeError):
     """What the simulator raises at some parameters."""
 
@@ -772,6 +796,38 @@ def test_odd_arguments_of_posteriors(examples, tmp_path, monkeypatch, quick):
     posts += [od.pseudo_marginal(model, od.uniform(0.5), draws=50, chains=4, seed=1)]
     settings(max_examples=examples, **QUIET)(given(st.data())(lambda data: fuzz_methods(data, posts)))()
     assert {one.name for one in tmp_path.iterdir()} <= {"report.html"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("examples", [40, pytest.param(3000, marks=MANY)])
+def test_odd_arguments_of_plots(examples, tmp_path, monkeypatch, quick):
+    monkeypatch.chdir(tmp_path)
+    model = od.Model(PRIOR, lambda rng, a, b: rng.normal(a, 0.1 + b, size=3), observed=[1.0, 2.0, 1.5])
+    accepted = od.rejection(model, od.uniform(2.0), budget=500, seed=1)
+    chains = od.pseudo_marginal(model, od.uniform(2.0), draws=500, chains=8, seed=1)
+    whole = {
+        "accepted": accepted, "chains": chains, "ranks": {"a": np.linspace(0.01, 0.99, 50)},
+        "smc": od.smc(model, budget=600, seed=1), "inferred": od.infer(model, budget=100, draws=50, seed=1),
+        "curve": accepted.over([2.0, 1.5]), "certificate": od.certificate(chains),
+        "figure": od.plots.marginals(accepted),
+    }  # fmt: skip
+    settings(max_examples=examples, **QUIET)(given(st.data())(lambda data: fuzz_plots(data, whole)))()
+    assert {one.name for one in tmp_path.iterdir()} <= {"figure.svg"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pages_need_the_name_of_a_file(quick):
+    model = od.Model(PRIOR, lambda rng, a, b: rng.normal(a, 0.1 + b), observed=1.0)
+    compared = od.compare({"one": model, "other": model}, budget=200, seed=1)
+    measured = od.calibrate(
+        model, method=od.rejection, data_sets=20, arguments={"kernel": od.uniform(2.0)}, budget=50, seed=1
+    )
+    for one in (compared, measured):
+        for path in (3, None, b"page.html", ["page.html"]):
+            with pytest.raises(ValueError, match="path must be the name of a file, got"):
+                one.report(path)
+    with pytest.raises(KeyError, match="there is no model"):
+        compared[np.array([1, 2])]
 
 
 @pytest.mark.parametrize(("number", "budget"), [(100, 300), (3, 5), (10**6, 300)])

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.cost import Cost
+from onedraw.engines import threads as blas
 from onedraw.engines.children import Limited
 from onedraw.engines.lifetimes import guardian
 from onedraw.run import pool as pool_module
@@ -289,6 +290,33 @@ def test_a_simulation_that_crashes_or_leaves_is_a_failed_one():
     assert np.array_equal(post.draws["theta"], expected.draws["theta"]) and post.cost.failed == expected.cost.failed
     told = " ".join(one.message for one in post.failures)
     assert "signal SIGSEGV" in told and "exit status 0" in told
+
+
+class WorkerCrashedError(Exception):
+    """Has the name of Ray's error."""
+
+
+class Replacing(Executor):
+    """One worker after another, as in Ray: a piece of work that kills its worker is an error, and the pool goes on."""
+
+    _max_workers = 1
+
+    def submit(self, function, /, *args):
+        future = Future()
+        with ProcessPoolExecutor(1) as worker:
+            try:
+                future.set_result(worker.submit(function, *args).result())
+            except BrokenExecutor:
+                future.set_exception(WorkerCrashedError("the worker died unexpectedly"))
+        return future
+
+
+def test_a_simulation_that_kills_a_worker_of_a_pool_that_replaces_it_is_a_failed_one():
+    prior = od.Prior(theta=stats.norm())
+    expected = od.rejection(od.Model(prior, raising, 2.0), od.uniform(9.0), budget=32, seed=16)
+    post = od.rejection(od.Model(prior, deadly, 2.0), od.uniform(9.0), budget=32, seed=16, executor=Replacing())
+    assert np.array_equal(post.draws["theta"], expected.draws["theta"])
+    assert post.cost.failed == expected.cost.failed > 0
 
 
 def test_a_batched_simulator_that_kills_its_workers_is_an_error():
@@ -585,6 +613,19 @@ class TestTimeouts:
         wait_until(lambda: len(_helpers()) <= before)
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_simulator_that_forks_gives_one_answer(self):
+        """Both processes return from it; a second answer would be that of the next simulation."""
+
+        def forks(rng):
+            if os.fork() > 0:
+                time.sleep(0.2)
+            return rng.normal()
+
+        limited = Limited(forks, 20.0)
+        found = [limited(np.random.default_rng(seed)) for seed in range(3)]
+        assert found == [np.random.default_rng(seed).normal() for seed in range(3)]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
     def test_a_forked_process_does_not_share_children(self):
         limited = Limited(lambda rng: rng.normal(), 20.0)
         alone = [limited(np.random.default_rng(seed)) for seed in range(3)]
@@ -866,6 +907,18 @@ if __name__ == "__main__":
         os._exit(0)
     os.waitpid(pid, 0)
 """
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
+    """Another thread may begin a run, and hold a lock, at the moment of the fork."""
+    with blas._lock:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            with blas.one_blas_thread():
+                os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 @pytest.mark.slow

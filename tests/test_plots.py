@@ -408,7 +408,7 @@ def test_mistakes_about_ranks_are_named(accepted):
         plots.coverage(accepted)
     with pytest.raises(ValueError, match="ranks of mu must lie between 0 and 1"):
         plots.rank_histogram({"mu": [3, 4]})
-    with pytest.raises(ValueError, match="ranks are given as arrays by parameter"):
+    with pytest.raises(ValueError, match=r"found must be .* ranks as arrays by parameter"):
         plots.rank_histogram([0.1, 0.2])
 
 
@@ -436,7 +436,7 @@ def test_tolerances_are_those_of_the_curve(accepted):
     curve = accepted.over([1.0, 0.5, 0.25])
     line = plots.tolerances(curve).axes[1].lines[0]
     assert line.get_xydata().tolist() == [[one.eps, one.mean] for one in curve["nu"]]
-    with pytest.raises(ValueError, match=r"tolerances are drawn of post\.over"):
+    with pytest.raises(ValueError, match=r"curve must be the result of post\.over"):
         plots.tolerances(accepted)
 
 
@@ -466,9 +466,9 @@ def test_figures_are_written_as_svg_pdf_and_png(accepted, tmp_path):
     # White paper, blue posteriors.
     assert image[0, 0, :3].tolist() == [1, 1, 1] and (np.ptp(image[..., :3], axis=2) > 0.3).any()
     for wrong in ("figure.tiff", "figure"):
-        with pytest.raises(ValueError, match=r"written to \.svg, \.pdf and \.png files"):
+        with pytest.raises(ValueError, match=r"paths must end in \.svg, \.pdf or \.png"):
             plots.save(figure, tmp_path / wrong)
-    with pytest.raises(ValueError, match=r"written to \.svg"):
+    with pytest.raises(ValueError, match=r"paths must end in \.svg"):
         plots.save(figure)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 import warnings
 from dataclasses import replace
@@ -19,7 +20,8 @@ from onedraw import paper
 from onedraw.cli import inspect as looking
 from onedraw.cli import models
 from onedraw.cli import run as running
-from onedraw.run import saving
+from onedraw.run import chain_blocks, driver, plan, saving
+from onedraw.run import store as store_module
 from onedraw.run.fingerprint import fingerprint
 from onedraw.run.pool import InProcess
 from onedraw.run.store import Store
@@ -532,6 +534,51 @@ def test_an_exception_loses_nothing(name, tmp_path, whole, monkeypatch):
     read = od.load(path)
     assert read.status.reason == "unfinished" and read.cost.simulations > 80
     assert told(od.resume(path, model)) == whole[name]
+
+
+class Interrupting:
+    """Ctrl-C at the nth line that is run in functions which change what a run saves."""
+
+    FILES = frozenset(one.__file__ for one in (chain_blocks, driver, plan, saving, store_module))
+    FUNCTIONS = frozenset({
+        "take", "add", "save", "put", "_flush", "_start", "_count", "outcome", "_writing", "commit", "show", "_take",
+        "_taken_at_once", "_saved_at_once", "__enter__", "__exit__", "answer",
+    })  # fmt: skip
+
+    def __init__(self, at):
+        self.at, self.seen = at, 0
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(self._before)
+
+    def _called(self, frame, event, arg):
+        code = frame.f_code
+        return self._line if code.co_filename in self.FILES and code.co_name in self.FUNCTIONS else None
+
+    def _line(self, frame, event, arg):
+        self.seen += event == "line"
+        if self.seen == self.at:
+            self.at = 0
+            raise KeyboardInterrupt
+        return self._line
+
+
+@pytest.mark.parametrize("places", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["smc", "pseudo_marginal"])
+def test_ctrl_c_between_any_two_lines_writes_nothing_twice_and_nothing_by_halves(name, places, tmp_path, whole):
+    """A second Ctrl-C leaves at once. Results were saved again, or in part, if it came while they were being saved."""
+    with Interrupting(0) as every:
+        run(name, tmp_path / "whole.db")
+    for place in range(places):
+        path = tmp_path / f"{place}.db"
+        with Interrupting(every.seen * (place + 1) // (places + 1)), pytest.raises(KeyboardInterrupt):
+            run(name, path)
+        assert told(run(name, path)) == whole[name]
 
 
 class TestReplay:

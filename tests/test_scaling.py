@@ -2,10 +2,12 @@
 
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,3 +243,38 @@ def test_mpi_gives_the_same_bytes(tmp_path):
         command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **allowed}
     )
     assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+@pytest.mark.slow
+def test_the_executor_for_ray_in_the_documentation_gives_the_same_bytes():
+    """It is tried as it is written, and a simulation that kills its worker is a failed one."""
+    ray = pytest.importorskip("ray")
+    page = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(import ray\n.*?)\n\n\npost = ", page, flags=re.DOTALL)
+
+    def deadly(rng, theta):
+        if theta > 2:
+            os._exit(9)
+        return rng.normal(theta, 1.0)
+
+    def raising(rng, theta):
+        if theta > 2:
+            raise RuntimeError
+        return rng.normal(theta, 1.0)
+
+    prior, made = od.Prior(theta=stats.norm(0, 1)), {}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        exec(code, made)
+        pool = made["RayExecutor"](2)
+        whole = od.Model(prior, lambda rng, theta: rng.normal(theta, 1.0), observed=2.0)
+        for run in (od.rejection, od.pseudo_marginal):
+            there, here = (run(whole, od.uniform(0.5), draws=50, seed=1, **more) for more in ({"executor": pool}, {}))
+            assert same(there) == same(here)
+        settings = {"budget": 48, "seed": 1}
+        post = od.rejection(od.Model(prior, deadly, 2.0), od.uniform(0.5), **settings, executor=pool)
+        expected = od.rejection(od.Model(prior, raising, 2.0), od.uniform(0.5), **settings)
+        assert post.cost.failed == expected.cost.failed > 0
+        assert np.array_equal(post.draws["theta"], expected.draws["theta"])
+    finally:
+        ray.shutdown()

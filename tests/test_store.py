@@ -225,6 +225,15 @@ class TestDamage:
         with pytest.raises(StoreError, match="checksum of"):
             od.load(file)
 
+    @pytest.mark.parametrize("table", ["record", "meta"])
+    def test_text_that_is_not_utf_8(self, file, table):
+        connection, column = sqlite3.connect(file), "header" if table == "record" else "value"
+        with connection:
+            connection.execute(f"UPDATE {table} SET {column} = CAST(CAST({column} AS BLOB) || x'ff' AS TEXT)")
+        connection.close()
+        with pytest.raises(StoreError, match=r"(?i)UTF-8"):
+            od.load(file)
+
     def test_a_lost_record(self, file):
         connection = sqlite3.connect(file)
         with connection:

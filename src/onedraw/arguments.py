@@ -2,7 +2,9 @@
 
 import math
 import operator
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Set
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -119,10 +121,23 @@ def names_in(name: str, value: Any) -> list[str]:
     ...
     ValueError: discrete must be a list of parameters' names, as in ['a', 'b'], got 'k'
     """
-    several = isinstance(value, list | tuple | set | frozenset | dict) or np.ndim(value) == 1
+    several = isinstance(value, list | tuple | Set | dict) or np.ndim(value) == 1
     if not several or not all(isinstance(one, str) for one in value):
         raise ValueError(f"{name} must be a list of parameters' names, as in ['a', 'b'], got {shown(value)}")
     return [str(one) for one in value]
+
+
+def file_name(name: str, value: Any) -> Path:
+    """The name of a file as a path.
+
+    >>> file_name("path", 3)
+    Traceback (most recent call last):
+    ...
+    ValueError: path must be the name of a file, got 3
+    """
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise ValueError(f"{name} must be the name of a file, got {shown(value)}")
+    return Path(value)
 
 
 def entry(known: Mapping[str, Kind], name: Any, word: str) -> Kind:

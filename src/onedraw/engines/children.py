@@ -183,7 +183,7 @@ def serve() -> None:
     threading.Thread(target=listen, daemon=True).start()
     function = pickle.loads(requests.get())
     _write(answers, pickle.dumps("ready"))
-    fresh = True
+    fresh, mine = True, os.getpid()
     while True:
         try:
             request = requests.get(timeout=IDLE_SECONDS)
@@ -201,6 +201,9 @@ def serve() -> None:
                 # Earlier simulations may have left too little memory: the next child is asked again.
                 os._exit(1)
             error = told(raised), "".join(traceback.format_exception(raised))
+        if os.getpid() != mine:
+            # A fork that the simulator has made: a second answer would be taken for that of the next simulation.
+            os._exit(0)
         fresh = False
         # Whoever draws after this, such as the second part of a simulation, goes on where the stream is now.
         after = bit_generator.state

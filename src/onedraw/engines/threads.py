@@ -1,5 +1,6 @@
 """One BLAS thread for simulations: a matrix product may differ in its last bits between one thread and two."""
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,16 @@ from typing import Any
 _lock = threading.Lock()
 _inside = 0
 _limits: Any = None
+
+
+def _renew_lock() -> None:
+    """In a fork: a thread that is not there may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager

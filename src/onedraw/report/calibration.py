@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onedraw.arguments import file_name
 from onedraw.engines.arrays import Array
 from onedraw.report.pages import filled, image_of, write_page
 from onedraw.report.panels import empty_figure, in_style
@@ -40,7 +41,8 @@ COLUMNS = (
 
 def write_calibration(found: Calibration, path: str | os.PathLike[str]) -> Path:
     """Write the page as one HTML file that needs no network; returns its path."""
-    return write_page(Path(path), filled(Path(__file__).parent, content_of(found), "calibration.html.j2"))
+    place = file_name("path", path)
+    return write_page(place, filled(Path(__file__).parent, content_of(found), "calibration.html.j2"))
 
 
 def content_of(found: Calibration) -> dict[str, Any]:

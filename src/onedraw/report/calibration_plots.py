@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import shown, whole_number
+from onedraw.arguments import numbers, shown, whole_number
 from onedraw.engines.arrays import Array
 from onedraw.report.panels import (
     TRUTH,
@@ -120,13 +120,19 @@ def rank_histogram(
 
 def _checked(found: Any) -> dict[str, Array]:
     if not isinstance(found, Mapping) or not found:
-        raise ValueError(f"ranks are given as arrays by parameter, {{'mu': [0.2, 0.7, ...]}}, got {shown(found)}")
-    ranks = {str(name): np.asarray(values, dtype=float).reshape(-1) for name, values in found.items()}
+        raise ValueError(
+            f"found must be a run of od.infer, or ranks as arrays by parameter, {{'mu': [0.2, 0.7, ...]}}, got "
+            f"{shown(found)}"
+        )
+    try:
+        ranks = {str(name): numbers(values).reshape(-1) for name, values in found.items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"found must have an array of ranks for each parameter, got {shown(found)}") from error
     for name, values in ranks.items():
         if not values.size or not ((values >= 0) & (values <= 1)).all():
             raise ValueError(
-                f"ranks of {name} must lie between 0 and 1 (the share of the posterior below the parameter), got "
-                f"{shown(values)}"
+                f"in found, ranks of {name} must lie between 0 and 1 (the share of the posterior below the "
+                f"parameter), got {shown(values)}"
             )
     return ranks
 

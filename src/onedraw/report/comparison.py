@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onedraw.arguments import file_name
 from onedraw.report.pages import filled, image_of, write_page
 from onedraw.report.panels import empty_figure, few_plain_ticks, in_style, line_of, short
 from onedraw.report.style import BLUE
@@ -22,7 +23,8 @@ MOST_DRAWN = 12
 
 def write_comparison(found: Comparison, path: str | os.PathLike[str]) -> Path:
     """Write the page as one HTML file that needs no network; returns its path."""
-    return write_page(Path(path), filled(Path(__file__).parent, content_of(found), "comparison.html.j2"))
+    place = file_name("path", path)
+    return write_page(place, filled(Path(__file__).parent, content_of(found), "comparison.html.j2"))
 
 
 def content_of(found: Comparison) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import shown, whole_number
+from onedraw.arguments import file_name, whole_number
 from onedraw.model import kernels
 from onedraw.model.model import Model
 from onedraw.report import plots
@@ -103,8 +103,7 @@ def write_report(
     If `post` comes from a file, `source` is what that holds besides its draws, and `model` the run's model, for the
     prior and the predictive simulations. An existing report is replaced in one step.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"path must be the name of a file, got {shown(path)}")
+    place = file_name("path", path)
     if predictive is not None:
         predictive = whole_number("predictive", predictive, "the number of predictive simulations", least=0)
     if model is not None:
@@ -118,7 +117,7 @@ def write_report(
             _refuse_another(model, source)
         post = replace(post, model=model)
     content = content_of(post, predictive, source, checks)
-    return Written(write_page(Path(path), render(content)), content["verdict"])
+    return Written(write_page(place, render(content)), content["verdict"])
 
 
 def _refuse_another(model: Model, source: Source) -> None:

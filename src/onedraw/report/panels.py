@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onedraw.arguments import shown
+from onedraw.arguments import names_in, number_or_nan, shown
 from onedraw.engines.arrays import Array
 from onedraw.report.style import BLUE, GREEN, ORANGE, PURPLE, SKY, styled
 from onedraw.results.posterior import Posterior
@@ -53,7 +53,9 @@ def quantities(known: Sequence[str], parameters: One, names: Names, truth: Truth
     >>> quantities(["mu", "nu"], "mu", {"mu": "$\\\\mu$"}, {"mu": 2}, "parameters")
     [Quantity(key='mu', label='$\\\\mu$', math=True, truth=2.0)]
     """
-    asked = [parameters] if isinstance(parameters, str) else list(known if parameters is None else parameters)
+    asked = [parameters] if isinstance(parameters, str) else known
+    if not isinstance(parameters, str | None):
+        asked = names_in("parameters", parameters)
     keys = [entry for key in asked for entry in entries_of(key, known)]
     if not keys or any(not entries_of(key, known) for key in asked):
         raise ValueError(f"parameters must be among {', '.join(known)}, got {shown(parameters)}: they are {word}")
@@ -104,10 +106,17 @@ def _by_entry(argument: str, name: str, value: Any, entries: Sequence[str]) -> d
 def _number(key: str, value: Any) -> float | None:
     if value is None:
         return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"truth of {key} must be a number, got {shown(value)}") from error
+    number = number_or_nan(value)
+    if math.isnan(number):
+        raise ValueError(f"truth of {key} must be a number, got {shown(value)}")
+    return number
+
+
+def a_posterior(post: Any) -> Posterior:
+    """`post` if it is a posterior."""
+    if not isinstance(post, Posterior):
+        raise ValueError(f"post must be a posterior, got {shown(post)}")
+    return post
 
 
 def line_of(index: int) -> tuple[str, Any]:
@@ -120,7 +129,7 @@ def of_posteriors(post: Posts) -> dict[str, Posterior]:
     several = dict(post) if isinstance(post, Mapping) else {"": post}
     if not several or any(not hasattr(one, "settings") for one in several.values()):
         raise ValueError(
-            f"a posterior, or a dict of posteriors by label, is drawn, as in {{'smc': post}}: got {shown(post)}"
+            f"post must be a posterior, or a dict of posteriors by label, as in {{'smc': post}}, got {shown(post)}"
         )
     return {str(label): one for label, one in several.items()}
 
@@ -129,7 +138,7 @@ def parameters_of(
     posts: Mapping[str, Posterior], parameters: One, names: Names = None, truth: Truth = None
 ) -> list[Quantity]:
     """The parameters that all posteriors have, or those asked for, with labels and known values."""
-    if any(math.prod(post.shape) == 0 for post in posts.values()):
+    if any(math.prod(a_posterior(post).shape) == 0 for post in posts.values()):
         raise ValueError("there are no draws to plot: nothing was accepted")
     first, *others = posts.values()
     known = [name for name in first.columns if all(name in post.columns for post in others)]

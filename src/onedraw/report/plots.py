@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from onedraw.arguments import one_of, shown, whole_number
+from onedraw.arguments import numbers, one_of, shown, whole_number
 from onedraw.engines.arrays import Array
 from onedraw.estimators.weights import effective
 from onedraw.report.binning import MarginalHistogram, density_grid, density_of, edges_of, marginals_of
@@ -32,6 +32,7 @@ from onedraw.report.panels import (
     Posts,
     Quantity,
     Truth,
+    a_posterior,
     columns_for,
     empty_figure,
     few_plain_ticks,
@@ -410,7 +411,7 @@ def predictive_figure(
 
 def predicted(post: Posterior, n: int, seed: int | None = None) -> tuple[Array, Array, list[str]]:
     """n predictive summaries (rows; NaN if one failed), the observed one, and their names."""
-    simulated = post.predict(n, seed=seed)
+    simulated = a_posterior(post).predict(n, seed=seed)
     assert post.model is not None
     observed, labels = post.model.observed_row, post.model.labels()
     parts = list(simulated.values()) if isinstance(simulated, dict) else [simulated]
@@ -463,9 +464,9 @@ def predictive_band(
     >>> figure.axes[0].get_xlabel()
     'time'
     """
-    simulated = post.predict(n, seed=seed, data=True)
+    simulated = a_posterior(post).predict(n, seed=seed, data=True)
     assert post.model is not None
-    times = None if time is None else np.asarray(time)
+    times = None if time is None else _times(time)
     several, observed = _series(simulated, times, n), _series(post.model.observed, times)
     drawn = quantities(list(observed), parameters, names, None, "the series of the data")
     courses = truth if isinstance(truth, Mapping) else {} if truth is None else {drawn[0].key: truth}
@@ -493,8 +494,19 @@ def predictive_band(
     return found.figure
 
 
+def _times(given: Any) -> Array:
+    """The times of a series: numbers or dates."""
+    times = np.asarray(given)
+    if times.ndim != 1 or times.dtype.kind in "OSUV":
+        raise ValueError(f"time must be a list of numbers or dates, one for each value of a series, got {shown(given)}")
+    return times
+
+
 def _course(key: str, given: Any, length: int) -> Array:
-    course = np.asarray(given, dtype=float)
+    try:
+        course = numbers(given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"truth of {key} must be a list of numbers, got {shown(given)}") from error
     if course.shape != (length,):
         raise ValueError(f"truth of {key} has shape {course.shape}: the series has {length} times")
     return course
@@ -516,7 +528,8 @@ def _series(data: Any, times: Array | None, n: int | None = None) -> dict[str, A
             found[label] = values[:, :, k] if n is not None else values[0, :, k]
     if not found:
         sizes = {str(name): np.shape(part)[0 if n is None else 1 :] for name, part in parts.items()}
-        raise ValueError(f"no axis of the data has {'any' if times is None else len(times)} times: shapes are {sizes}")
+        wanted = "any times" if times is None else f"{len(times)} times, as time= has"
+        raise ValueError(f"no axis of the data has {wanted}: shapes are {sizes}")
     return found
 
 
@@ -593,7 +606,7 @@ def tolerances(
     'tolerance ε'
     """
     if not isinstance(curve, ToleranceCurve):
-        raise ValueError(f"tolerances are drawn of post.over([0.5, 0.25]), got {shown(curve)}")
+        raise ValueError(f"curve must be the result of post.over([0.5, 0.25]), got {shown(curve)}")
     drawn = quantities(list(curve), parameters, names, truth, "the functions of the curve")
     with in_style():
         found = panels(ax, len(drawn), columns_for(len(drawn)), size=(3.4, 2.3))
@@ -628,7 +641,7 @@ def alternatives(
     >>> figure.axes[0].get_yticklabels()[0].get_text().startswith("chosen: ")
     True
     """
-    tried = {str(one["estimate"]): one for one in post.alternatives}
+    tried = {str(one["estimate"]): one for one in a_posterior(post).alternatives}
     if not tried:
         raise ValueError(f"only od.infer tries several estimates: this run is one of {post.settings.get('algorithm')}")
     drawn = quantities(list(tried), parameters, names, truth, "the estimates that were tried")
@@ -694,12 +707,14 @@ def efficiency(
             raise ValueError(f"this advice has no measurements to draw: {found.verdict}")
         certificate, gains, unit = answer.certificate, answer.gains, answer.currency
     else:
-        raise ValueError(f"efficiency is drawn of od.advise(...) or od.certificate(...), got {type(found).__name__}")
+        raise ValueError(f"found must be the result of od.advise or od.certificate, got {shown(found)}")
     counts = np.unique(np.concatenate([[1.0], np.geomspace(1, most, 60).round()])).astype(int)
     bound = np.array([certificate.gain(int(count)) for count in counts])
     functions = list(dict.fromkeys(name for gain in gains for name in gain.each))
-    asked = (parameters, names, truth) != (None, None, None)
-    drawn = quantities(functions, parameters, names, truth, "the functions measured") if functions or asked else []
+    asked = any(one is not None for one in (parameters, names, truth))
+    if asked and not functions:
+        raise ValueError("parameters=, names= and truth= are of measured functions, and none was measured here")
+    drawn = quantities(functions, parameters, names, truth, "the functions measured") if functions else []
     with in_style():
         place = panels(ax, 1, columns=1, size=(5.2, 2.8))
         axes = place.places[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onedraw.arguments import shown, whole_number
+from onedraw.arguments import file_name, shown, whole_number
 
 BLUE, ORANGE, SKY, GREEN, PURPLE = "#0072b2", "#d55e00", "#56b4e9", "#009e73", "#aa3377"
 """Colours that eyes without red or green tell apart, of different greys."""
@@ -76,10 +76,12 @@ def save(figure: Any, *paths: str | os.PathLike[str], dpi: int = 300) -> list[Pa
     ['.pdf', '.svg']
     >>> folder.cleanup()
     """
-    found = [Path(path) for path in paths]
+    if not hasattr(figure, "savefig"):
+        raise ValueError(f"figure must be a matplotlib Figure, got {shown(figure)}")
+    found = [file_name("paths", path) for path in paths]
     wrong = [path for path in found if path.suffix.lower() not in FORMATS]
     if wrong or not found:
-        raise ValueError(f"figures are written to .svg, .pdf and .png files, got {shown(wrong[0] if wrong else paths)}")
+        raise ValueError(f"paths must end in .svg, .pdf or .png, got {shown(wrong[0] if wrong else paths)}")
     with styled({"svg.hashsalt": "onedraw"}):
         for path in found:
             figure.savefig(path, dpi=whole_number("dpi", dpi, "dots per inch"), metadata=FORMATS[path.suffix.lower()])

@@ -144,7 +144,7 @@ class Comparison:
         return self.models[self._index(name)]
 
     def _index(self, name: str) -> int:
-        if name not in self.names:
+        if not isinstance(name, str) or name not in self.names:
             raise KeyError(f"there is no model {name!r}: there are {', '.join(self.names)}")
         return self.names.index(name)
 

@@ -220,6 +220,10 @@ class Advancing:
         return self.theta[rows, columns], None if self.distances is None else self.distances[rows, columns]
 
     def _take(self, results: list[SegmentResult], seconds: float) -> None:
+        with self.driver.saver.at_once:
+            self._taken_at_once(results, seconds)
+
+    def _taken_at_once(self, results: list[SegmentResult], seconds: float) -> None:
         taken, now = self.taken, self.taken + results[0].steps
         rows = slice(taken // self.thin, now // self.thin)
         if rows.stop > len(self.theta):
@@ -287,8 +291,12 @@ class Advancing:
 
     def save(self) -> None:
         """Put what is new into the file, with all that is needed to go on from here."""
-        if self.taken == self._saved:
+        if self.taken == self._saved or self.driver.saver.at_once.torn:
             return
+        with self.driver.saver.at_once:
+            self._saved_at_once()
+
+    def _saved_at_once(self) -> None:
         rows = slice(self._saved // self.thin, self.taken // self.thin)
         draws = {"theta": self.theta[rows], "accepted": self.accepted.copy(), "proposals": self.proposals.copy()}
         if self.distances is not None:

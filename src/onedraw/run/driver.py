@@ -352,18 +352,22 @@ class RoundWork:
 
     def take(self, size: int, outcome: Outcome) -> None:
         """Take in a new outcome. No record goes beyond the prefix, and none comes before one of the round before."""
-        if self.before is not None:
-            self.before.unsaved.save()
-        complete = self.add(size, outcome)
-        self.unsaved.add(size, outcome)
-        if complete:
-            self.unsaved.save()
+        with self.unsaved.saver.at_once:
+            if self.before is not None:
+                self.before.unsaved.save()
+            complete = self.add(size, outcome)
+            self.unsaved.add(size, outcome)
+            if complete:
+                self.unsaved.save()
 
     def save(self) -> None:
         """Put everything that is new into the file."""
-        for one in (self.before, self):
-            if one is not None:
-                one.unsaved.save()
+        if self.unsaved.saver.at_once.torn:
+            return
+        with self.unsaved.saver.at_once:
+            for one in (self.before, self):
+                if one is not None:
+                    one.unsaved.save()
 
     def late(self) -> Outcome | None:
         """What the round before had still to do when it was answered."""

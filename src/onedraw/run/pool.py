@@ -47,6 +47,8 @@ WAY_SECONDS = 0.05
 """About how long a result takes home, and the next piece out: as much work waits at workers that have few pieces."""
 DEATHS = 3
 """Workers that one piece of work may kill before its simulations run in processes of their own."""
+GAVE_UP = ("KilledWorker", "WorkerCrashedError")
+"""The errors of Dask and of Ray for work that has killed several workers, which they have replaced."""
 LAST_WAIT = 1.0
 """Seconds to wait for work that is no longer needed, so that it can be counted."""
 TASKS_KEPT = 4
@@ -270,9 +272,9 @@ class WorkerPool:
                 self._worker_died(ticket, broken)
                 continue
             except Exception as other:
-                if type(other).__name__ != "KilledWorker":
+                if type(other).__name__ not in GAVE_UP:
                     raise
-                # Dask has tried it on several workers already. The rest would go the same way, so it is sent again.
+                # Several workers have tried it already. The rest would go the same way, so it is sent again.
                 self._deaths[ticket] = max(DEATHS, self._deaths.get(ticket, 0) + 1)
                 self._give_up_on(ticket, other)
                 rest, self._in_flight = self._in_flight, {}

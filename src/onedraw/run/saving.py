@@ -76,6 +76,30 @@ class Specification:
         }
 
 
+class AtOnce:
+    """Around changes of what is saved that belong together.
+
+    A second Ctrl-C may come between any two lines. If it, or an error, ends such a change half-way, nothing more is
+    saved: the file then ends before the change or behind it, and the run continues from there.
+    """
+
+    def __init__(self) -> None:
+        self.torn = False
+        self._depth = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether a change was begun that has not come to its end."""
+        return self.torn or self._depth > 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.torn = self.torn or kind is not None
+        self._depth -= 1
+
+
 class Saver:
     """A run's way to its file; without a file it does nothing."""
 
@@ -90,6 +114,7 @@ class Saver:
         self._began = self._saved = time.perf_counter()
         self._before = 0.0
         self._prefix, self._whole = "", self
+        self.at_once = AtOnce()
         if store is not None:
             last = store.last()
             self._before = 0.0 if last is None else float(last.scalars.get("seconds", 0.0))
@@ -97,7 +122,7 @@ class Saver:
     def part(self, prefix: str) -> "Saver":
         """The same file under names with a prefix; whoever opened the file closes it."""
         inner = Saver(None, self.segment)
-        inner._whole, inner._prefix = self, prefix
+        inner._whole, inner._prefix, inner.at_once = self, prefix, self.at_once
         return inner
 
     @property
@@ -141,18 +166,19 @@ class Saver:
 
         Arrays must not be written to afterwards.
         """
-        if self.store is None:
+        if self.store is None or self.at_once.torn:
             return
         if self._whole is not self:
             named = {self._prefix + other: more for other, more in (along or {}).items()}
             self._whole.put(self._prefix + name, scalars, arrays, named)
             return
         seconds = {"seconds": self.seconds()}
-        self._pending += [(other, seconds, dict(more)) for other, more in (along or {}).items()]
-        self._pending.append((name, {**scalars, **seconds}, dict(arrays or {})))
-        # A commit costs more than a small record, so records wait for each other as long as the user allows.
-        if self.due(sum(array.nbytes for _, _, some in self._pending for array in some.values())):
-            self._flush()
+        with self.at_once:
+            self._pending += [(other, seconds, dict(more)) for other, more in (along or {}).items()]
+            self._pending.append((name, {**scalars, **seconds}, dict(arrays or {})))
+            # A commit costs more than a small record, so records wait for each other as long as the user allows.
+            if self.due(sum(array.nbytes for _, _, some in self._pending for array in some.values())):
+                self._flush()
 
     def _flush(self) -> None:
         import sqlite3
@@ -181,8 +207,9 @@ class Saver:
         """Save everything now, and count seconds that passed before this session; a StoreError if it cannot be."""
         whole = self._whole
         whole._before += earlier
-        if whole._pending:
-            whole._flush()
+        with self.at_once:
+            if whole._pending:
+                whole._flush()
         if whole._pending or whole.store is None:
             name = "the file of the run" if whole.store is None else whole.store.path
             raise StoreError(f"{name} could not be written: make room, and give the same call again")
@@ -201,9 +228,9 @@ class Saver:
         """A last try to save what could not be saved, and let go of the file."""
         if self._opened is None or self._whole is not self:
             return
-        if self._pending:
+        if self._pending and not self.at_once.begun:
             self._flush()
-        if self._pending:
+        if self._pending and not self.at_once.begun:
             warnings.warn(
                 f"{self._opened.path} could not be written to the end: its last {len(self._pending)} records are lost "
                 "when this process ends. The posterior returned is whole; od.resume would compute them again",

@@ -214,7 +214,7 @@ class Store:
         try:
             return self._connect().execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:
-            if self.write or self._copy or error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            if self.write or self._copy or _code(error) != sqlite3.SQLITE_READONLY_ROLLBACK:
                 raise
         self._disconnect()
         self._copy = _copied(self._real, self.path)
@@ -249,6 +249,9 @@ class Store:
             return StoreError(
                 f"{self.path} is not a run of onedraw (it is no SQLite file), or its first page is damaged"
             )
+        if "decode" in text:
+            # The words of this error hold all of the text.
+            return StoreError(f"{self.path} is damaged: it holds text that is not UTF-8")
         if "malformed" in text or "corrupt" in text:
             return StoreError(f"{self.path} is damaged or cut short ({text}): {_good_of_a_cut(self.path)}")
         return StoreError(f"{self.path} cannot be {'written' if self.write else 'read'}: {text}")
@@ -508,7 +511,7 @@ class Lock:
                     f"{path} is being written by {_described(_holder(self.path))}: wait for it or stop it; od.load "
                     "reads the file meanwhile"
                 ) from None
-            code = getattr(error, "sqlite_errorcode", 0)
+            code = _code(error)
             if code == sqlite3.SQLITE_READONLY_DBMOVED or (code & 0xFF == sqlite3.SQLITE_IOERR and not last):
                 # Its last holder may have removed it since it was opened.
                 return False
@@ -532,6 +535,11 @@ class Lock:
             self._connection.close()
 
 
+def _code(error: sqlite3.Error) -> int:
+    """What SQLite calls an error; 0 of an error that Python's own code raises, as when a text is not UTF-8."""
+    return int(getattr(error, "sqlite_errorcode", 0))
+
+
 def writer(path: str | os.PathLike[str]) -> str | None:
     """Who writes a run's file at this moment, in words; None where nobody does."""
     try:
@@ -543,7 +551,7 @@ def writer(path: str | os.PathLike[str]) -> str | None:
             # What can be read was left by a process that was killed.
             there.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+        if _code(error) & 0xFF == sqlite3.SQLITE_BUSY:
             return _described(_holder(lock))
     except (sqlite3.Error, StoreError):
         # Just made, just removed, or not a lock.
