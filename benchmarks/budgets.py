@@ -11,7 +11,6 @@ beside what they gave.
 """
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -25,6 +24,7 @@ from scipy import stats
 
 import onedraw as od
 from benchmarks.known import PROBLEMS, moments
+from benchmarks.processes import Line, collected
 from benchmarks.timing import Watched, report
 
 BUDGETS = [300, 1_000, 3_000, 10_000, 30_000, 100_000]
@@ -56,8 +56,17 @@ class Score(NamedTuple):
     notes: list[str]
 
 
-def scored(name: str, budget: int, seed: int) -> Score:
-    """A run of `od.infer` beside the exact posterior."""
+class Task(NamedTuple):
+    """One run."""
+
+    model: str
+    budget: int
+    seed: int
+
+
+def scored(task: Task) -> Line:
+    """A run of `od.infer` beside the exact posterior: a Score."""
+    name, budget, seed = task
     problem, exact = PROBLEMS[name], moments(name)
     watched = Watched(problem.simulate)
     model = od.Model(problem.prior, od.batched(watched), np.array(problem.observed))
@@ -74,7 +83,7 @@ def scored(name: str, budget: int, seed: int) -> Score:
         sd=np.log(spread / exact.sd).tolist(),
         inside=[bool(abs(one) <= 1.96 * row.mcse) for one, row in zip(away, rows, strict=True)],
         ess=float(min(row.ess for row in rows)), seconds=seconds, notes=list(post.notes),
-    )  # fmt: skip
+    )._asdict()  # fmt: skip
 
 
 def squares(scores: list[Score], measure: str) -> np.ndarray:
@@ -209,6 +218,7 @@ def main(arguments: list[str] | None = None) -> bool:
     parser.add_argument("--budget", nargs="+", type=int)
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--quick", action="store_true", help=f"budgets {QUICK_BUDGETS} and {QUICK_SEEDS} seeds")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with runs of its own")
     parser.add_argument("--out", type=Path, help="write a line of JSON for each run to this file")
     given = parser.parse_args([] if arguments is None else arguments)
     budgets = sorted(given.budget or (QUICK_BUDGETS if given.quick else BUDGETS))
@@ -217,17 +227,15 @@ def main(arguments: list[str] | None = None) -> bool:
     if seeds < FEWEST_SEEDS:
         print(f"Rises are not tested: that needs {FEWEST_SEEDS} seeds.")
     print(f"{'model':14}{'budget':>9}{'mean':>9}{'log sd':>9}{'ess':>9}{'within':>10}{'seconds':>9}", flush=True)
+    tasks = [Task(name, budget, seed) for name in given.model for budget in budgets for seed in range(1, seeds + 1)]
+    runs = [Score(**one) for one in collected(scored, tasks, given.jobs, given.out)]
     scores: dict[str, dict[int, list[Score]]] = {}
     found: list[float] = []
     for name in given.model:
         mine = scores.setdefault(name, {})
         for before, budget in zip([0, *budgets], budgets, strict=False):
-            mine[budget] = []
-            for seed in range(1, seeds + 1):
-                mine[budget].append(scored(name, budget, seed))
-                if given.out:
-                    with given.out.open("a") as file:
-                        file.write(json.dumps(mine[budget][-1]._asdict()) + "\n")
+            here = [one for one in runs if (one.model, one.budget) == (name, budget)]
+            mine[budget] = sorted(here, key=lambda one: one.seed)
             rises = marked(mine[before], mine[budget]) if before and seeds >= FEWEST_SEEDS else {}
             found += rises.values()
             marks = [f"{MEASURES[m]} RISE (p = {p:.2g})" for m, p in rises.items() if p < LEVEL]

@@ -1,6 +1,6 @@
 """Whether posteriors of `od.infer` are calibrated: ranks and 90 % intervals over data sets drawn from the prior.
 
-python -m benchmarks coverage, or python -m benchmarks.coverage --sets 200 --budget 10000 --model normal counts.
+python -m benchmarks coverage, or python -m benchmarks.coverage --sets 200 --budget 10000 --model normal --jobs 4.
 
 A parameter that made the data is a draw from their posterior. So its rank among draws of an exact posterior is uniform,
 and central 90 % intervals contain it in 90 % of the data sets. For each model and budget the ranks of each parameter
@@ -9,15 +9,17 @@ their number.
 """
 
 import argparse
-import json
 import math
 import sys
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
 import onedraw as od
+from benchmarks.processes import Line, collected
 from benchmarks.timing import report
 
 SETS = {100: 100, 1_000: 200, 10_000: 200}
@@ -99,23 +101,23 @@ MODELS = {
 }
 
 
-def positions(name: str, number: int, budget: int) -> np.ndarray:
-    """Where the known parameters lie among the draws, 0 to 1: one row a data set, one column a parameter."""
-    prior, simulate = MODELS[name]
-    found = []
-    for k in range(number):
-        rng = np.random.default_rng([k, len(name)])
-        truth = prior.sample(rng, 1)
-        observed = simulate(rng, **prior.columns(truth))[0]
-        post = od.infer(od.Model(prior, simulate, observed), budget=budget, seed=k, draws=DRAWS)
-        draws = np.stack([values.ravel() for values in post.draws.values()])
-        found.append((draws < truth.T).mean(axis=1))
-        if (k + 1) % 50 == 0:
-            print(
-                f"  {name}: {k + 1} data sets, {100 * covered(np.array(found), 0.9):.1f} % of intervals hold",
-                flush=True,
-            )
-    return np.array(found)
+class DataSet(NamedTuple):
+    """One data set of a model, and the budget that is spent on it."""
+
+    model: str
+    budget: int
+    number: int
+
+
+def placed(one: DataSet) -> Line:
+    """Where the known parameters lie among the draws, 0 to 1."""
+    prior, simulate = MODELS[one.model]
+    rng = np.random.default_rng([one.number, len(one.model)])
+    truth = prior.sample(rng, 1)
+    observed = simulate(rng, **prior.columns(truth))[0]
+    post = od.infer(od.Model(prior, simulate, observed), budget=one.budget, seed=one.number, draws=DRAWS)
+    draws = np.stack([values.ravel() for values in post.draws.values()])
+    return one._asdict() | {"places": (draws < truth.T).mean(axis=1).tolist()}
 
 
 def covered(position: np.ndarray, prob: float) -> float:
@@ -130,30 +132,33 @@ def uniformity(position: np.ndarray) -> tuple[np.ndarray, float]:
     return number, min(1.0, least * len(number))
 
 
+def _number(line: Line) -> int:
+    return int(line["number"])
+
+
 def main(arguments: list[str] | None = None) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__.splitlines()[0])
     parser.add_argument("--sets", type=int, help="data sets (default: 200, and 100 with 100 simulations)")
     parser.add_argument("--budget", nargs="+", type=int, default=list(SETS))
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--out", type=Path, help="write a line of JSON for each model and budget to this file")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with data sets of its own")
+    parser.add_argument("--out", type=Path, help="write a line of JSON for each data set to this file")
     given = parser.parse_args([] if arguments is None else arguments)
+    sets = {budget: given.sets or SETS.get(budget, 200) for budget in given.budget}
+    tasks = [DataSet(name, budget, k) for budget in given.budget for name in given.model for k in range(sets[budget])]
+    lines = collected(placed, tasks, given.jobs, given.out)
     rows: list[tuple[str, str, str, bool | None]] = []
-    for budget in given.budget:
-        sets = given.sets or SETS.get(budget, 200)
-        for name in given.model:
-            position = positions(name, sets, budget)
-            share, (number, p) = covered(position, 0.9), uniformity(position)
-            error = math.sqrt(0.9 * 0.1 / sets)
-            for parameter, row in zip(MODELS[name][0].names, number, strict=True):
-                print(f"  {name}, {budget:,}: ranks of {parameter:8} {' '.join(f'{one:3}' for one in row)}", flush=True)
-            what = f"{name}, {budget:,} simulations, {sets} data sets"
-            rows.append((f"{what}: 90 % intervals", f"{100 * share:.1f} ± {100 * error:.1f} %", "86 to 94 %",
-                         0.86 <= share <= 0.94))  # fmt: skip
-            rows.append((f"{what}: p of uniform ranks", f"{p:.2g}", f"at least {LEAST_P}", p >= LEAST_P))
-            if given.out:
-                with given.out.open("a") as file:
-                    file.write(json.dumps({"model": name, "budget": budget, "sets": sets, "covered": share, "p": p,
-                                           "ranks": number.tolist()}) + "\n")  # fmt: skip
+    for budget, name in product(given.budget, given.model):
+        here = sorted((line for line in lines if (line["model"], line["budget"]) == (name, budget)), key=_number)
+        position = np.array([line["places"] for line in here])
+        share, (number, p) = covered(position, 0.9), uniformity(position)
+        error = math.sqrt(0.9 * 0.1 / len(position))
+        for parameter, row in zip(MODELS[name][0].names, number, strict=True):
+            print(f"  {name}, {budget:,}: ranks of {parameter:8} {' '.join(f'{one:3}' for one in row)}", flush=True)
+        what = f"{name}, {budget:,} simulations, {len(position)} data sets"
+        rows.append((f"{what}: 90 % intervals", f"{100 * share:.1f} ± {100 * error:.1f} %", "86 to 94 %",
+                     0.86 <= share <= 0.94))  # fmt: skip
+        rows.append((f"{what}: p of uniform ranks", f"{p:.2g}", f"at least {LEAST_P}", p >= LEAST_P))
     return report("Calibration over data sets drawn from the prior", rows)
 
 
