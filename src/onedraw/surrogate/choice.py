@@ -180,8 +180,13 @@ def options(support: Support) -> list[Coordinates]:
     return [Coordinates(support, one) for one in kinds]
 
 
-def choose_form(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
-    """The form that describes simulations best, that of a series only if thorough; None if no summary varies."""
+def choose_form(
+    support: Support, training: Training, observed: Array, thorough: bool, series: bool = True
+) -> Form | None:
+    """The form that describes simulations best; None if no summary varies.
+
+    It may be that of a series if it is chosen thoroughly, unless `series` is False.
+    """
     most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
     some = training.some(slice(None, None, -(-len(training.rows) // most)))
     theta, rows, places, weights = some.single_rows(most)
@@ -190,7 +195,7 @@ def choose_form(support: Support, training: Training, observed: Array, thorough:
         return None
     coordinates, features, transform, given = prepared
     found = _choose_all(given, transform.summaries(rows, places))
-    if thorough and training.rows.ndim == 2 and len(found.terms) >= FEWEST_IN_SERIES:
+    if thorough and series and training.rows.ndim == 2 and len(found.terms) >= FEWEST_IN_SERIES:
         transform, found = _as_series(given, rows, places, observed, transform, found)
     law = choose_law(found.residuals, weights, thorough, densities(found.terms))
     return Form(coordinates, features, transform, found.terms, law, found.common)
