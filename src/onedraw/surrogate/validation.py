@@ -149,9 +149,9 @@ def without_groups(surrogate: Surrogate, training: Training, observed: Array, dr
 def with_other_forms(surrogate: Surrogate, training: Training, observed: Array, draws: Array, thorough: bool) -> Array:
     """The same (2 or fewer, n) with the forms that halves of the simulations choose.
 
-    If all forms were as good as each other, their means would differ by twice the variance of one. They are chosen as
-    `thorough` as that of the surrogate: what a brief choice leaves out, such as laws that are not normal, would count
-    as doubt about the form. The one law of a series is compared with forms that have a law for each summary: what is
+    What a half chooses differs from what all choose by as much as that does from the truth: the variance of both is
+    that of the choice of all. They are chosen as `thorough` as that of the surrogate: what a brief choice leaves out,
+    such as laws that are not normal, would count as doubt about the form. The one law of a series is compared with forms that have a law for each summary: what is
     wrong for one is wrong for all.
     """
     # Where simulations fail is the same for all.
@@ -162,7 +162,7 @@ def with_other_forms(surrogate: Surrogate, training: Training, observed: Array, 
     fitted = (fit_surrogate(form, training, None) for form in forms if form is not None)
     others = (one._replace(power=surrogate.power) for one in fitted)
     found = _reweighted(surrogate, others, observed, draws)
-    return found * math.sqrt(0.5 / max(len(found), 1))
+    return found * math.sqrt(1 / max(len(found), 1))
 
 
 def evidence_ratio(surrogate: Surrogate, other: Surrogate, observed: Array, draws: Array) -> float:
