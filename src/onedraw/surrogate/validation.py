@@ -151,8 +151,8 @@ def with_other_forms(surrogate: Surrogate, training: Training, observed: Array, 
 
     What a half chooses differs from what all choose by as much as that does from the truth: the variance of both is
     that of the choice of all. They are chosen as `thorough` as that of the surrogate: what a brief choice leaves out,
-    such as laws that are not normal, would count as doubt about the form. The one law of a series is compared with forms that have a law for each summary: what is
-    wrong for one is wrong for all.
+    such as laws that are not normal, would count as doubt about the form. The one law of a series is compared with
+    forms that have a law for each summary: what is wrong for one is wrong for all.
     """
     # Where simulations fail is the same for all.
     surrogate, support = surrogate._replace(success=None), surrogate.form.coordinates.support
