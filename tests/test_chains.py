@@ -23,7 +23,7 @@ from onedraw.proposals.resolve import resolve
 from onedraw.run.chains import acceptance as chain_acceptance
 from onedraw.run.driver import drive
 from onedraw.run.lockstep import advance
-from onedraw.run.starts import starting_states
+from onedraw.run.starts import starting_states, units_of
 from onedraw.samplers import pseudo_marginal, r_hit, wilkinson
 from tests.reference import Exact, hit, toy
 
@@ -551,6 +551,40 @@ def test_a_start_from_few_draws_says_so():
     start = od.rejection(model, od.uniform(1.5), draws=200, seed=15)
     post = od.pseudo_marginal(model, od.uniform(0.02), start=start, draws=5, chains=64, seed=16)
     assert "all chains start from these" in post.notes[0]
+
+
+def test_errors_of_many_chains_allow_for_starts_from_few_draws(tmp_path):
+    """Some 80 draws of the earlier run are left, and 512 chains start from these: on their own they seem to be 512."""
+    model, z = toy(), []
+    for seed in range(60):
+        start = od.rejection(model, od.uniform(1.5), draws=400, seed=seed)
+        post = od.pseudo_marginal(
+            model, UNIFORM, start=start, draws=2, chains=512, proposal=od.random_walk(0.2), seed=100 + seed
+        )
+        found = post.estimate("theta")
+        z.append((found.value - Exact(UNIFORM).mean) / found.mcse)
+        assert found.ess < 150
+    assert 0.75 < np.sqrt(np.mean(np.square(z))) < 1.35
+    given = {"start": start, "draws": 2, "chains": 512, "proposal": od.random_walk(0.2), "seed": 159}
+    od.pseudo_marginal(model, UNIFORM, store=tmp_path / "run.db", **given)
+    assert od.load(tmp_path / "run.db").estimate("theta") == found
+    few = od.pseudo_marginal(model, UNIFORM, **{**given, "chains": 8, "draws": 50})
+    assert few.groups is None
+
+
+def test_draws_of_an_earlier_run_that_go_together():
+    """Of chains they are segments worth two effective draws; of sequential samplers, what has one ancestor."""
+    independent = od.rejection(toy(), UNIFORM, draws=5, seed=1)
+    assert units_of(independent).tolist() == [0, 1, 2, 3, 4]
+    chains = od.pseudo_marginal(toy(), UNIFORM, draws=200, chains=4, proposal=od.random_walk(0.5), seed=1)
+    units, worth = units_of(chains), chains.estimate("theta").ess
+    pieces = int(worth / 8)
+    assert 1 < pieces < 100 and len(np.unique(units)) == 4 * pieces
+    assert all(len(np.unique(one)) == pieces and (np.diff(one) >= 0).all() for one in units.reshape(4, 200))
+    unknown = od.pseudo_marginal(toy(), UNIFORM, draws=3, chains=2, proposal=od.random_walk(0.5), seed=1)
+    assert units_of(unknown).tolist() == [0, 0, 0, 1, 1, 1]
+    particles = od.smc(toy(), kernel=UNIFORM, particles=100, seed=1)
+    assert (units_of(particles) == particles.groups.reshape(-1)).all()
 
 
 def test_a_start_at_points():

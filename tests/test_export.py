@@ -241,7 +241,7 @@ def test_arviz_says_what_the_summary_says(run):
     size = tree["posterior"]["mu"].size
     # What ArviZ says of so many independent draws, which it does not know to be independent.
     rng = np.random.default_rng(1)
-    chance = [float(az.ess(rng.normal(size=(1, size)), method="bulk")) for _ in range(100)]
+    chance = [float(az.ess(rng.normal(size=(1, size)), method="bulk")) for _ in range(1000)]
     for key, row in post.summary().rows.items():
         assert abs(shown.loc[key, "mean"] - row.mean) < row.mcse
         # As many draws leave as the parameter with the fewest is worth.

@@ -231,7 +231,7 @@ def test_draws_where_no_stage_has_looked_are_left_out(monkeypatch, quick):
     def with_false_mass(self, simulations, number, rng):
         found = draws(self, simulations, number, rng)
         if number == 777 + 777 // SPARE:
-            found[::10] += 40.0
+            found.draws[::10] += 40.0
         return found
 
     monkeypatch.setattr(LearntLikelihood, "draws", with_false_mass)
@@ -543,6 +543,9 @@ def test_effective_draws_follow_from_both_errors(monkeypatch):
     squared = np.square(without @ draws).sum(axis=0) + np.square(other @ draws).sum(axis=0)
     each = 9 / 7 * squared / draws.var(axis=0) + 1 / 500
     assert effective_on_average(draws, refits) == pytest.approx(1 / each.mean(), rel=1e-5)
+    # So many independent draws are the others worth that the likelihood was not fitted again for.
+    more = 1 / (each.mean() - 1 / 500 + 1 / 3000)
+    assert effective_on_average(draws, refits, 3000.0) == pytest.approx(more, rel=1e-5)
     # A parameter that does not vary says nothing.
     draws[:, 1] = 7.0
     refits = learnt._replace(training=many).refits(draws)

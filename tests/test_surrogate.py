@@ -61,7 +61,7 @@ from onedraw.surrogate.residuals import (
 )
 from onedraw.surrogate.success import RIDGE, Success, fit_success
 from onedraw.surrogate.surrogate import Surrogate, fit_surrogate, leverages_of
-from onedraw.surrogate.tempering import KEEP, next_power, proposals, tempered_draws
+from onedraw.surrogate.tempering import KEEP, next_power, proposals, tempered
 from onedraw.surrogate.training import Training, training_of
 from onedraw.surrogate.transforms import LEAST_VARIED, Transform, Warp, choose_transform
 from onedraw.surrogate.validation import (
@@ -908,9 +908,9 @@ class TestSeries:
         form = choose_form(free_support(1), training(theta[:, None], rows), rows[0], True)
         assert form.common == 1 and len(set(form.terms[1:])) == 1
         assert form.terms[1].lags == 1 and form.terms[1].curves in ("0", "1", "2")
-        # A brief choice, with which the error compares it, has a law for each, and each is a line.
+        # What the error compares it with is chosen as thoroughly, with a law for each summary, and each is a line.
         surrogate, other = fit_surrogate(form, training(theta[:, None], rows), None), chain(theta[:60], 8, rng)
-        single = choose_form(free_support(1), training(theta[:, None], rows), rows[0], False)
+        single = choose_form(free_support(1), training(theta[:, None], rows), rows[0], True, series=False)
         assert single.common == ALL and not any(one.curves for one in single.terms)
         alone = fit_surrogate(single, training(theta[:, None], rows), None)
         away = (other[:, 1:] - np.sin(2.0 * other[:, :-1]) * theta[:60, None]) / 0.3
@@ -1500,6 +1500,11 @@ def repeated_means(draws_of, seeds, statistic):
 NO_DISCRETE = np.zeros(2, dtype=bool)
 
 
+def tempered_draws(*given):
+    """The draws alone."""
+    return tempered(*given).draws
+
+
 class TestTempering:
     def test_draws_of_a_conjugate_posterior(self):
         """A normal prior and a normal likelihood, narrow and correlated."""
@@ -1550,17 +1555,21 @@ class TestTempering:
 
     def test_draws_that_come_from_one_particle_are_worth_several(self):
         """Eight draws from each of 250 particles, of which a half by weight is left: not 125 draws but about 2000."""
-        found = []
+        found, of = [], []
         for seed in range(24):
             rng = np.random.default_rng(seed)
-            draws = tempered_draws(
+            made = tempered(
                 rng.normal(0, 5, size=(250, 2)), lambda t: log_normal(t, 5.0).sum(axis=1),
-                lambda t: log_normal(t, 1.0).sum(axis=1) - log_normal(t, 5.0).sum(axis=1), NO_DISCRETE, rng, 2000,
+                lambda t: log_normal(t, 1.0).sum(axis=1) - log_normal(t, 5.0).sum(axis=1), NO_DISCRETE, rng,
+                number=2000,
             )  # fmt: skip
+            draws, of = made.draws, [*of, made.worth]
             assert draws.shape == (2000, 2)
             found.append(draws.mean(axis=0))
         # The 48 squares have a chi-square law, with a variance of up to 1.5 times that of independent draws.
         assert 2000 * np.square(found).sum() < 1.5 * stats.chi2(48).isf(1e-4)
+        assert min(of) > 1300 and max(of) <= 2000
+        assert stats.chi2(48).isf(0.999) < np.mean(of) * np.square(found).sum() < stats.chi2(48).isf(1e-3)
 
     @pytest.mark.parametrize(("step", "moves"), [(1e-3, tempering.MOST_MOVES), (None, tempering.MOVES)])
     def test_particles_move_until_they_have_forgotten_where_they_were(self, monkeypatch, step, moves):
@@ -1575,7 +1584,7 @@ class TestTempering:
 
         monkeypatch.setattr(tempering, "proposals", proposed)
         rng = np.random.default_rng(6)
-        tempered_draws(
+        found = tempered(
             rng.normal(size=(1000, 2)),
             lambda t: log_normal(t, 1.0).sum(axis=1),
             lambda t: 0.1 * t[:, 0],
@@ -1583,6 +1592,8 @@ class TestTempering:
             rng,
         )
         assert made == list(range(moves))
+        # Draws that have not moved count half, on the safe side: m r^2 is a little above 1.
+        assert found.worth == pytest.approx(1000 if step is None else 480, rel=0.02)
 
     def test_ratios_of_points_drawn_anew_are_those_of_student_densities(self):
         points = np.random.default_rng(4).normal(size=(50, 3)) @ np.array([[1.0, 0.5, 0.0], [0, 2.0, 1.0], [0, 0, 0.3]])
@@ -1928,7 +1939,7 @@ class TestValidation:
         found = validation._reweighted(Tilted(0.0), [Tilted(slope)], np.zeros(1), draws) @ draws
         assert found[0, 0] == pytest.approx(slope, rel=0.1)
 
-    def test_the_error_of_the_choice_is_half_of_what_other_forms_differ_by(self, monkeypatch):
+    def test_the_error_of_the_choice_is_what_other_forms_differ_by(self, monkeypatch):
         """Forms that make the posterior of a normal mean twice as wide and half as wide, by exact normal posteriors."""
         rng = np.random.default_rng(9)
         theta = rng.normal(size=(4000, 1))
@@ -1937,15 +1948,31 @@ class TestValidation:
         form = plain_recipe(theta, rows, Terms("1", "0", "0"), most=2)
         surrogate = fit_surrogate(form, given, None)
         draws = stats.norm(1.0, math.sqrt(0.5)).ppf((np.arange(2000) + 0.5) / 2000)[:, None]
-        same = with_other_forms(surrogate, given, observed, draws)
+        same = with_other_forms(surrogate, given, observed, draws, True)
         assert error_of(same, draws) == pytest.approx(0.0, abs=0.02)
         # A constant in place of the slope: the likelihood says nothing, and draws are weighted back to the prior.
         other = form._replace(terms=(Terms("0", "0", "0"),))
         monkeypatch.setattr("onedraw.surrogate.validation.choose_form", lambda *_, **__: other)
         back = stats.norm(0.0, 1.0).pdf(draws) / stats.norm(1.0, math.sqrt(0.5)).pdf(draws)
         moved = np.average(draws, weights=back) - draws.mean()
-        back = with_other_forms(surrogate, given, observed, draws)
-        assert error_of(back, draws) == pytest.approx(abs(moved) / math.sqrt(2), rel=0.05)
+        back = with_other_forms(surrogate, given, observed, draws, True)
+        assert error_of(back, draws) == pytest.approx(abs(moved), rel=0.05)
+
+    def test_a_brief_choice_is_no_doubt_about_a_law_that_was_chosen_thoroughly(self):
+        """Errors of a mean are exponential, which halves of 500 simulations show as clearly as all of them."""
+        rng = np.random.default_rng(10)
+        theta = rng.normal(size=(1000, 1))
+        given, observed = training(theta, theta + rng.exponential(size=(1000, 1))), np.array([0.0])
+        form = choose_form(free_support(1), given, observed, True)
+        surrogate = fit_surrogate(form, given, None)
+        grid = np.linspace(-4, 4, 4001)[:, None]
+        log_posterior = surrogate.data_log_likelihood(form.columns(grid), observed) - 0.5 * np.square(grid[:, 0])
+        draws = grid[systematic(np.exp(log_posterior - log_posterior.max()), 2000, 0.5)]
+        brief, thorough = (
+            error_of(with_other_forms(surrogate, given, observed, draws, one), draws) for one in (False, True)
+        )
+        assert form.law.name != "normal"
+        assert brief > 0.3 * draws.std() and thorough < 0.1 * draws.std()
 
 
 def test_a_scale_that_vanishes_between_two_modes(monkeypatch):

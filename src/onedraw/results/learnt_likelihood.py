@@ -16,7 +16,7 @@ from onedraw.surrogate.likelihood import better
 from onedraw.surrogate.refits import window_count
 from onedraw.surrogate.success import Success, fit_success
 from onedraw.surrogate.surrogate import MOST_ROWS, Surrogate, fit_surrogate
-from onedraw.surrogate.tempering import tempered_draws
+from onedraw.surrogate.tempering import Tempered, tempered
 from onedraw.surrogate.training import Training, training_of
 from onedraw.surrogate.validation import (
     FreeDraws,
@@ -166,6 +166,8 @@ class LearntLikelihood(NamedTuple):
     gains: Array = NO_GAINS
     """(k,) logs of the densities of parameters known from simulations proposed near the posterior, over those of their
     proposals; bounded."""
+    thorough: bool = True
+    """Whether the form was chosen thoroughly."""
 
     @property
     def constant(self) -> bool:
@@ -189,15 +191,15 @@ class LearntLikelihood(NamedTuple):
         """(dim,) root mean square of the distances from posterior means, 1 if standard deviations are right."""
         return np.sqrt(np.square(self.away).mean(axis=0)) if len(self.away) else np.full(self.away.shape[1], np.nan)
 
-    def draws(self, simulations: SimulatedPairs, number: int, rng: np.random.Generator) -> Array:
+    def draws(self, simulations: SimulatedPairs, number: int, rng: np.random.Generator) -> Tempered:
         """Draws (number, dim) of the posterior."""
-        return tempered_draws(
+        return tempered(
             simulations.of_prior(rng, max(min(number, PARTICLES), number // PER_PARTICLE)),
             simulations.log_prior,
             lambda points: self.surrogate.data_log_likelihood(self.surrogate.form.columns(points), self.observed),
             simulations.discrete,
             rng,
-            number,
+            number=number,
         )
 
     def unseen(self, draws: Array) -> Array:
@@ -211,7 +213,8 @@ class LearntLikelihood(NamedTuple):
         """
         given = self.surrogate, self.training, self.observed, draws[:: -(-len(draws) // MOST_REWEIGHTED)]
         groups = group_count(len(self.training.rows))
-        return np.concatenate([without_groups(*given, groups), with_other_forms(*given)]).astype(np.float32)
+        other = with_other_forms(*given, self.thorough)
+        return np.concatenate([without_groups(*given, groups), other]).astype(np.float32)
 
 
 def group_count(n: int) -> int:
@@ -462,8 +465,9 @@ def _learnt(
         none = np.empty((0, training.theta.shape[1]))
         surrogate = fit_surrogate(form, training, None)
         return LearntLikelihood(
-            surrogate, training, described.observed, described.learnt, np.empty(0), none, none, picked.looks()
-        )
+            surrogate, training, described.observed, described.learnt, np.empty(0), none, none, picked.looks(),
+            thorough=thorough,
+        )  # fmt: skip
     held = held_out_likelihoods(form, training, both, free, success)
     near = held.some(np.searchsorted(both, calibration))
     power = choose_power(near, free.log_aimed)
@@ -475,7 +479,7 @@ def _learnt(
     surrogate = fit_surrogate(form, training, success)._replace(power=power)
     looks, gains = picked.looks(), near.bounded_ratios(free.log_aimed, power)
     return LearntLikelihood(
-        surrogate, training, described.observed, described.learnt, scores, ranks, away, looks, gains
+        surrogate, training, described.observed, described.learnt, scores, ranks, away, looks, gains, thorough
     )
 
 

@@ -145,6 +145,9 @@ class Draws(NamedTuple):
     refits: Array | None = None
     """(m, k) of a learnt likelihood: how the shares of k of the draws (`some_of`) change with m other fits. The squared
     error of a mean, from the simulations behind it, is the sum of the m squared changes that these make."""
+    worth: float | None = None
+    """How many independent draws of its own posterior the draws of a learnt likelihood are worth; as many as `refits`
+    has, if that is not known."""
 
 
 def monte_carlo(values: Array, draws: Draws | None = None, of: str | float = "mean") -> MonteCarlo:
@@ -274,8 +277,7 @@ def some_of(draws: int, refits: Array) -> Array:
 def _behind(values: Array, draws: Draws, around: Array | None = None) -> Behind | None:
     """What the simulations behind smoothed draws are worth for the mean of these values; None for other draws.
 
-    Of a learnt likelihood, the draws that the fits are compared by count as independent: the others come from the same
-    particles.
+    Of a learnt likelihood, the error of its draws is added to that of the simulations behind it.
 
     >>> refits = np.array([[-0.02, 0.0, 0.0, 0.02], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     >>> found = _behind(np.array([[-1.0, 0.0, 0.0, 1.0]]), Draws(refits=refits))  # 0.5 / (3 0.04^2 + 0.5 / 4)
@@ -293,16 +295,19 @@ def _behind(values: Array, draws: Draws, around: Array | None = None) -> Behind 
     variance, moved, degrees = float(away @ away) / some.size, draws.refits @ away, len(draws.refits) - 1
     if not variance > 0:
         return Behind(1.0, degrees)
-    return Behind(variance / (_student(degrees) * float(moved @ moved) + variance / some.size), degrees)
+    count = some.size if draws.worth is None else draws.worth
+    return Behind(variance / (_student(degrees) * float(moved @ moved) + variance / count), degrees)
 
 
-def effective_on_average(theta: Array, refits: Array) -> float:
+def effective_on_average(theta: Array, refits: Array, worth: float | None = None) -> float:
     """The effective draws of the means of parameters, from draws (n, dim): harmonic mean over those that vary.
 
     >>> effective_on_average(np.array([[0.0, 7.0], [1.0, 7.0]]), np.zeros((4, 2)))
     2.0
+    >>> effective_on_average(np.array([[0.0, 7.0], [1.0, 7.0]]), np.zeros((4, 2)), 1.5)
+    1.5
     """
-    found = [_behind(one, Draws(refits=refits)) for one in theta[:, theta.var(axis=0) > 0].T]
+    found = [_behind(one, Draws(refits=refits, worth=worth)) for one in theta[:, theta.var(axis=0) > 0].T]
     shares = [1 / one.effective for one in found if one is not None]
     return 1 / float(np.mean(shares)) if shares else 1.0
 

@@ -189,6 +189,8 @@ class Posterior:
     """The effective number of independent draws, if there are more draws than simulations behind them."""
     refits: Array | None = field(default=None, repr=False)
     """Of a learnt likelihood: how the shares of the draws change with fits to other simulations (docs/theory.md)."""
+    draws_worth: float | None = field(default=None, repr=False)
+    """Of a learnt likelihood: how many independent draws of the fitted posterior the draws are worth."""
     evidence: tuple[float, float] | None = field(default=None, repr=False)
     """The log evidence at the run's own tolerance and its standard error, if the run can tell: see `log_evidence`."""
 
@@ -308,7 +310,7 @@ class Posterior:
     @property
     def drawn(self) -> Draws:
         """How the draws were made, as far as Monte Carlo errors depend on it."""
-        return Draws(self.weights, self.independent, self.groups, self.effective, self.refits)
+        return Draws(self.weights, self.independent, self.groups, self.effective, self.refits, self.draws_worth)
 
     def estimate(self, function: str | Callable[..., Any], of: str | float = "mean") -> MonteCarlo:
         """The posterior mean of a function, its sd, or a quantile, with its Monte Carlo error (docs/theory.md).

@@ -26,6 +26,7 @@ from onedraw.proposals.independence import Independence
 from onedraw.proposals.lazy import Lazy
 from onedraw.proposals.random_walk import RandomWalk
 from onedraw.proposals.resolve import resolve
+from onedraw.results.monte_carlo_error import MANY
 from onedraw.results.posterior import Posterior
 from onedraw.run.blocks import cut
 from onedraw.run.chain_blocks import ChainDraws, ChainRound, recorded_draws
@@ -149,6 +150,7 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
     notes: list[str] = []
     resolved: dict[str, Any] = {"proposal": None, "start": _start_setting(run.start)}
     estimator, reason, spent, ahead, done = run.estimator, "budget", Cost(), 0.0, 0
+    units: Array | None = None
     try:
         model, kernel = _model_and_kernel(estimator)
         if model is not None and model.pair is not None:
@@ -170,7 +172,9 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
             rng = Rng(run.options.seed, Phase.START).bulk(Purpose.MOVE)
             proposal = resolve(run.proposal, prior, lambda: spread_of(start.spread, prior, rng))
             resolved["proposal"] = {**proposal.described(), "nonnegative": known_nonnegative(proposal)}
-            yield Decision("ready", lambda: ({"settings": dict(resolved), "notes": list(notes)}, {}))
+            units = units_of_many(start.units)
+            kept = {} if units is None else {"units": units}
+            yield Decision("ready", lambda: ({"settings": dict(resolved), "notes": list(notes)}, kept))
             blocks = list(cut(run.chains, chains_per_block(estimator, run.chains)))
             log_prior = prior.logpdf(start.theta)
             states = [run.make_state(start.part(one), log_prior[one.first : one.first + one.size]) for one in blocks]
@@ -210,7 +214,17 @@ def plan(run: Chains, limits: list[Limits]) -> Plan[Result]:
     model, kernel = _model_and_kernel(estimator)
     keep = keeps_distances(estimator) and kernel is not None
     dim = estimator.prior.dim
-    return replace(result_of(rounds, run.chains, dim, keep, reason, resolved, notes), model=model)
+    return replace(result_of(rounds, run.chains, dim, keep, reason, resolved, notes, units), model=model)
+
+
+def units_of_many(units: Array | None) -> Array | None:
+    """What tells chains apart whose starts are independent, if there are many chains, and fewer such starts.
+
+    The means of many chains give the error of an estimate, and those of chains that start from one draw go together.
+    """
+    if units is None or len(units) < MANY or len(np.unique(units)) == len(units):
+        return None
+    return units
 
 
 def _too_few(found: int, chains: int, cost: Cost) -> str:
@@ -239,9 +253,9 @@ def affordable(run: Chains, limit: Limits, done: int, spent: float) -> tuple[int
 
 def result_of(
     rounds: list[ChainDraws], chains: int, dim: int, keep_distances: bool, reason: str, settings: Mapping[str, Any],
-    notes: list[str],
+    notes: list[str], units: Array | None,
 ) -> Result:  # fmt: skip
-    """The result of rounds of steps."""
+    """The result of rounds of steps; `units` (chains,) are equal for chains that are not independent of each other."""
     theta = _joined([one.theta for one in rounds], (0, chains, dim))
     distances = None
     if keep_distances:
@@ -258,6 +272,7 @@ def result_of(
     return Result(
         theta.transpose(1, 0, 2), distances, reason, f"{chains} x {len(theta):,} draws", rate, error, settings,
         tuple(notes), independent=False,
+        groups=None if units is None else np.broadcast_to(units[:, None], (chains, len(theta))),
     )  # fmt: skip
 
 
@@ -269,8 +284,9 @@ def recorded_chains(run: Recorded) -> Result:
     settings = {"proposal": None, "start": run.facts["start"]} if ready is None else ready.scalars["settings"]
     notes = finished if finished is not None else ready
     keep = "kernel" in run.arguments and run.arguments.get("keep") != "draws"
+    units = None if ready is None else ready.arrays.get("units")
     found = result_of(
-        rounds, run.arguments["chains"], run.columns.layout.size, keep, "unfinished", settings, []
+        rounds, run.arguments["chains"], run.columns.layout.size, keep, "unfinished", settings, [], units
     )  # fmt: skip
     return replace(found, notes=() if notes is None else tuple(notes.scalars["notes"]))
 

@@ -42,7 +42,7 @@ def around_estimate(
     bank: Bank, learnt: LearntLikelihood, of_draws: np.random.Generator, of_normals: np.random.Generator
 ) -> Mixture:
     """Normals around draws of a learnt likelihood: where the posterior seems to be."""
-    theta = learnt.draws(bank.simulations(), PARTICLES, of_draws)
+    theta = learnt.draws(bank.simulations(), PARTICLES, of_draws).draws
     discrete = np.asarray(bank.prior.discrete)
     return normals_around(theta, np.ones(len(theta)), LEARNT_SCALE, COMPONENTS, of_normals, discrete)
 
@@ -122,12 +122,13 @@ def _learnt(
     """Draws of the posterior under a learnt likelihood and everything there is to say of them."""
     simulations, names = bank.simulations(), model.prior.labels
     # A few more than are wanted take the places of those that are left out.
-    theta = learnt.draws(simulations, max(draws + draws // SPARE, FEWEST_DRAWS), rng)
+    made = learnt.draws(simulations, max(draws + draws // SPARE, FEWEST_DRAWS), rng)
+    theta, worth = made.draws, made.worth * draws / len(made.draws)
     far = learnt.unseen(theta)
     left_out = float(far.mean())
     theta = theta[np.resize(np.flatnonzero(~far), draws)] if left_out < MOST_LEFT_OUT else theta[:draws]
     refits, values = learnt.refits(theta), np.asfortranarray(bank.support.bounded(theta))
-    effective = effective_on_average(values, refits)
+    effective = effective_on_average(values, refits, worth)
     before = _among_prior(model, bank, simulations.rows)
     little = _little_learnt(model, bank, values, rng) if learnt.learnt_summary else []
     number = len(simulations.together()[1])
@@ -144,6 +145,7 @@ def _learnt(
         notes=(*learnt_notes(found, learnt, names, len(bank.mixtures), number, effective, before, left_out), *little),
         effective=effective,
         refits=refits,
+        draws_worth=worth,
         after=f" after {bank.cost.simulations:,} simulations",
         model=model,
         kept=bank,

@@ -19,7 +19,7 @@ from onedraw.results.posterior import Posterior, Status
 HIDDEN = ("seed", "parameters", "kernel", "eps", "block", "timeout", "engine", "keep", "layout", "coverage", "bank")
 """Arguments of a run that its settings do not repeat."""
 ARRAYS = ("theta", "distances", "weights", "groups", "refits", "path")
-NUMBERS = ("rate", "rate_se", "effective", "log_evidence", "log_evidence_se")
+NUMBERS = ("rate", "rate_se", "effective", "log_evidence", "log_evidence_se", "draws_worth")
 
 
 class Stage(NamedTuple):
@@ -60,6 +60,8 @@ class Result:
     effective: float | None = None
     refits: Array | None = None
     """(m, k) of a learnt likelihood: see `monte_carlo_error.Draws`."""
+    draws_worth: float | None = None
+    """The same."""
     independent: bool = True
     after: str = ""
     """When the run was stopped, in words."""
@@ -98,7 +100,9 @@ class Result:
         if refits is not None and (refits.ndim != 2 or not refits.size or some_of(draws, refits).size != len(refits.T)):
             raise ValueError(f"refits of shape {refits.shape} are none of {draws} draws")
         path = tuple(Stage(a, b, int(c), int(d), e) for a, b, c, d, e in arrays["path"].tolist())
-        numbers = {name: None if scalars[name] == "None" else float(scalars[name]) for name in NUMBERS}
+        # Earlier versions did not say what draws are worth.
+        told = {"draws_worth": "None", **scalars}
+        numbers = {name: None if told[name] == "None" else float(told[name]) for name in NUMBERS}
         eps = None if scalars["eps"] is None else float(scalars["eps"])
         plain = {name: scalars[name] for name in ("reason", "made", "settings", "independent", "after")}
         return Result(theta=theta, **known, **plain, **numbers, eps=eps, path=path, notes=tuple(scalars["notes"]))  # type: ignore[arg-type]
@@ -169,6 +173,7 @@ def posterior(
         kept=result.kept,
         effective=result.effective,
         refits=result.refits,
+        draws_worth=result.draws_worth,
         evidence=_evidence(result),
     )
 

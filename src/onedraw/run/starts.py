@@ -50,6 +50,8 @@ class Start(NamedTuple):
     """Draws (k, dim) near the posterior that no chain starts from."""
     cost: Cost
     note: str = ""
+    units: Array | None = None
+    """(chains,) equal for chains whose starts are not independent of each other; None if all are."""
 
     def part(self, block: Block) -> "Start":
         """The states of a block of chains."""
@@ -192,7 +194,8 @@ def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, bu
         pool = every[rng.choice(len(every), max(chains, 1000), p=given / given.sum())]
         return (yield from _at_points(pool[:chains], pool, estimator, seed, budget, "the earlier posterior's"))
     kernel, distances = estimator.kernel, start.distances.reshape(-1)
-    weights, note = weights_at(kernel, start)
+    units = units_of(start)
+    weights, note = weights_at(kernel, start, units)
     if not weights.any():
         raise NoAnswer(
             f"no draw of the posterior given as start is within eps = {kernel.eps}: the nearest is at distance "
@@ -202,12 +205,27 @@ def _from_posterior(start: Posterior, estimator: Any, chains: int, seed: int, bu
     chosen = pick[:chains]
     found = Start(
         np.asfortranarray(every[chosen]), kernel.log_weight(distances[chosen]), distances[chosen][:, None],
-        every[pick], Cost(), note,
+        every[pick], Cost(), note, units[chosen],
     )  # fmt: skip
     return (yield from _completed(estimator, found, chains, seed))
 
 
-def weights_at(kernel: Kernel, start: Posterior) -> tuple[Array, str]:
+def units_of(start: Posterior) -> Array:
+    """(n,) equal for draws of an earlier run that are not independent of each other.
+
+    Of chains they are segments that are worth two effective draws or more each.
+    """
+    if start.groups is not None:
+        return start.groups.reshape(-1)
+    chains, n = start.shape
+    if start.independent:
+        return np.arange(chains * n)
+    effective = min(start.estimate(name).ess for name in start.columns)
+    pieces = 1 if math.isnan(effective) else min(max(int(effective / (2 * chains)), 1), n)
+    return (np.arange(chains)[:, None] * pieces + np.arange(n) * pieces // n).reshape(-1)
+
+
+def weights_at(kernel: Kernel, start: Posterior, units: Array) -> tuple[Array, str]:
     """Weights that turn a run's draws with one distance each into draws at a kernel, and what they cannot make good.
 
     A draw of the run has the density pi p(d|theta) K_run(d), so that its weight is K(d)/K_run(d), if the run could
@@ -226,7 +244,7 @@ def weights_at(kernel: Kernel, start: Posterior) -> tuple[Array, str]:
             f"kernel ({kernel.name}, eps = {kernel.eps:g}) also counts larger ones: chains do not start in their "
             "posterior; discard the first draws, until the chains have forgotten them, or use start='rejection'"
         )
-    count = effective(weights)
+    count = effective(np.bincount(np.unique(units, return_inverse=True)[1].reshape(-1), weights))
     if count < FEW_STARTS:
         return weights, (
             f"the posterior given as start has {count:.3g} effective draws at this kernel ({kernel.name}, eps = "

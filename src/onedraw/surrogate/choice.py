@@ -187,10 +187,13 @@ def options(support: Support) -> list[Coordinates]:
     return [Coordinates(support, one) for one in kinds]
 
 
-def choose_form(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
-    """The form that describes simulations best, that of a series only if thorough; None if no summary varies.
+def choose_form(
+    support: Support, training: Training, observed: Array, thorough: bool, series: bool = True
+) -> Form | None:
+    """The form that describes simulations best; None if no summary varies.
 
-    Summaries in order are also tried in steps, each given the values before it.
+    It may be that of a series if it is chosen thoroughly, unless `series` is False. Summaries in order are also tried
+    in steps, each given the values before it.
     """
     most, training = CHOSEN_FROM if thorough else BRIEFLY_FROM, training.counted()
     some = training.some(slice(None, None, -(-len(training.rows) // most)))
@@ -212,7 +215,8 @@ def choose_form(support: Support, training: Training, observed: Array, thorough:
         if better(_totals(*tried, rows), _totals(*best, rows), weights / weights.sum(), LEAST_ERRORS):
             best = tried
     (coordinates, features, transform, given), found = best
-    if thorough and training.rows.ndim == 2 and transform.values is None and len(found.terms) >= FEWEST_IN_SERIES:
+    as_they_are = transform.values is None and len(found.terms) >= FEWEST_IN_SERIES
+    if thorough and series and training.rows.ndim == 2 and as_they_are:
         transform, found = _as_series(given, rows, places, observed, transform, found)
     law = choose_law(found.residuals, weights, thorough, densities(found.terms))
     return Form(coordinates, features, transform, found.terms, law, found.common)

@@ -40,6 +40,8 @@ class Tempered(NamedTuple):
     """(n, dim)"""
     log_evidence: float
     """Log of the prior mean of the likelihood."""
+    worth: float
+    """About how many independent draws they are worth at least: n/(1 + m r^2), as in `COMMON`."""
 
 
 def next_power(log_likelihood: Array, power: float, keep: float = KEEP) -> float:
@@ -62,18 +64,6 @@ def next_power(log_likelihood: Array, power: float, keep: float = KEEP) -> float
     return power + max(low, 1e-9)
 
 
-def tempered_draws(
-    start: Array,
-    log_prior: LogDensity,
-    log_likelihood: LogDensity,
-    discrete: Array,
-    rng: np.random.Generator,
-    number: int | None = None,
-) -> Array:
-    """Draws (number, dim); as many as there are particles to start with, if no other number is wanted."""
-    return tempered(start, log_prior, log_likelihood, discrete, rng, number=number).draws
-
-
 def tempered(
     start: Array,
     log_prior: LogDensity,
@@ -86,7 +76,8 @@ def tempered(
     """The draws with the evidence: the product of the mean weights of all steps of the power.
 
     The particles to start with are draws from the prior. After each step they move until they have forgotten where they
-    were. The last step picks `number` of them, and the moves after it serve the draws alone.
+    were. The last step picks `number` of them, and the moves after it serve the draws alone. How far these have
+    forgotten it says what they are worth.
     """
     points, log_evidence = start.copy(), 0.0
     prior, likelihood, power = log_prior(points), log_likelihood(points), 0.0
@@ -113,7 +104,7 @@ def tempered(
             points[accept], prior[accept], likelihood[accept] = proposed[accept], log_p[accept], log_l[accept]
         if power == 1.0:
             break
-    return Tempered(points, log_evidence)
+    return Tempered(points, log_evidence, len(points) / (1.0 + shared * remembered(origin, points)))
 
 
 def remembered(origin: Array, points: Array) -> float:

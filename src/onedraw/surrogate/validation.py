@@ -10,6 +10,7 @@ weights. A surrogate that is right about the summaries but has posterior mass in
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -145,20 +146,23 @@ def without_groups(surrogate: Surrogate, training: Training, observed: Array, dr
     return changes
 
 
-def with_other_forms(surrogate: Surrogate, training: Training, observed: Array, draws: Array) -> Array:
+def with_other_forms(surrogate: Surrogate, training: Training, observed: Array, draws: Array, thorough: bool) -> Array:
     """The same (2 or fewer, n) with the forms that halves of the simulations choose.
 
-    If all forms were as good as each other, their means would differ by twice the variance of one. The one law of a
-    series is compared with forms that have a law for each summary: what is wrong for one is wrong for all.
+    What a half chooses differs from what all choose by as much as that does from the truth: the variance of both is
+    that of the choice of all. They are chosen as `thorough` as that of the surrogate: what a brief choice leaves out,
+    such as laws that are not normal, would count as doubt about the form. The one law of a series is compared with
+    forms that have a law for each summary: what is wrong for one is wrong for all.
     """
     # Where simulations fail is the same for all.
     surrogate, support = surrogate._replace(success=None), surrogate.form.coordinates.support
-    counted, choose = training.counted(), choose_series if surrogate.form.long else choose_form
-    forms = (choose(support, counted.some(slice(half, None, 2)), observed, thorough=False) for half in (0, 1))
+    choose = choose_series if surrogate.form.long else partial(choose_form, series=False)
+    halves = (training.counted().some(slice(half, None, 2)) for half in (0, 1))
+    forms = (choose(support, half, observed, thorough) for half in halves)
     fitted = (fit_surrogate(form, training, None) for form in forms if form is not None)
     others = (one._replace(power=surrogate.power) for one in fitted)
     found = _reweighted(surrogate, others, observed, draws)
-    return found * math.sqrt(0.5 / max(len(found), 1))
+    return found * math.sqrt(1 / max(len(found), 1))
 
 
 def evidence_ratio(surrogate: Surrogate, other: Surrogate, observed: Array, draws: Array) -> float:
