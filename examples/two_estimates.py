@@ -54,7 +54,7 @@ def estimates(number, draws=20_000, seed=1):
     found = assess(model, simulations, number, rng, thorough=True)
     near, _ = found.chosen
     adjusted, _, _ = posterior_draws(rng, near, found.draws, found.method, draws, model.prior, bank.support)
-    learnt = bank.support.bounded(found.learnt.draws(simulations, draws, rng))
+    learnt = bank.support.bounded(found.learnt.draws(simulations, draws, rng).draws)
     return theta[:, 0], rows[:, 0], found, {"regression": adjusted[:, 0], "learnt likelihood": learnt[:, 0]}
 
 
