@@ -122,9 +122,8 @@ class TestFits:
         x, on = columns[:, :3], np.array([0.0, 1.0, 1.0])
 
         def log_probability(mean, scale):
-            found = fit_cells(
-                x, x, (on, on), np.ones((1, 300)), response.cells, np.array([[mean, 0.0, 0.0]]), scale * np.eye(1, 3)
-            )
+            start = np.array([mean, 0.0, 0.0]), np.array([scale, 0.0, 0.0])
+            found = fit_cells(x, x, (on, on), np.ones((1, 300)), (x.T @ x)[None], response.cells, start)
             mass = log_mass(*response.cells.standardised(found.mean[0], found.log_scale[0])).sum()
             return mass - 0.5 * (np.square(found.coefficients[0]) @ on + np.square(found.scale[0]) @ on)
 

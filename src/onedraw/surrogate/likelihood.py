@@ -332,17 +332,17 @@ def fit_factor(
     """
     shared, response = given.regression(rows, k, terms), response or Response(rows[:, k])
     if terms.cells and near is not None:
-        coefficients, scale = (one[None] for one in coefficients_of(near, terms, given.sets))
+        start = coefficients_of(near, terms, given.sets)
     else:
         fits, scale, log_scale = _fitted(shared, response.values[None])
-        coefficients = fits.coefficients
+        coefficients, start = fits.coefficients, (fits.coefficients[0], scale[0])
     information = 1.0
     if terms.cells:
         assert response.cells is not None
         of_mean, of_scale = shared.of_mean, shared.of_scale
         cells = fit_cells(
-            of_mean.x, of_scale.z, (of_mean.penalty, of_scale.penalty), of_mean.weights[None], response.cells,
-            coefficients, scale, steps,
+            of_mean.x, of_scale.z, (of_mean.penalty, of_scale.penalty), of_mean.weights[None], of_mean.gram[None],
+            response.cells, start, steps,
         )  # fmt: skip
         coefficients, scale, log_scale = cells.coefficients, cells.scale, cells.log_scale
         information = float(cells.information[0])
@@ -418,33 +418,30 @@ def fit_cells(
     z: Array,
     penalties: tuple[Array, Array],
     weights: Array,
+    grams: Array,
     cells: Cells,
-    coefficients: Array,
-    scale: Array,
+    start: tuple[Array, Array],
     steps: int = CELL_ITERATIONS,
 ) -> CellFits:
     """Means and log scales by maximum likelihood, from features (n, q) and (n, r) with weights (m, n).
 
-    `penalties` are those of both. The fits begin at `coefficients` (m, q) of the mean and `scale` (m, r) of the log
-    scale.
+    `penalties` are those of both, and `grams` (m, q, q) weighted sums of products of the former. The first fit begins
+    at coefficients (q,) of the mean and (r,) of the log scale, and the others where that one ended.
     """
     # Two numbers do not tell a scale from a mean. Summaries are standardised: the ridge is that of this scale.
     fixed, found = only_two(cells), list[Array]()
-    for own, at_mean, at_scale in zip(weights, coefficients, np.zeros(scale.shape) if fixed else scale, strict=True):
-        # All begin where the first one ended: it is nearly the same.
-        start = found[0] if found else np.concatenate([at_mean, at_scale])
-        found.append(_most_likely(x, z, penalties, own, cells, start, fixed, steps))
+    first = np.concatenate([start[0], np.zeros(z.shape[1]) if fixed else start[1]])
+    for own in weights:
+        found.append(_most_likely(x, z, penalties, own, cells, found[0] if found else first, fixed, steps))
     coefficients, scale = np.split(np.array(found), [x.shape[1]], axis=1)
     total, mean, log_scale = weights.sum(axis=1), coefficients @ x.T, limited(scale @ z.T, weights)
     there = slopes(*cells.standardised(mean, log_scale))
     last = mean + there.mean / there.curvature * np.exp(log_scale)
     of_scale = np.maximum((weights * np.square(there.scale)).sum(axis=1) / total, LEAST_INFORMATION)
     # Cells say least where features are extreme: it is the mean variances of fitted values that are compared.
-    points, in_cells = (
-        np.array([gram(x, root) for root in np.sqrt(some)]) for some in (weights, weights * there.curvature)
-    )
+    in_cells = np.array([gram(x, root) for root in np.sqrt(weights * there.curvature)])
     variance, wider = (
-        np.trace(np.linalg.solve(some + np.diag(penalties[0]), points), axis1=1, axis2=2) for some in (points, in_cells)
+        np.trace(np.linalg.solve(some + np.diag(penalties[0]), grams), axis1=1, axis2=2) for some in (grams, in_cells)
     )
     information = variance / wider
     return CellFits(coefficients, mean, scale, log_scale, last, there.curvature, information, of_scale)
@@ -481,10 +478,13 @@ def _most_likely(
         gradient = np.concatenate([(weights * found.mean * precision) @ x, (weights * found.scale) @ z]) - on * both
         of_mean, points = gram(x, np.sqrt(weights * found.curvature) * precision), weights * found.curvature
         mixed, of_scale = (x.T * (weights * found.mixed * precision)) @ z, (z.T * (weights * found.of_scale)) @ z
-        share = float(np.clip(weights @ np.square(found.scale) / (2.0 * points.sum()), LEAST_INFORMATION, 1.0))
-        positive, before, full = gram(z, np.sqrt(2.0 * share * points)), value, False
+        before, full = value, False
         for newton, halvings in NEWTON[-1:] if fixed else NEWTON:
-            own = newton * of_scale + (1.0 - newton) * positive
+            own = newton * of_scale
+            if newton < 1.0:
+                share = float(weights @ np.square(found.scale) / (2.0 * points.sum()))
+                share = (1.0 - newton) * min(max(share, LEAST_INFORMATION), 1.0)
+                own = own + gram(z, np.sqrt(2.0 * share * points))
             information = np.block([[of_mean, newton * mixed], [newton * mixed.T, own]]) + np.diag(on)
             root, failed = dpotrf(information, lower=True)
             if failed:

@@ -22,6 +22,7 @@ from onedraw.surrogate.likelihood import (
     STEPS,
     Factor,
     Terms,
+    coefficients_of,
     design,
     factor_of,
     fit_cells,
@@ -79,6 +80,10 @@ class Parts(NamedTuple):
             return self._own(terms.mean)
         x = design(self.columns, rows, k, terms, self.sets)
         return x, _grams(x, self.weights)
+
+    def first(self) -> "Parts":
+        """The first of them alone."""
+        return Parts(self.columns, self.weights[:1], self.kept[:1], self.sets, {}, {})
 
     def _own(self, name: str) -> tuple[Array, Array]:
         if name not in self.own:
@@ -142,40 +147,37 @@ def fit_factors(given: Parts, rows: Array, k: int, terms: Terms, response: Respo
     response = response or Response(rows[:, k])
     (x, grams), of_scale, y = given.of_mean(rows, k, terms), given.of_scale(rows, k, terms), response.values
     weights, total, on_mean = given.weights, given.weights.sum(axis=1), penalty(x.shape[1], terms.ridge)
-    # The mean leverage is good enough on the way.
-    mean = np.minimum(x.shape[1] / given.kept.sum(axis=1), LARGEST_LEVERAGE)[:, None]
-    coefficients = _coefficients(x, grams, on_mean, weights, y)
-    squares = np.square(y - coefficients @ x.T)
-    constant = of_scale.z.shape[1] == 1
-    squares /= 1.0 - (_leverages(x, grams, on_mean, weights) if constant else mean)
-    if constant:
-        variance = np.maximum((weights * squares).sum(axis=1) / total, math.exp(2.0 * LEAST_LOG_SCALE))
-        scale = 0.5 * np.log(variance)[:, None]
-        # All weights change by one factor, and so do sums of products.
-        precision = np.exp(-2.0 * scale)
-        coefficients = _coefficients(x, precision[:, :, None] * grams, on_mean, precision * weights, y)
-        low = high = scale[:, 0]
-    else:
-        of_logs = 2.0 * (weights * half_logs(squares, weights)) @ of_scale.z
-        scale = (of_scale.inverse @ of_logs[:, :, None])[:, :, 0]
-        for _ in range(ITERATIONS):
-            scale = _fit_scales(of_scale, given, squares, scale)
-            log_scale = limited(scale @ of_scale.z.T, weights)
-            precise = weights * np.exp(-2.0 * log_scale)
-            coefficients = _coefficients(x, _grams(x, precise), on_mean, precise, y)
-            squares = np.square(y - coefficients @ x.T) / (1.0 - mean)
-    information = np.ones(len(weights))
+    information, constant = np.ones(len(weights)), of_scale.z.shape[1] == 1
     if terms.cells:
         assert response.cells is not None
-        found = fit_cells(
-            x, of_scale.z, (on_mean, of_scale.penalty), weights, response.cells, coefficients, scale
-        )  # fmt: skip
+        (places,) = fit_factors(given.first(), rows, k, terms._replace(cells=False), response)
+        start, on_both = coefficients_of(places, terms, given.sets), (on_mean, of_scale.penalty)
+        found = fit_cells(x, of_scale.z, on_both, weights, grams, response.cells, start)
         coefficients, scale, log_scale, information = (
-            found.coefficients,
-            found.scale,
-            found.log_scale,
-            found.information,
-        )
+            found.coefficients, found.scale, found.log_scale, found.information,
+        )  # fmt: skip
+    else:
+        # The mean leverage is good enough on the way.
+        mean = np.minimum(x.shape[1] / given.kept.sum(axis=1), LARGEST_LEVERAGE)[:, None]
+        coefficients = _coefficients(x, grams, on_mean, weights, y)
+        squares = np.square(y - coefficients @ x.T)
+        squares /= 1.0 - (_leverages(x, grams, on_mean, weights) if constant else mean)
+        if constant:
+            variance = np.maximum((weights * squares).sum(axis=1) / total, math.exp(2.0 * LEAST_LOG_SCALE))
+            scale = 0.5 * np.log(variance)[:, None]
+            # All weights change by one factor, and so do sums of products.
+            precision = np.exp(-2.0 * scale)
+            coefficients = _coefficients(x, precision[:, :, None] * grams, on_mean, precision * weights, y)
+            low = high = scale[:, 0]
+        else:
+            of_logs = 2.0 * (weights * half_logs(squares, weights)) @ of_scale.z
+            scale = (of_scale.inverse @ of_logs[:, :, None])[:, :, 0]
+            for _ in range(ITERATIONS):
+                scale = _fit_scales(of_scale, given, squares, scale)
+                log_scale = limited(scale @ of_scale.z.T, weights)
+                precise = weights * np.exp(-2.0 * log_scale)
+                coefficients = _coefficients(x, _grams(x, precise), on_mean, precise, y)
+                squares = np.square(y - coefficients @ x.T) / (1.0 - mean)
     if terms.cells or not constant:
         low = np.min(log_scale, axis=1, where=given.kept, initial=np.inf)
         high = np.max(log_scale, axis=1, where=given.kept, initial=-np.inf)
