@@ -25,7 +25,7 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m slow
 
-# Plants the errors of tests/planted.toml (some 14 s each); ARGS are words of their names, or --jobs 4.
+# Plants the errors of tests/planted.toml (some 8 s each); ARGS are words of their names or files, or --jobs 4.
 mutate: $(STAMP)
 	$(BIN)/python -m tests.plant $(ARGS)
 

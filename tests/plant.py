@@ -2,8 +2,8 @@
 
 The errors are in planted.toml: a file under src/onedraw, a text in it, what is put in its place, and tests. The package
 is copied to temporary folders, so that nothing is changed here. `make mutate` runs all of them,
-`python -m tests.plant skewness` those with that word in their name, `--jobs 4` four at a time. Tests that have not
-ended after LIMIT seconds have caught nothing: an error that makes a loop endless needs a test of its own that ends.
+`python -m tests.plant skewness` those with that word in their name or file, `--jobs 4` four at a time. Tests that have
+not ended after LIMIT seconds have caught nothing: an error that makes a loop endless needs a test of its own that ends.
 """
 
 import argparse
@@ -103,12 +103,16 @@ def plant(errors: Sequence[Planted], jobs: int) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Plant the errors with these words in their names, all without a word; 1 if one was missed."""
+    """Plant the errors with these words in their names or files, all without a word; 1 if one was missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.plant", description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", help="of the names of errors")
+    parser.add_argument("words", nargs="*", help="of the names of errors, or of their files")
     parser.add_argument("--jobs", type=int, default=1, help="errors planted at a time")
     asked = parser.parse_args(arguments)
-    errors = [error for error in listed() if not asked.words or any(word in error.name for word in asked.words)]
+    errors = [
+        error
+        for error in listed()
+        if not asked.words or any(word in f"{error.file} {error.name}" for word in asked.words)
+    ]
     missed = plant(errors, asked.jobs)
     print(f"{len(errors) - len(missed)} of {len(errors)} planted errors were caught", *missed, sep="\n  ")
     return 1 if missed else 0
