@@ -8,6 +8,7 @@ from scipy import stats
 
 import onedraw as od
 from onedraw.model.coordinates import Support
+from onedraw.surrogate import ordered
 from onedraw.surrogate.choice import choose_form
 from onedraw.surrogate.ordered import Steps, ways
 from onedraw.surrogate.surrogate import fit_surrogate
@@ -54,6 +55,10 @@ class TestWays:
             assert np.array_equal(np.sort(steps.order), np.arange(9))
             assert abs(np.linalg.det(steps(np.eye(9)))) == pytest.approx(1.0)
 
+    def test_two_summaries_in_order_are_no_run(self):
+        _, rows = waiting_times(100, 3)
+        assert ways(rows, rows[0]) and not ways(rows[:, :2], rows[0, :2])
+
     def test_data_or_a_simulation_out_of_order(self):
         _, rows = waiting_times(100, 3)
         assert ways(rows, rows[0]) and not ways(rows, rows[0, ::-1])
@@ -81,7 +86,8 @@ class TestLearnt:
         form = surrogate_of(theta, theta + np.random.default_rng(6).normal(size=(300, 4))).form
         assert form.transform.values is None and form.transform.steps == Steps()
 
-    def test_densities_of_values_in_order_integrate_to_one(self):
+    def test_densities_of_values_in_order_integrate_to_one(self, monkeypatch):
+        monkeypatch.setattr(ordered, "FEWEST", 2)
         surrogate = surrogate_of(*waiting_times(600, 2))
         assert surrogate.form.transform.values is not None
         # Logs of both steps: what a unit of these is of values is their product.

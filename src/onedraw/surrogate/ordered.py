@@ -12,6 +12,8 @@ from onedraw.engines.arrays import Array
 
 NARROW, USUAL = 0.05, 0.5
 """Quantiles of a step that are compared."""
+FEWEST = 3
+"""Summaries of a run: two are often in order for another reason, as a mean and a maximum are."""
 LEAST_RATIO = 0.5
 """Ratio of the two from which two summaries are only in order because their ranges are far apart."""
 
@@ -51,7 +53,7 @@ def ways(rows: Array, observed: Array) -> list[Steps]:
     >>> rows = np.sort(np.random.default_rng(1).normal(size=(100, 3)), axis=1)
     >>> [(one.order, one.other) for one in ways(rows, rows[0])]
     [((1, 2, 0), (1, 1, 1)), ((0, 1, 2), (0, 0, 1))]
-    >>> ways(rows[:, ::2] + np.array([0.0, 20.0]), rows[0, ::2] + np.array([0.0, 20.0]))
+    >>> ways(20.0 * np.arange(3.0) + rows, 20.0 * np.arange(3.0) + rows[0])
     []
     """
     runs = _runs(np.concatenate([rows, observed[None]]))
@@ -69,7 +71,7 @@ class _Run(NamedTuple):
 
 
 def _runs(rows: Array) -> list[_Run]:
-    """The longest runs of two or more, one after another, some of which are near each other."""
+    """The longest runs, one after another, in which some summaries are near each other."""
     steps = np.diff(rows, axis=1)
     runs: list[_Run] = []
     for k, step in enumerate(steps.T):
@@ -80,7 +82,8 @@ def _runs(rows: Array) -> list[_Run]:
             runs[-1] = runs[-1]._replace(last=k + 1)
         elif not runs or runs[-1].last < k:
             runs.append(_Run(k, k + 1, up))
-    return [one for one in runs if _near(np.abs(steps[:, one.first : one.last]))]
+    long = [one for one in runs if one.last - one.first + 1 >= FEWEST]
+    return [one for one in long if _near(np.abs(steps[:, one.first : one.last]))]
 
 
 def _near(steps: Array) -> bool:
