@@ -1,6 +1,6 @@
 """Forty years of counts: how fast does a population grow, how many can its habitat hold, and how much do years differ?
 
-The counts are simulated, so the answer is known. `od.infer` uses 2,000 simulations. The figure of the README shows
+The counts are simulated, so the answer is known. `od.infer` uses 3,000 simulations. The figure of the README shows
 the posteriors beside the true values, and the counts that they predict.
 
 python examples/population.py [figure.png] [--quick]
@@ -47,7 +47,7 @@ def draw(post, path):
     od.plots.save(figure, path)
 
 
-def main(path=None, budget=2_000):
+def main(path=None, budget=3_000):
     post = od.infer(model, budget=budget, seed=1)
     print(post.summary())
     if path is not None:
