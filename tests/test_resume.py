@@ -49,14 +49,18 @@ def survive(name, folder, kills, seed):
     """A run that was killed this many times, at random moments and within commits."""
     rng = random.Random(seed)
     store = folder / "run.db"
-    killed = 0
+    killed, longest = 0, 0.4
     for kill in range(kills):
         commit = rng.randint(2, 8) if kill % 3 == 2 else 0
         child = in_child(name, store, commit=commit)
         if not commit:
-            time.sleep(rng.uniform(0.0, 0.4))
+            time.sleep(rng.uniform(0.0, longest))
             child.send(signal.SIGKILL)
         killed += child.wait() == -signal.SIGKILL
+        if not killed:
+            # It has ended by itself: it begins anew, and its first kill comes sooner.
+            store.unlink()
+            longest /= 2
         if store.exists():
             # A run that is killed while it makes its file leaves an empty one.
             with Store(store, write=True) as file:

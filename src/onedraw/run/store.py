@@ -17,6 +17,7 @@ delete, is no journal of a run. Nothing is asked of a file whose tables are not 
 
 import contextlib
 import filecmp
+import gc
 import json
 import os
 import re
@@ -485,6 +486,9 @@ class Lock:
             self._connection = _connected(self.path, "rwc", 0.1)
         except sqlite3.Error as error:
             raise StoreError(f"{path} cannot be locked for writing ({self.path}: {error})") from error
+        # Not needed to read, and slow to import.
+        import socket
+
         try:
             # What this file says ends with the process, so it need not outlive the machine.
             self._connection.execute("PRAGMA synchronous = OFF")
@@ -493,11 +497,8 @@ class Lock:
                 self._connection.execute(HOLDER)
             self._connection.execute("DELETE FROM holder")
             since = time.strftime("%Y-%m-%d %H:%M:%S")
-            # Not needed to read, and slow to import.
-            import socket
-
-            holder = (os.getpid(), socket.gethostname(), since, self._token)
-            self._connection.execute("INSERT INTO holder VALUES (?, ?, ?, ?)", holder)
+            own = (os.getpid(), socket.gethostname(), since, self._token)
+            self._connection.execute("INSERT INTO holder VALUES (?, ?, ?, ?)", own)
             self._connection.execute("COMMIT")
             # Exclusive, so that others who only read can tell.
             self._connection.execute("BEGIN EXCLUSIVE")
@@ -507,6 +508,11 @@ class Lock:
         except sqlite3.Error as error:
             self._connection.close()
             if "locked" in str(error) or "busy" in str(error):
+                holder = _holder(self.path)
+                if not last and holder is not None and holder[:2] == (os.getpid(), socket.gethostname()):
+                    # A run in this process whose end was interrupted: its lock goes when its frames are collected.
+                    gc.collect()
+                    return False
                 raise StoreError(
                     f"{path} is being written by {_described(_holder(self.path))}: wait for it or stop it; od.load "
                     "reads the file meanwhile"
