@@ -210,9 +210,11 @@ def choose_form(
         and (together := prepared.transform.in_steps(steps, other.transform))
     ]
     if each:
-        other, summaries = max(each, key=lambda one: float(weights @ _totals(one[0], _with_same_terms(*one), rows)))
+        totals = [_total(_with_same_terms(*one), one[0].transform, rows) for one in each]
+        other, summaries = max(zip(each, totals, strict=True), key=lambda one: float(weights @ one[1]))[0]
         tried = other, _choose_all(other.given, summaries, BESIDE_IN_STEPS)
-        if better(_totals(*tried, rows), _totals(*best, rows), weights / weights.sum(), LEAST_ERRORS):
+        before, after = (_total(found.scores, one.transform, rows) for one, found in (best, tried))
+        if better(after, before, weights / weights.sum(), LEAST_ERRORS):
             best = tried
     (coordinates, features, transform, given), found = best
     as_they_are = transform.values is None and len(found.terms) >= FEWEST_IN_SERIES
@@ -222,19 +224,17 @@ def choose_form(
     return Form(coordinates, features, transform, found.terms, law, found.common)
 
 
-def _with_same_terms(prepared: "Prepared", rows: Summaries) -> "Factors":
-    """Factors with the same terms, by which ways to take steps are told apart before terms are searched for one."""
-    fits = [fit_factor(prepared.given, rows.middle, k, ANY_STEP, rows.response(k)) for k in range(len(rows.whole))]
-    residuals, scores = (
-        np.stack(both, axis=1) for both in zip(*((one.residuals, one.bounded) for one in fits), strict=True)
-    )
-    return Factors((ANY_STEP,) * len(fits), residuals, scores)
+def _with_same_terms(prepared: "Prepared", rows: Summaries) -> Array:
+    """Scores (n, s) of factors with the same terms, by which ways to take steps are compared before the search."""
+    columns = range(len(rows.whole))
+    fits = (fit_factor(prepared.given, rows.middle, k, ANY_STEP, rows.response(k)) for k in columns)
+    return np.stack([one.bounded for one in fits], axis=1)
 
 
-def _totals(prepared: "Prepared", found: "Factors", rows: Array) -> Array:
-    """Log densities (n,) of summaries as they are, left out."""
-    totals: Array = found.scores.sum(axis=1) + prepared.transform.log_slopes(rows)
-    return totals
+def _total(scores: Array, transform: Transform, rows: Array) -> Array:
+    """Log densities (n,) of summaries as they are, from scores (n, s) of the transformed ones."""
+    total: Array = scores.sum(axis=1) + transform.log_slopes(rows)
+    return total
 
 
 def choose_series(support: Support, training: Training, observed: Array, thorough: bool) -> Form | None:
@@ -381,7 +381,7 @@ def _as_series(
         return transform, single
     series, share = other.summaries(rows, places), given.weights / given.weights.sum()
     n, width = series.middle.shape
-    to_reach = single.scores.sum(axis=1) + transform.log_slopes(rows) - other.log_slopes(rows)
+    to_reach = _total(single.scores, transform, rows) - other.log_slopes(rows)
     step = _law_of_steps(given, series, min(LONGEST, width // 2), SEARCHED, float(share @ to_reach) / width)
     if step is None:
         return transform, single
