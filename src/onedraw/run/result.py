@@ -100,9 +100,7 @@ class Result:
         if refits is not None and (refits.ndim != 2 or not refits.size or some_of(draws, refits).size != len(refits.T)):
             raise ValueError(f"refits of shape {refits.shape} are none of {draws} draws")
         path = tuple(Stage(a, b, int(c), int(d), e) for a, b, c, d, e in arrays["path"].tolist())
-        # Earlier versions did not say what draws are worth.
-        told = {"draws_worth": "None", **scalars}
-        numbers = {name: None if told[name] == "None" else float(told[name]) for name in NUMBERS}
+        numbers = {name: None if scalars[name] == "None" else float(scalars[name]) for name in NUMBERS}
         eps = None if scalars["eps"] is None else float(scalars["eps"])
         plain = {name: scalars[name] for name in ("reason", "made", "settings", "independent", "after")}
         return Result(theta=theta, **known, **plain, **numbers, eps=eps, path=path, notes=tuple(scalars["notes"]))  # type: ignore[arg-type]
